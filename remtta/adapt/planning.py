@@ -108,7 +108,7 @@ def set_up(
     _check_method(built, method, source_data, options)
     learned = None
     if source_data is not None and built.objective.needs_source:
-        learned = learn_from_source(built, model, source_data, method=method, config=config, wait=wait)
+        learned = learn_from_source(built, source_data, method=method, wait=wait)
     guard = guarded(built, options.guard, config)
     estimator = _estimator(built, card, source_data, options, earlier, wait)
     if options.max_memory is not None and config.micro_batch is None:

@@ -68,7 +68,7 @@ class Together(Site):
             setup = replace(setup, options=options_of(name) if options_of else setup.options)
             plan = plan_run(model, card, stream, folder / name, setup, interrupts.check)
             _check_norms_only(plan.adapter.method, plan.method)
-            plan.adapter.method.leave()
+            plan.adapter.method.net.weights.leave()
             setup = replace(setup, config=plan.config)  # reuses the micro-batch, which is chosen once
             plan = replace(plan, adapter=SharingAdapter(plan.adapter, self._turns, interrupts.part()), memory=memory)
             self._runs[name] = Run(

@@ -57,8 +57,8 @@ class SharingAdapter(ObservedMethod):
         self._turns.take(partial(self._with_weights, work), self._interrupts)
 
     def _with_weights(self, work: Callable[[], None]) -> None:
-        self.method.enter()
+        self.method.net.weights.enter()
         try:
             work()
         finally:
-            self.method.leave()
+            self.method.net.weights.leave()

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from remtta.backbones.attention import AttentionRows
 from remtta.backbones.backbone import Backbone, BatchNorm, Scores
 from remtta.backbones.batchnorm import batch_norms
-from remtta.backbones.layouts import FirstAttention, Layout, Places, lay_out, logits_of_kept, with_input
+from remtta.backbones.layouts import Layout, Places, lay_out, logits_of_kept, with_input
 from remtta.errors import ModelError
-from remtta.models.inside import Inside, hooked
+from remtta.models.inside import Inside
 
 _HELD = 4  # tensors of the largest size that a layer holds at a time
 
@@ -125,10 +126,9 @@ class AnyClassifier(Backbone):
         layout = self._layout
         if kind == "attention":
             assert layout.prefix is not None
-            with FirstAttention(layout.prefix + self.num_patches) as noted:
+            with AttentionRows(layout.prefix + self.num_patches) as noted:
                 logits = self.forward(embedded)
-            assert noted.row is not None
-            return logits, noted.row[:, layout.prefix :]
+            return logits, noted.rows[-1][:, layout.prefix :]
         if kind == "gradcam":
             return self._with_gradcam(embedded)
         if layout.map is None:
@@ -173,7 +173,7 @@ class AnyClassifier(Backbone):
             maps.append(output.requires_grad_() if needs else output)
 
         assert self._layout.map is not None
-        with hooked(self.module.get_submodule(self._layout.map).register_forward_hook(note)):
+        with self.module.get_submodule(self._layout.map).register_forward_hook(note):
             return self.forward(images), maps[-1]
 
     def _on_patches(self, scores: Tensor, images: Tensor) -> Tensor:

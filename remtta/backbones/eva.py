@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 from timm.models.eva import Eva
 from torch import Tensor
 
-from remtta.backbones.attention import class_attention
 from remtta.backbones.tokens import Transformer, gather_patches
 
 
@@ -49,15 +48,8 @@ class RotaryViT(Transformer):
         """True if each block has its own rotary positions."""
         return bool(getattr(self.module, "rope_mixed", False))
 
-    @property
-    def _pools_prefix(self) -> bool:
-        return True
-
     def _run(self, block: Any, tokens: Tensor, place: Tensor | None) -> Tensor:
         return block(tokens, rope=place)
-
-    def _class_attention(self, tokens: Tensor, place: Tensor | None) -> Tensor:
-        return class_attention(self.blocks[-1], tokens, rope=place)
 
 
 def gather_rope(rope: Tensor, kept: Tensor) -> Tensor:

@@ -19,11 +19,9 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 
 from remtta.backbones.any_classifier import AnyClassifier
-from remtta.backbones.backbone import Scores
 from remtta.backbones.layouts import Size, positions
-from remtta.errors import ModelError
 from remtta.models.heads import classifiers_of
-from remtta.models.inside import Inside, hooked
+from remtta.models.inside import Inside
 
 LAYOUTS: Mapping[type[nn.Module], tuple[str, str]] = {
     ResNet: ("layer1 layer2 layer3 layer4", "conv1 bn1"),
@@ -81,13 +79,6 @@ class ImageBackbone(AnyClassifier):
     def classifiers(self) -> Mapping[str, nn.Module]:
         return classifiers_of(self.module)
 
-    def check_scores(self, kind: Scores) -> None:
-        if kind == "attention":
-            raise ModelError(
-                f"{type(self.module).__name__} has no class token to mask by; "
-                "choose --set masking=features or --set masking=gradcam"
-            )
-
     def _grid(self, images: Tensor) -> Size:
         size = images.shape[2], images.shape[3]
         if size not in self._grids:
@@ -104,22 +95,10 @@ class ImageBackbone(AnyClassifier):
         layer = self.module.get_submodule(place)
         compiled = any(block._compiled_call_impl is not None for block in self.blocks)
         eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
-        with torch.no_grad(), eager, hooked(layer.register_forward_hook(lambda *call: shapes.append(call[2].shape))):
+        with torch.no_grad(), eager, layer.register_forward_hook(lambda *call: shapes.append(call[2].shape)):
             torch.func.functional_call(self.module, empty, torch.empty(1, 3, *size, device="meta"))
         return positions(shapes[-1], self.channel_axis)
 
     def _with_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.module.forward_features(images)
         return self.module.forward_head(features), features
-
-    def _with_gradcam(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        logits, features = self._with_map(images)
-        return logits, self._on_patches(self._class_activation(features), images)
-
-    @torch.inference_mode(False)  # the caller may be inside one
-    @torch.enable_grad()
-    def _class_activation(self, features: Tensor) -> Tensor:
-        """Return Grad-CAM (B, rows, columns) by a second pass through the head alone."""
-        features = features.detach().clone().requires_grad_()
-        logits = self.module.forward_head(features)
-        return self._activation(logits, features)

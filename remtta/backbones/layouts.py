@@ -10,14 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from remtta.backbones.attention import softmax_row
+from remtta.backbones.attention import AttentionRows
 from remtta.backbones.norms import is_norm
 from remtta.backbones.tokens import gather_patches
 from remtta.models.described import Described
-from remtta.models.inside import Inside, hooked
+from remtta.models.inside import Inside
 
 _PATCH = 16  # pixels
 _MIN_PATCHES = 7  # on a side, of images that are smaller than so many of them
@@ -34,25 +32,15 @@ Places = tuple[Sequence[str], Sequence[str]]
 
 @dataclass(frozen=True)
 class Layout:
-    """The structure of a classifier, as far as adapting and masking need it.
+    """The structure of a classifier, as far as adapting and masking need it."""
 
-    Attributes:
-        blocks: Module paths of its blocks, in the order of the forward pass.
-        stem: Module paths of the norms before the first block.
-        grid: Rows and columns of patches in an image of the model's own size.
-        prefix: Number of tokens before the patch tokens; None if the image is masked instead of the tokens.
-        attends: True if the first token attends to the patch tokens by a softmax.
-        map: Module path of the layer that returns the last feature map, if there is one.
-        channel_axis: Axis of this map's channels.
-    """
-
-    blocks: Sequence[str]
-    stem: Sequence[str]
-    grid: Size
-    prefix: int | None = None
-    attends: bool = False
-    map: str | None = None
-    channel_axis: int = 1
+    blocks: Sequence[str]  # module paths of its blocks, in the order of the forward pass
+    stem: Sequence[str]  # module paths of the norms before the first block
+    grid: Size  # rows and columns of patches in an image of the model's own size
+    prefix: int | None = None  # number of tokens before the patch tokens; None if the image is masked instead of tokens
+    attends: bool = False  # whether the first token attends to the patch tokens by a softmax
+    map: str | None = None  # module path of the layer that returns the last feature map, if there is one
+    channel_axis: int = 1  # of this map
 
 
 def lay_out(inside: Inside, places: Places | None = None) -> Layout:
@@ -80,59 +68,15 @@ def logits_of_kept(inside: Inside, first: nn.Module, images: Tensor, kept: Tenso
     def keep(block: nn.Module, inputs: Any) -> Any:
         return gather_patches(inputs[0], kept, prefix), *inputs[1:]
 
-    with hooked(first.register_forward_pre_hook(keep)):
+    with first.register_forward_pre_hook(keep):
         return inside.logits(images)
 
 
 def with_input(inside: Inside, layer: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits (B, C), and a layer's last input."""
     entered: list[Tensor] = []
-    with hooked(layer.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs[0]))):
+    with layer.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs[0])):
         return inside.logits(images), entered[-1]
-
-
-class FirstAttention(TorchFunctionMode):
-    """Context that records the first token's attention row in the last softmax attention over `num_tokens` tokens T.
-
-    Attributes:
-        row: Shape (B, T), summed over the heads, without gradient; None before the first one.
-
-    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2.
-    """
-
-    def __init__(self, num_tokens: int) -> None:
-        super().__init__()
-        self.row: Tensor | None = None
-        self._num_tokens = num_tokens
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        with torch.no_grad():
-            if func is F.scaled_dot_product_attention and args[0].shape == args[1].shape:
-                self._note(_scaled_row(args[0], args[1], (kwargs or {}).get("scale")))
-            elif func is F.multi_head_attention_forward:
-                self._note(_joint_row(*args[:7]))
-            elif func in (F.softmax, torch.softmax, Tensor.softmax) and out.ndim == 4 and out.shape[2] == out.shape[3]:
-                self._note(out[:, :, 0].float().sum(1))
-        return out
-
-    def _note(self, row: Tensor) -> None:
-        self.row = row if row.shape[1] == self._num_tokens else self.row
-
-
-def _scaled_row(q: Tensor, k: Tensor, scale: float | None) -> Tensor:
-    factor = 1.0 if scale is None else scale * math.sqrt(q.shape[-1])
-    return softmax_row(factor * q[:, :, :1], k)
-
-
-def _joint_row(query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, weight: Tensor, bias: Any) -> Tensor:
-    """Return the row for `nn.MultiheadAttention`, whose tokens are (T, B, D)."""
-    biases = (None, None) if bias is None else (bias[:width], bias[width : 2 * width])
-    q = F.linear(query[:1].transpose(0, 1), weight[:width], biases[0])
-    k = F.linear(key.transpose(0, 1), weight[width : 2 * width], biases[1])
-    return softmax_row(*(each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (q, k)))
 
 
 def _places(norms: Sequence[str], head: str) -> Places:
@@ -215,9 +159,9 @@ def _runs_with_fewer(
 
 def _attends(inside: Inside, num_tokens: int) -> bool:
     size, weight = inside.trace.input_size, next(inside.module.parameters())
-    with torch.no_grad(), FirstAttention(num_tokens) as noted:
+    with torch.no_grad(), AttentionRows(num_tokens) as noted:
         inside.logits(weight.new_zeros(1, 3, *size))
-    return noted.row is not None
+    return bool(noted.rows)
 
 
 def _grid_of(count: int, size: Size) -> Size | None:

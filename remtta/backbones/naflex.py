@@ -85,9 +85,5 @@ class FlexibleViT(RotaryViT):
     def _mixed(self) -> bool:
         return bool(self.module.rope_is_mixed)
 
-    @property
-    def _pools_prefix(self) -> bool:
-        return bool(self.module.pool_include_prefix)
-
     def _run(self, block: Any, tokens: Tensor, place: Tensor | None) -> Tensor:
         return block(tokens) if place is None else block(tokens, rope=place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.attention import SOFTMAX, class_attention, pool_attention
+from remtta.backbones.attention import SOFTMAX, WITH_ROWS, AttentionRows
 from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError
 
@@ -25,9 +26,6 @@ class Transformer(Backbone):
 
     Tokens are (B, P + N, D): P prefix tokens (class token first, if there is one), then N patch tokens. Blocks may take
     more than tokens, e.g. the position of each token's patch: `enter` returns it for every block.
-
-    Args:
-        module: The model; forward passes expect it in eval mode.
 
     Raises:
         ModelError: If it does not pool its tokens.
@@ -49,10 +47,6 @@ class Transformer(Backbone):
     @abstractmethod
     def _run(self, block: Any, tokens: Tensor, place: Any) -> Tensor:
         """Return the tokens after a block."""
-
-    def _class_attention(self, tokens: Tensor, place: Any) -> Tensor:
-        """Return the attention of the class token (B, T) in the last block."""
-        return class_attention(self.blocks[-1], tokens)
 
     @property
     def _has_class_token(self) -> bool:
@@ -128,25 +122,19 @@ class Transformer(Backbone):
 
     def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
         tokens, places = self._begin(embedded, kept)
-        return self._classify_last(self._before_last(tokens, places), places[-1])
+        return self.head(self.norm(self._run_last(self._before_last(tokens, places), places[-1])))
 
     def check_scores(self, kind: Scores) -> None:
         """Raise ModelError for Grad-CAM, which needs a feature map, and for attention without a plain softmax."""
         name = type(self.module).__name__
         if kind == "gradcam":
             raise ModelError(f"Grad-CAM needs a feature map, and {name} has tokens; leave --set masking=gradcam out")
-        if kind == "attention":
-            tokens = torch.zeros(1, 2, self.width, device=self.device)
-            with torch.no_grad():
-                if self._has_class_token:
-                    class_attention(self.blocks[-1], tokens)
-                elif getattr(self.module, "attn_pool", None) is None:
-                    raise ModelError(
-                        f"this {name} has neither a class token nor an attention pool to mask by; "
-                        "leave --set masking out, or choose features or random"
-                    )
-                else:
-                    pool_attention(self.module.attn_pool, tokens)
+        looks = self.blocks[-1] if self._has_class_token else getattr(self.module, "attn_pool", None) or nn.Identity()
+        if kind == "attention" and not any(isinstance(layer, WITH_ROWS) for layer in looks.modules()):
+            raise ModelError(
+                f"this {name} has no softmax attention of a class token or a pool to mask by; "
+                "leave --set masking out, or choose features or random"
+            )
 
     def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C), and a score (B, N) of each patch token.
@@ -159,14 +147,15 @@ class Transformer(Backbone):
         """
         tokens, places = self._begin(embedded)
         tokens, prefix = self._before_last(tokens, places), self.num_prefix_tokens
-        if kind == "attention" and not self._has_class_token:
-            return self._classify_with_pool(self.norm(self._run(self.blocks[-1], tokens, places[-1])))
-        with torch.no_grad():
-            if kind == "attention":
-                scores = self._class_attention(tokens, places[-1])[:, prefix:]
-            else:
-                scores = tokens[:, prefix:].float().norm(dim=-1)
-        return self._classify_last(tokens, places[-1]), scores
+        if kind == "features":
+            scores = tokens[:, prefix:].detach().float().norm(dim=-1)
+            return self.head(self.norm(self._run_last(tokens, places[-1]))), scores
+        recorded, num_patches = AttentionRows(), tokens.shape[1] - prefix
+        with recorded if self._has_class_token else contextlib.nullcontext():
+            tokens = self._run_last(tokens, places[-1])
+        with contextlib.nullcontext() if self._has_class_token else recorded:
+            logits = self.head(self.norm(tokens))
+        return logits, torch.stack(recorded.rows).sum(0)[:, -num_patches:]
 
     def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         tokens = self.module.forward_features(images)
@@ -180,28 +169,15 @@ class Transformer(Backbone):
         """Return the logits (B, C) from tokens after the final norm."""
         return self.module.forward_head(tokens)
 
-    def _classify_with_pool(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and the pool's attention to the patches, from all tokens after the final norm."""
-        prefix = self.num_prefix_tokens
-        with torch.no_grad():
-            pooled = tokens if self._pools_prefix else tokens[:, prefix:]
-            scores = pool_attention(self.module.attn_pool, pooled)
-        return self.head(tokens), scores[:, prefix:] if self._pools_prefix else scores
-
-    @property
-    def _pools_prefix(self) -> bool:
-        """True if the attention pool includes the prefix tokens."""
-        return bool(getattr(self.module, "pool_include_prefix", False))
-
     def _before_last(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
         """Return the tokens entering the last block."""
         for block, place in zip(self.blocks[:-1], places, strict=False):
             tokens = self._run(block, tokens, place)
         return tokens
 
-    def _classify_last(self, tokens: Tensor, place: Any) -> Tensor:
-        """Return the logits from the tokens entering the last block."""
-        return self.head(self.norm(self._run(self.blocks[-1], tokens, place)))
+    def _run_last(self, tokens: Tensor, place: Any) -> Tensor:
+        """Run the last block, at least for the leading tokens that the head reads."""
+        return self._run(self.blocks[-1], tokens, place)
 
 
 def gather_patches(tokens: Tensor, indices: Tensor, num_prefix_tokens: int) -> Tensor:

@@ -51,24 +51,21 @@ class ViT(Transformer):
     def count_patches(self, embedded: Tensor) -> int:
         return embedded.shape[1] - self.num_prefix_tokens
 
-    def keep(self, tokens: Tensor, kept: Tensor) -> Tensor:
-        """Return all prefix tokens, and the patch tokens at these indices (B, K)."""
-        return gather_patches(tokens, kept, self.num_prefix_tokens)
-
     def _placed(self, patches: Tensor) -> Tensor:
         return self.module.norm_pre(self.module._pos_embed(patches))
 
     def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[None]]:
-        return embedded if kept is None else self.keep(embedded, kept), [None] * len(self.blocks)
+        tokens = embedded if kept is None else gather_patches(embedded, kept, self.num_prefix_tokens)
+        return tokens, [None] * len(self.blocks)
 
     def _run(self, block: Any, tokens: Tensor, place: None) -> Tensor:
         return block(tokens)
 
-    def _classify_last(self, tokens: Tensor, place: None) -> Tensor:
+    def _run_last(self, tokens: Tensor, place: None) -> Tensor:
         last, num_read = self.module.blocks[-1], self.num_tokens_read
         if num_read is not None and type(last) is Block and type(last.attn) is Attention:
-            return self.head(self.norm(_first_tokens(last, tokens, num_read)))
-        return super()._classify_last(tokens, place)
+            return _first_tokens(last, tokens, num_read)
+        return super()._run_last(tokens, place)
 
 
 def _first_tokens(block: Block, tokens: Tensor, count: int) -> Tensor:

@@ -13,13 +13,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import timm
 import torch
 from torch import Tensor, nn
 
 from remtta.backbones.families import compile_blocks
 from remtta.bench.subjects import ANSWER, FORWARD, BenchOptions
-from remtta.errors import UsageError
 from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.method import Method, build_method
@@ -47,25 +45,15 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One subject's results.
+    """One subject's results."""
 
-    Attributes:
-        subject: One of SUBJECTS.
-        seconds: Median duration of a step.
-        forwards: The same as a multiple of a plain fp32 forward pass.
-        images_per_s: Images per second.
-        peak_bytes: Peak memory of two steps beyond that of the loaded model, if measured.
-        violating_share: REM: recent share of images that violate the entropy ranking.
-        cpu_s_per_1000: CPU time over all cores for 1,000 images, in seconds.
-    """
-
-    subject: str
-    seconds: float
-    forwards: float
+    subject: str  # one of SUBJECTS
+    seconds: float  # median duration of a step
+    forwards: float  # the same as a multiple of a plain fp32 forward pass
     images_per_s: float
-    peak_bytes: int | None
-    violating_share: float | None
-    cpu_s_per_1000: float
+    peak_bytes: int | None  # peak memory of two steps beyond that of the loaded model, if measured
+    violating_share: float | None  # REM: recent share of images that violate the entropy ranking
+    cpu_s_per_1000: float  # CPU time over all cores for 1,000 images, in seconds
 
 
 def run_bench(options: BenchOptions) -> list[Measurement]:
@@ -135,17 +123,12 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
 def _model(options: BenchOptions) -> Any:
     given = options.model
     name = given.name or ""
-    if not is_zero_shot(name) and name not in timm.list_models():
-        raise UsageError(f'unknown model "{name}"; timm.list_models() names them all')
     if is_zero_shot(name) or given.checkpoint is not None:
         return load(given)
     kwargs = dict(given.model_kwargs)
     if given.num_classes is not None:
         kwargs["num_classes"] = given.num_classes
-    try:
-        model: Any = create(name, pretrained=False, kwargs=kwargs, input_size=given.input_size)
-    except TypeError as error:
-        raise UsageError(f"{name} does not take these model arguments: {error}") from error
+    model: Any = create(name, pretrained=False, kwargs=kwargs, input_size=given.input_size)
     if given.input_size is not None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *given.input_size)}
     return model

@@ -42,13 +42,9 @@ def fit(layer: Array, image: Array) -> Array:
 
 
 def gaussian(layer: Array, sigma: float, *, truncate: float = 4.0, reflect: bool = False) -> Array:
-    """Blur with a Gaussian.
+    """Blur a layer (H, W) or (H, W, C) with a Gaussian of `sigma` pixels, cut off at `truncate` standard deviations.
 
-    Args:
-        layer: Shape (H, W) or (H, W, C).
-        sigma: Standard deviation in pixels.
-        truncate: Radius of the kernel in standard deviations.
-        reflect: Mirror the image at its border, edge pixels included, instead of repeating the edge.
+    Edge pixels are repeated beyond the border, or the layer is mirrored there, edge pixels included (`reflect`).
     """
     reach = int(truncate * sigma + 0.5)
     if reach == 0:
@@ -65,13 +61,9 @@ def gaussian(layer: Array, sigma: float, *, truncate: float = 4.0, reflect: bool
 
 
 def motion(layer: Array, radius: float, sigma: float, angle: float) -> Array:
-    """Blur along a line, as ImageMagick's motion blur does.
+    """Blur a layer (H, W) or (H, W, C) along a line at an angle in degrees, as ImageMagick's motion blur does.
 
-    Args:
-        layer: Shape (H, W) or (H, W, C).
-        radius: In pixels; the one-sided kernel has 2 * radius + 1 taps.
-        sigma: Standard deviation in pixels of the one-sided Gaussian.
-        angle: Direction of the line, in degrees.
+    The one-sided Gaussian of `sigma` pixels has 2 * radius + 1 taps.
     """
     return cv2.filter2D(layer, -1, motion_kernel(radius, sigma, angle), borderType=cv2.BORDER_REPLICATE)
 

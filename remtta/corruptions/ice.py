@@ -25,15 +25,9 @@ _LIGHT = np.array([0.90, 0.97, 1.00], dtype=np.float32)
 
 @lru_cache(maxsize=2 * NUM_TEXTURES)
 def ice_texture(number: int, short_side: int) -> Array:
-    """Return one of the textures.
+    """Return a texture (N, N, 3), RGB in [0, 1], by its number below NUM_TEXTURES.
 
-    Args:
-        number: 0 to NUM_TEXTURES - 1.
-        short_side: Short side of the images in pixels; the texture scales with it.
-
-    Returns:
-        Shape (N, N, 3), RGB in [0, 1], where N is a little over twice the short side. The array is cached and
-        read-only.
+    N is a little over twice the images' short side in pixels. The array is cached and read-only.
     """
     side = round(_DRAWN_SIZE * short_side / _DRAWN_FOR)
     texture: Array = cv2.resize(_drawn(number), (side, side), interpolation=cv2.INTER_AREA)

@@ -25,13 +25,7 @@ _Values = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class Parameters:
-    """The parameters of one corruption.
-
-    Attributes:
-        fields: Their names.
-        imagenet: Their values for severity 1 to 5, in ImageNet-C.
-        cifar: The same, in CIFAR-10-C.
-    """
+    """The parameters of one corruption: their names, and their values for severity 1 to 5 in each set."""
 
     fields: tuple[str, ...]
     imagenet: _Values

@@ -20,26 +20,17 @@ _SAME_FORMAT = {"jpeg": frozenset({".jpg", ".jpeg"}), "png": frozenset({".png"})
 
 @dataclass(frozen=True)
 class SourceImage:
-    """One image to corrupt.
-
-    Attributes:
-        path: The file.
-        name: Its path below the source folder, with forward slashes; part of its seed.
-        targets: Format to path of the corrupted file, below the folder of a corruption and severity.
-    """
+    """One image to corrupt."""
 
     path: Path
-    name: str
-    targets: dict[str, str]
+    name: str  # its path below the source folder, with forward slashes; part of its seed
+    targets: dict[str, str]  # format to path of the corrupted file, below the folder of a corruption and severity
 
 
 def find_images(source: Path, destination: Path, limit: int | None = None) -> list[SourceImage]:
     """Return the images in a folder and its subfolders in natural order, or the single image `source`.
 
-    Args:
-        source: Image or folder; trees in it that remtta corrupt made earlier are left out.
-        destination: Where the corrupted images will be written.
-        limit: Take only this many images per class (the folders in `source`).
+    Trees that remtta corrupt made earlier are left out. The limit is per class (the folders in `source`).
 
     Raises:
         UsageError: If `source` does not exist or holds no images, or `destination` is or lies in it.

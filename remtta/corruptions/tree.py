@@ -29,27 +29,16 @@ _log = logging.getLogger("remtta")
 
 @dataclass
 class TreeSummary:
-    """Counts of a run so far.
+    """Counts of a run so far."""
 
-    Attributes:
-        destination: Root of the tree.
-        num_images: Images found.
-        finished: Images finished, whether written now, kept or skipped.
-        written: Files written by this run.
-        kept: Files that existed already.
-        skipped: Images that could not be read: (path below the source, reason).
-        seconds: Duration so far.
-        signum: The signal that ended the run early, if any.
-    """
-
-    destination: Path
-    num_images: int
-    finished: int = 0
-    written: int = 0
-    kept: int = 0
-    skipped: list[tuple[str, str]] = field(default_factory=list)
-    seconds: float = 0.0
-    signum: int | None = None
+    destination: Path  # root of the tree
+    num_images: int  # images found
+    finished: int = 0  # images finished, whether written now, kept or skipped
+    written: int = 0  # files written by this run
+    kept: int = 0  # files that existed already
+    skipped: list[tuple[str, str]] = field(default_factory=list)  # unreadable images: path below the source, and reason
+    seconds: float = 0.0  # duration so far
+    signum: int | None = None  # the signal that ended the run early, if any
 
     @property
     def images_per_s(self) -> float:
@@ -82,18 +71,10 @@ def corrupt_tree(
 ) -> TreeSummary:
     """Write `destination/<corruption>/<severity>/<path below source>` for every image of a folder.
 
-    Existing files are kept, so that a stopped run can continue. Unreadable images are skipped and listed in
-    corrupt.json with the settings.
-
-    Args:
-        source: Folder of images, with or without a folder per class, or one image.
-        destination: Root of the tree; must not lie in `source`.
-        options: By default, the 15 standard corruptions at severity 5.
-        on_image: Called with the counts after every image.
-        interrupts: Where a signal to stop is noticed. Files already begun are finished, and no process is left running.
-
-    Returns:
-        The counts; also after a signal.
+    The source is a folder with or without a folder per class, or one image; by default, it gets the 15 standard
+    corruptions at severity 5. Existing files are kept, so that a stopped run can continue. Unreadable images are
+    skipped and listed in corrupt.json with the settings. `on_image` is called with the counts after every image. After
+    a signal, files already begun are finished, and no process is left running.
 
     Raises:
         UsageError: If `source` does not exist or holds no images, or the destination holds something else.

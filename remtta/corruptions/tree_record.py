@@ -38,10 +38,7 @@ def settings_of(source: Path, options: CorruptOptions) -> dict[str, Any]:
 
 
 def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str, list[int]]:
-    """Prepare the root of a tree and write its record.
-
-    Returns:
-        Corruption to severities: those of the tree so far and those requested now.
+    """Prepare the root of a tree and write its record; return its severities, so far and now, by corruption.
 
     Raises:
         UsageError: If the folder holds a tree with other settings, or corruptions that remtta did not make.

@@ -68,15 +68,9 @@ def fog(image: Array, rng: np.random.Generator, scale: float, *, amount: float, 
 
 
 def plasma(size: int, decay: float, rng: np.random.Generator) -> Array:
-    """Return a seamless diamond-square fractal.
+    """Return a seamless diamond-square fractal (N, N) in [0, 1], with N the next power of two from `size` on.
 
-    Args:
-        size: Minimum height and width.
-        decay: Amplitude falls by decay squared with each halving of the grid; a high decay makes smooth clouds.
-        rng: Source of the displacements.
-
-    Returns:
-        Shape (N, N) with N the next power of two, scaled to [0, 1].
+    The amplitude falls by decay squared with each halving of the grid; a high decay makes smooth clouds.
     """
     grid, reach = np.zeros((1, 1), dtype=np.float32), 1.0
     while grid.shape[0] < max(size, 2):

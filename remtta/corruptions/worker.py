@@ -31,31 +31,17 @@ _ENDS = {"jpeg": b"\xff\xd9", "png": b"\0\0\0\0IEND\xaeB`\x82"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of one image.
+    """The outcome of one image."""
 
-    Attributes:
-        name: Its path below the source.
-        written: Files written now.
-        kept: Files that existed already.
-        error: Why it could not be read, if so.
-        complete: False if a stop left files unwritten.
-    """
-
-    name: str
-    written: int = 0
-    kept: int = 0
-    error: str | None = None
-    complete: bool = True
+    name: str  # its path below the source
+    written: int = 0  # files written now
+    kept: int = 0  # files that existed already
+    error: str | None = None  # why it could not be read, if so
+    complete: bool = True  # False if a stop left files unwritten
 
 
 def corrupt_file(image: SourceImage, destination: Path, options: CorruptOptions, stopped: Callable[[], int]) -> Outcome:
-    """Write an image's missing files.
-
-    Args:
-        image: The source.
-        destination: Root of the tree.
-        options: How to corrupt it.
-        stopped: Called before every file; if it returns true, the rest is left out.
+    """Write an image's missing files, until `stopped`, which is called before every file, returns true.
 
     Raises:
         OutputError: If a file cannot be written.

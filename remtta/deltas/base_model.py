@@ -96,10 +96,8 @@ def _only_set(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def load_base(delta: Delta, **given: Any) -> nn.Module:
     """Load the model on which a delta was made, including its preprocessing, ready for `apply_delta`.
 
-    Args:
-        delta: The delta.
-        given: Arguments of `load_model` that override the delta's, e.g. `checkpoint` for a delta without its run
-            folder, or `name` to allow a download.
+    Arguments of `load_model` override the delta's, e.g. `checkpoint` for a delta without its run folder, or `name` to
+    allow a download.
 
     Raises:
         DeltaError: If a model of another name is given, or the header sets something it must not.

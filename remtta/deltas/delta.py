@@ -117,11 +117,7 @@ def load_delta(path: str | Path) -> Delta:
 
 
 def check_base(delta: Delta, base_sha256: str) -> None:
-    """Raise if a delta was made on other weights.
-
-    Raises:
-        DeltaError: If the hashes differ.
-    """
+    """Raise DeltaError if a delta was made on other weights."""
     if delta.base_sha256 != base_sha256:
         raise DeltaError(
             f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is "
@@ -132,11 +128,7 @@ def check_base(delta: Delta, base_sha256: str) -> None:
 
 @torch.no_grad()
 def apply_delta(model: nn.Module, delta: Delta) -> None:
-    """Turn the base model into the adapted one, in place and bit for bit.
-
-    Args:
-        model: The model on which the delta was made, with its source weights.
-        delta: The delta to add.
+    """Turn the model on which a delta was made into the adapted one, in place and bit for bit.
 
     Raises:
         DeltaError: If the delta does not fit; the model is then unchanged.
@@ -158,12 +150,9 @@ def apply_delta(model: nn.Module, delta: Delta) -> None:
 
 
 def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dtype] | None = None) -> list[str]:
-    """Write a model's whole state as a safetensors checkpoint, atomically.
+    """Write a model's whole state as a safetensors checkpoint, atomically; a zero-shot model's in open_clip's layout.
 
-    Args:
-        path: The file.
-        model: The model; a zero-shot model is written in open_clip's layout.
-        base: Dtypes of the base checkpoint, by name; each tensor is stored in its base dtype if that needs no rounding.
+    Each tensor is stored in its dtype in the base checkpoint, given by name, if that needs no rounding.
 
     Returns:
         Names of tensors that had to keep the model's own, wider dtype.

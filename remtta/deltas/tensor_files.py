@@ -18,12 +18,8 @@ from remtta.models.hashing import tensors_sha256
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str], *, checksum: bool = True) -> str:
     """Write tensors and their header atomically; return the file's SHA-256.
 
-    Args:
-        path: The file.
-        tensors: Tensors by name.
-        header: Strings by name.
-        checksum: Add a checksum to the header, which `read_tensors` verifies. Without it, a header of one entry gives
-            the same bytes each time; safetensors writes several entries in arbitrary order.
+    `read_tensors` verifies the checksum added to the header. Without it, a header of one entry gives the same bytes
+    each time; safetensors writes several entries in arbitrary order.
 
     Raises:
         OutputError: If the file cannot be written.

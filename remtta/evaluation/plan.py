@@ -131,10 +131,8 @@ class EvalPlan:
         as_they_are = chosen.crop_pct == 1 and set(self.dataset.sizes) == {chosen.input_size[::-1]}
         return learn_from_source(
             method,
-            self.model,
             source_data,
             method=method_of(name),
-            config=self.methods[name],
             preprocessing=replace(chosen, crop_pct=crop_pct) if as_they_are else chosen,
             fitting_as_they_are=as_they_are and crop_pct != 1,
             wait=wait,

@@ -29,18 +29,11 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class AdaptedModel:
-    """A model with a delta added.
+    """A model with a delta added."""
 
-    Attributes:
-        model: The adapted model, on the CPU, in float32.
-        base: The source weights.
-        card: The adapted model's card.
-        delta: The delta that was added.
-    """
-
-    model: nn.Module
-    base: Mapping[str, Tensor]
-    card: ModelCard
+    model: nn.Module  # on the CPU, in float32
+    base: Mapping[str, Tensor]  # the source weights
+    card: ModelCard  # the adapted model's
     delta: Delta
 
     @property
@@ -66,11 +59,7 @@ class AdaptedModel:
 
     @torch.inference_mode()
     def check(self, program: str, answer: Callable[[Tensor], Any]) -> None:
-        """Compare another program's logits with torch's, for batches of 1 and 7.
-
-        Args:
-            program: Its name, for the message.
-            answer: Returns logits (B, C) of images (B, 3, H, W).
+        """Compare another program's logits (B, C) of images (B, 3, H, W) with torch's, for batches of 1 and 7.
 
         Raises:
             RemttaError: If a difference, relative to the largest logit if that exceeds 1, is larger than `TOLERANCE`.
@@ -91,11 +80,7 @@ class AdaptedModel:
 
 
 def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:
-    """Load the base of a delta, and add the delta.
-
-    Args:
-        delta: The delta.
-        options: Options of the base, as returned by `base_options`.
+    """Load the base of a delta by the options that `base_options` returned, and add the delta.
 
     Raises:
         RemttaError: If the base cannot be loaded, or the delta does not fit.

@@ -21,17 +21,9 @@ Format = Literal["onnx", "peft", "timm"]
 def export(
     adapted: AdaptedModel, form: Format, output: Path, *, onto: Path | None = None, overwrite: bool = False
 ) -> list[Path]:
-    """Write the adapted model in a format, and verify it there.
+    """Write the adapted model to a folder in a format, and verify it there; return the files.
 
-    Args:
-        adapted: The model.
-        form: The format.
-        output: The folder.
-        onto: For ONNX: a file of the same base in which to replace the norms.
-        overwrite: Replace files of the same names.
-
-    Returns:
-        The files.
+    `onto`, for ONNX, is a file of the same base in which to replace the norms.
 
     Raises:
         UsageError: If a package is missing, files exist already, another process writes to the folder, or the

@@ -22,10 +22,7 @@ _INT8 = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulI
 def write_onnx(adapted: AdaptedModel, folder: Path, onto: Path | None = None) -> None:
     """Write `model.onnx`: normalised images (B, 3, H, W) to logits (B, C), for any B.
 
-    Args:
-        adapted: The model.
-        folder: Target folder.
-        onto: An ONNX file of the same base, of which only the norms are replaced.
+    `onto` is an ONNX file of the same base, of which only the norms are replaced.
 
     Raises:
         UsageError: If a package is missing, or the file does not exist.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,14 +11,12 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Objective
 from remtta.methods.settings.base import NO_WEIGHTS, Count, MethodConfig, Positive
-from remtta.models.inside import hooked
 
 Change = Callable[[int, Tensor, Tensor], Tensor]
 """Maps a part's index, its input and its output to the next part's input."""
@@ -150,21 +149,24 @@ class SideNetworks(Objective[Config]):
 
     def run(self, images: Tensor, change: Change) -> Tensor:
         """Return logits (B, C) with the output of each part changed."""
-        with hooked(*_hooks(self.parts(), change)):
+        with _hooked(self.parts(), change):
             logits = self.net.backbone.forward(images)
         return self.net.plain(logits)
 
 
-def _hooks(parts: Sequence[Sequence[nn.Module]], change: Change) -> Iterator[RemovableHandle]:
-    """Hook the first and last block of each part."""
+@contextlib.contextmanager
+def _hooked(parts: Sequence[Sequence[nn.Module]], change: Change) -> Iterator[None]:
+    """Change the output of each part within the block, by hooks on its first and last block."""
     entering: dict[int, Tensor] = {}
-    for number, part in enumerate(parts):
+    with contextlib.ExitStack() as hooks:
+        for number, part in enumerate(parts):
 
-        def enter(block: nn.Module, inputs: Any, number: int = number) -> None:
-            entering[number] = inputs[0]
+            def enter(block: nn.Module, inputs: Any, number: int = number) -> None:
+                entering[number] = inputs[0]
 
-        def leave(block: nn.Module, inputs: Any, output: Tensor, number: int = number) -> Tensor:
-            return change(number, entering[number], output)
+            def leave(block: nn.Module, inputs: Any, output: Tensor, number: int = number) -> Tensor:
+                return change(number, entering[number], output)
 
-        yield part[0].register_forward_pre_hook(enter)
-        yield part[-1].register_forward_hook(leave)
+            hooks.enter_context(part[0].register_forward_pre_hook(enter))
+            hooks.enter_context(part[-1].register_forward_hook(leave))
+        yield

@@ -71,12 +71,9 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         patches, ratio = self._tokens.num_patches, config.mask_ratio
         if int(ratio * patches) < 1:
             raise UsageError(f"mask ratio {ratio:g} masks none of {patches} patches; choose a larger one")
+        self.passes_per_step = config.num_dropouts + 2, 1  # under dropout, plain and masked
         self._decoder = self._new_decoder()
         self.trained = {**net.weights.parameters, **self._decoder}
-
-    def passes(self) -> tuple[float, float]:
-        """Return the passes: forward under dropout, plain and masked; backward of the masked view."""
-        return self.config.steps * (self.config.num_dropouts + 2), self.config.steps
 
     def _new_decoder(self) -> dict[str, Tensor]:
         """Return the initial mask token (D,) and the layer from tokens to HOG; always the same."""

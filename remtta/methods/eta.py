@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from remtta.methods.losses import cosines, entropy, running_mean
+from remtta.methods.losses import entropy, running_mean
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import BelowOne, Positive
@@ -61,7 +62,7 @@ class ETA(Objective[ETAConfig]):
         """Return which images (B,) are learned from."""
         kept = self.entropy(logits) < self._margin
         if _MEAN_PROBS in self.memory:
-            kept &= cosines(self.memory[_MEAN_PROBS], logits.softmax(-1)).abs() < self._max_cosine
+            kept &= F.cosine_similarity(self.memory[_MEAN_PROBS], logits.softmax(-1)).abs() < self._max_cosine
         return kept
 
     @torch.no_grad()

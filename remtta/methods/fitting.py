@@ -33,13 +33,15 @@ def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size:
         raise UsageError(
             f"{type(method.objective).__name__} works image by image, so --max-memory cannot choose a micro-batch"
         )
-    usual = method.part_size(batch_size)
+    usual = method.objective.part_size(batch_size)
     state = copy.deepcopy(method.state())
     one, two = (_graph_bytes(method, count, input_size) for count in (1, 2))
     method.load_state(state)
     height, width = input_size
-    per_image = _SPARE * (two - one + _passing_bytes(method))
-    fixed = _used_bytes(method.net.device) + _COPIES * batch_size * 3 * height * width * _FLOAT_BYTES
+    device, passing = method.net.device, _FLOAT_BYTES * method.net.backbone.num_passing
+    per_image = _SPARE * (two - one + passing)
+    used = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
+    fixed = used + _COPIES * batch_size * 3 * height * width * _FLOAT_BYTES
     fits = int((max_bytes - fixed) / per_image)
     if fits < 1:
         needed = (fixed + per_image) / _MIB
@@ -86,12 +88,3 @@ class _Graph:
 class _Held:
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
-
-
-def _passing_bytes(method: Method) -> int:
-    """Estimate the bytes that a forward pass of one image holds besides its graph."""
-    return _FLOAT_BYTES * method.net.backbone.num_passing
-
-
-def _used_bytes(device: torch.device) -> int:
-    return torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()

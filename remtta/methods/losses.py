@@ -84,8 +84,3 @@ def running_mean(mean: Tensor | None, probs: Tensor, momentum: float) -> Tensor:
     """Return the running mean (C,) of probabilities updated with a batch (B, C), or the batch's own mean at first."""
     new = probs.mean(0)
     return new if mean is None else momentum * mean + (1 - momentum) * new
-
-
-def cosines(mean_probs: Tensor, probs: Tensor) -> Tensor:
-    """Return the cosine (B,) of each image's probabilities (B, C) with the running mean (C,)."""
-    return F.cosine_similarity(mean_probs.unsqueeze(0), probs, dim=-1)

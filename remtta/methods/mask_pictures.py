@@ -30,12 +30,7 @@ class MaskPicture(NamedTuple):
 def mask_pictures(
     rem: Updater[RankedEntropy], pixels: Tensor, preprocessing: Preprocessing
 ) -> Iterator[list[MaskPicture]]:
-    """Yield all images for each view, the plain one first.
-
-    Args:
-        rem: REM, with the weights that mask and predict.
-        pixels: Shape (B, 3, H, W), uint8.
-        preprocessing: The model's preprocessing.
+    """Yield all images (B, 3, H, W), in uint8, for each view, the plain one first.
 
     Raises:
         ModelError: If the model has no scores to mask by.

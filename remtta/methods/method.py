@@ -103,7 +103,7 @@ class Updater(Generic[Kind]):
     @torch.no_grad()
     def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
         """Return logits (B, C) of the source weights, centred by their own means, which the fit images (B,) update."""
-        parts = self.net.enter(images).split(self.part_size(len(images)))
+        parts = self.net.enter(images).split(self.objective.part_size(len(images)))
         return self.net.centred_source(torch.cat([self.net.source_logits(part) for part in parts]), fit)
 
     @torch.inference_mode(False)  # the caller may be inside one
@@ -116,14 +116,6 @@ class Updater(Generic[Kind]):
     def scale_lr(self, factor: float) -> None:
         """Multiply the config's learning rates from now on."""
         self._descent.optimizer.scale_lr(factor)
-
-    def enter(self) -> None:
-        """Put the adapted weights into the model, after `leave`."""
-        self.net.weights.enter()
-
-    def leave(self) -> None:
-        """Put the source weights into the model, so that another method can use it until `enter`."""
-        self.net.weights.leave()
 
     def delta(self) -> dict[str, Tensor]:
         """Return adapted minus source weights, by parameter name; adding them restores the adapted weights bit
@@ -140,7 +132,7 @@ class Updater(Generic[Kind]):
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next update depends on, on the CPU, except statistics of source images."""
-        state = {DELTA + name: tensor for name, tensor in self.net.weights.delta().items()}
+        state = {DELTA + name: tensor.cpu().clone() for name, tensor in self.net.weights.committed[0].items()}
         state[_UPDATES] = torch.tensor(self.num_updates)
         return {**state, **self.net.stream_state(), **self.objective.state(), **self._descent.optimizer.state()}
 
@@ -166,10 +158,6 @@ class Updater(Generic[Kind]):
         self._has_source = True
         if self.objective.start() is not None and not self.drift():
             self._descent.restart()
-
-    def part_size(self, batch_size: int) -> int:
-        """Return the number of images of a batch that are processed at a time."""
-        return self.objective.part_size(batch_size)
 
     @property
     def adapts(self) -> bool:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from remtta.errors import ModelError
 from remtta.methods.net import Net
-from remtta.methods.objective import Descent, Objective, Targets
 from remtta.methods.settings.base import UPDATE_SETTINGS, MethodConfig
+from remtta.methods.source import CentredSource
 
 
 @dataclass(frozen=True)
@@ -20,7 +17,7 @@ class NORMConfig(MethodConfig):
     unused = (*UPDATE_SETTINGS, "micro_batch")
 
 
-class NORM(Objective[NORMConfig]):
+class NORM(CentredSource[NORMConfig]):
     """Predict with the batch's statistics in every batch norm; no weight changes.
 
     With `bn="recent"` the running statistics follow those of recent images, and are the content of a delta.
@@ -30,7 +27,8 @@ class NORM(Objective[NORMConfig]):
     """
 
     settings = NORMConfig
-    chosen = "none"
+    only_predicts = False
+    predicts_after = False
 
     def __init__(self, net: Net, config: NORMConfig) -> None:
         super().__init__(net, config)
@@ -41,14 +39,3 @@ class NORM(Objective[NORMConfig]):
             )
         self.adapts = net.batch_norms.moves
         self.delta_refusal = None if self.adapts else "norm changes nothing, unless --set bn=recent lets it"
-
-    @torch.no_grad()
-    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        logits = self.net.logits(images)
-        if self.adapts and torch.isfinite(logits).all():
-            self.net.batch_norms.follow()
-            self.net.weights.commit()
-        return logits.unsqueeze(0)
-
-    def passes(self) -> tuple[float, float]:
-        return 1.0, 0.0

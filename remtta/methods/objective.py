@@ -37,36 +37,22 @@ class Objective(Generic[Config]):
         memory: What the next update depends on besides weights, optimizer and random numbers, by name; saved in states.
             Initialised by `begin`.
         statistics: Statistics of source images; initially empty, and not part of states.
-        settings: Class of its config.
-        preset: How a method of another package runs unless told otherwise.
-        chosen: Which weights adapt.
-        only_predicts: Whether it uses the model's own forward pass, with the source's statistics in batch norms.
-        is_source: Whether it predicts as the source model does.
-        adapts: Whether batches change anything.
-        accumulates: Whether updates last to the next batch.
-        predicts_after: Whether the prediction comes from after the update.
-        needs_labels: Whether it learns from true labels.
-        needs_source: Whether it first needs clean images of the source domain.
-        max_source_images: Maximum number of these; None for all.
-        delta_refusal: Why what it learns cannot be saved as a delta, or None.
-        num_models: Number of copies of the model's weights that it holds.
-        passes_per_step: Forward and backward passes per image and step; the maximum if that depends on the image.
     """
 
-    settings: ClassVar[type[MethodConfig]] = MethodConfig
-    preset: ClassVar[Preset] = PUBLISHED
-    chosen: ClassVar[Chosen] = "norms"
-    only_predicts: ClassVar[bool] = False
-    is_source: ClassVar[bool] = False
-    accumulates: ClassVar[bool] = True
-    predicts_after: ClassVar[bool] = False
-    needs_labels: ClassVar[bool] = False
-    needs_source: ClassVar[bool] = False
-    num_models: ClassVar[int] = 1
-    passes_per_step: ClassVar[tuple[float, float]] = 1, 1
-    adapts: bool = True
-    delta_refusal: str | None = None
-    max_source_images: int | None = None
+    settings: ClassVar[type[MethodConfig]] = MethodConfig  # class of its config
+    preset: ClassVar[Preset] = PUBLISHED  # how a method of another package runs unless told otherwise
+    chosen: ClassVar[Chosen] = "norms"  # which weights adapt
+    only_predicts: ClassVar[bool] = False  # uses the model's own forward pass, with source statistics in batch norms
+    is_source: ClassVar[bool] = False  # predicts as the source model does
+    accumulates: ClassVar[bool] = True  # updates last to the next batch
+    predicts_after: ClassVar[bool] = False  # the prediction comes from after the update
+    needs_labels: ClassVar[bool] = False  # learns from true labels
+    needs_source: ClassVar[bool] = False  # first needs clean images of the source domain
+    num_models: ClassVar[int] = 1  # copies of the model's weights that it holds
+    passes_per_step: tuple[float, float] = 1, 1  # forward and backward per image; the maximum if that depends on it
+    adapts: bool = True  # batches change something
+    delta_refusal: str | None = None  # why what it learns cannot be saved as a delta
+    max_source_images: int | None = None  # None for all
 
     def __init__(self, net: Net, config: Config) -> None:
         self.net, self.config = net, config

@@ -14,7 +14,7 @@ from remtta.methods.losses import entropy
 from remtta.methods.method import Updater
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings.rem_config import REMConfig, REMN1Config
+from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.views import LeanViews, MaskedViews
 
 
@@ -43,15 +43,14 @@ class RankedEntropy(Objective[REMConfig]):
 
     def __init__(self, net: Net, config: REMConfig) -> None:
         super().__init__(net, config)
-        log_classes = math.log(net.num_classes)
-        self._margin = config.margin * log_classes
-        self._confident_nats = math.inf if config.confident_below is None else config.confident_below * log_classes
+        self.passes_per_step = (len(config.mask_ratios),) * 2
+        self._margin = config.margin * math.log(net.num_classes)
         self._views = MaskedViews(net, config)
-        chooses = None if config.confident_below is None else self._confident
-        self._lean_views = LeanViews(self._views, self._violating, chooses)
+        self._lean_views = LeanViews(self._views, self._violating)
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
-        views, learned = self._lean_views(images, (targets[0], targets[1]) if targets else None)
+        views = self._lean_views(images, (targets[0], targets[1]) if targets else None)
+        learned = self._confident(views[0].detach())
         if learned is None:
             return views, self._mean_loss(views), len(images)
         share = float(learned.float().mean())  # the others' loss is zero, and stays in the mean
@@ -67,9 +66,10 @@ class RankedEntropy(Objective[REMConfig]):
         config = self.config
         return rem_loss(views, config.ranking_weight, self._margin, self.entropy, config.consistency_weight)
 
-    def _confident(self, logits: Tensor) -> Tensor:
-        """Return which images (B,) are confident enough in the plain view (B, C) to be learned from."""
-        return self.entropy(logits) < self._confident_nats
+    def _confident(self, logits: Tensor) -> Tensor | None:
+        """Return which images (B,) are confident enough in the plain view (B, C) to be learned from; None for all."""
+        below = self.config.confident_below
+        return None if below is None else self.entropy(logits) < below * math.log(self.net.num_classes)
 
     @torch.no_grad()
     def _violating(self, views: Tensor) -> Tensor:
@@ -91,10 +91,6 @@ class RankedEntropy(Objective[REMConfig]):
     def part_size(self, batch_size: int) -> int:
         return self._lean_views.part_size(batch_size)
 
-    def passes(self) -> tuple[float, float]:
-        views = len(self.config.mask_ratios) * self.config.steps
-        return views, views
-
     @torch.no_grad()
     def views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
         """Return logits (L, B, C) of all views, and the indices (B, K) of the patches that each masked one keeps.
@@ -105,12 +101,6 @@ class RankedEntropy(Objective[REMConfig]):
         views = self._views(images)
         self.net.generator.set_state(state)
         return views
-
-
-class OneMaskedView(RankedEntropy):
-    """REM with a single masked view."""
-
-    settings = REMN1Config
 
 
 def rem_loss(

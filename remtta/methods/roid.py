@@ -7,9 +7,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from remtta.methods.augmentations import clean_jitter
-from remtta.methods.losses import cosines, entropy, running_mean, soft_likelihood_ratio, symmetric_cross_entropy
+from remtta.methods.losses import entropy, running_mean, soft_likelihood_ratio, symmetric_cross_entropy
 from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import MethodConfig, Optimizer, Positive, ProperShare, Share
 
@@ -75,7 +76,7 @@ class ROID(Objective[ROIDConfig]):
     @torch.no_grad()
     def _image_weights(self, logits: Tensor) -> Tensor:
         """Return weights (B,), zero for excluded images."""
-        diversity = _stretch(1 - cosines(self.memory[_MEAN_PROBS], logits.softmax(-1)))
+        diversity = _stretch(1 - F.cosine_similarity(self.memory[_MEAN_PROBS], logits.softmax(-1)))
         certainty = _stretch(-entropy(logits))
         weights = (diversity * certainty / self.config.temperature).exp()
         return weights.masked_fill(diversity < diversity.mean(), 0.0)

@@ -59,25 +59,21 @@ class Source(Objective[Config]):
         pass
 
 
-class CentredSource(Objective[Config]):
+class CentredSource(Source[Config]):
     """Predict with the source weights, and remove the common component of the logits: one forward pass.
 
     Related to NEO, which centres the features of a domain (arXiv:2510.05635); see `remtta.methods.centring`.
     """
 
     settings: ClassVar[type[MethodConfig]] = CentreConfig
-    chosen = "none"
-    only_predicts = True
-    predicts_after = True
+    is_source = False
+    adapts = True
 
     @torch.no_grad()
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         logits = self.predict(images)
-        if torch.isfinite(logits).all():
+        if self.adapts and torch.isfinite(logits).all():
             if self.net.batch_norms.moves:
                 self.net.batch_norms.follow()
             self.net.weights.commit()
         return logits.unsqueeze(0)
-
-    def passes(self) -> tuple[float, float]:
-        return 1.0, 0.0

@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import json
 import logging
-import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -68,11 +67,9 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
 
 def learn_from_source(
     adapter: Method,
-    model: nn.Module,
     source_data: str | Path,
     *,
     method: str,
-    config: MethodConfig,
     preprocessing: Preprocessing | None = None,
     fitting_as_they_are: bool = False,
     wait: Callable[[], None] = lambda: None,
@@ -81,17 +78,8 @@ def learn_from_source(
 
     The source data are a folder of images (searched recursively, no labels), or a file of statistics from an earlier
     run. The statistics of a folder are cached, and reused as long as model, method, preprocessing and the folder's
-    files stay the same.
-
-    Args:
-        adapter: The method.
-        model: Its model.
-        source_data: Folder of images, or file of statistics.
-        method: The method's name.
-        config: Its settings.
-        preprocessing: By default the model's own.
-        fitting_as_they_are: Skip resize and crop for images of the input size.
-        wait: Called from time to time while images are decoded; may raise to stop.
+    files stay the same. The preprocessing is by default the model's own; with `fitting_as_they_are`, images of the
+    input size are neither resized nor cropped. `wait` is called while images are decoded, and may raise to stop.
 
     Returns:
         The "source_data" given, "path" and "file_sha256" of the statistics' file, and the number of "images" used, for
@@ -103,8 +91,9 @@ def learn_from_source(
         CheckpointError: If a given file is damaged, or was made for something else.
         OutputError: If the cache cannot be written.
     """
+    model = adapter.net.model
     preprocessing = preprocessing or preprocessing_of(model)
-    made_for = _made_for(model, method, config, preprocessing)
+    made_for = _made_for(model, method, adapter.objective.config, preprocessing)
     if fitting_as_they_are:
         made_for["preprocessing"]["fitting"] = "as they are"
     path = Path(source_data)
@@ -114,14 +103,14 @@ def learn_from_source(
         _log.info("%s learns from the source statistics in %s", method, path)
     else:
         files = _source_files(path)
-        made_for["files_sha256"] = _files_sha256(path, files)
+        found_files = [(str(file.relative_to(path)), file.stat()) for file in files]
+        made_for["files_sha256"] = _sha256([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found_files])
         path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
         cached = _cached(path)
         if cached is None:
             _log.info("%s learns from source images (%d files), once", method, len(files))
-            transform = _transform(preprocessing, fitting_as_they_are)
-            most, device = adapter.objective.max_source_images, next(model.parameters()).device
-            batches = _batches(files, transform, preprocessing, device, most, wait)
+            transform, most = _transform(preprocessing, fitting_as_they_are), adapter.objective.max_source_images
+            batches = _batches(files, transform, preprocessing, adapter.net.device, most, wait)
             found = _learned(adapter, path, made_for, batches)
         else:
             _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
@@ -179,16 +168,7 @@ def _source_files(folder: Path) -> list[Path]:
     return files
 
 
-def _files_sha256(folder: Path, files: Sequence[Path]) -> str:
-    """Hash the files' paths in the folder, their sizes and modification times."""
-    digest = hashlib.sha256()
-    for file in files:
-        found = file.stat()
-        digest.update(os.fsencode(file.relative_to(folder)) + f"\0{found.st_size}\0{found.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
-def _sha256(content: Mapping[str, Any]) -> str:
+def _sha256(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -25,27 +25,16 @@ _CLASSES = 1000  # classes of the head added to a model without one
 
 @dataclass(frozen=True)
 class Support:
-    """The methods and masks that remtta supports on a timm model.
+    """The methods and masks that remtta supports on a timm model."""
 
-    Attributes:
-        model: Its name.
-        kind: Its kind, in a few words.
-        has_head: True if timm's model has a classifier; if not, the user's weights must include one.
-        masks: Scores by which REM can mask, its default first, besides random ones.
-        blocks: Number of blocks or stages.
-        adapted: Indices of those whose norms adapt by default.
-        num_adapted: Number of weights in these norms.
-        refused: Unsupported methods, and why.
-    """
-
-    model: str
-    kind: str
-    has_head: bool
-    masks: tuple[str, ...] = ()
-    blocks: int = 0
-    adapted: tuple[int, ...] = ()
-    num_adapted: int = 0
-    refused: dict[str, str] = field(default_factory=dict)
+    model: str  # its name
+    kind: str  # in a few words
+    has_head: bool  # whether timm's model has a classifier; if not, the user's weights must include one
+    masks: tuple[str, ...] = ()  # scores by which REM can mask, its default first, besides random ones
+    blocks: int = 0  # number of blocks or stages
+    adapted: tuple[int, ...] = ()  # those whose norms adapt by default
+    num_adapted: int = 0  # number of weights in these norms
+    refused: dict[str, str] = field(default_factory=dict)  # unsupported methods, and why
 
     @property
     def adapts(self) -> str:

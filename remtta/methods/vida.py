@@ -78,12 +78,7 @@ class ViDA(Teacher[ViDAConfig]):
         # The teacher's other weights are the model's own.
         self._teacher = {**{name: self.student[name].clone() for name in self._adapted}, **self._new_adapters()}
         self._new_scales = torch.ones(2)  # low, high
-
-    def passes(self) -> tuple[float, float]:
-        """Return the passes: the teacher's augmented views and prediction, and the student's; backward the
-        student's.
-        """
-        return self.config.steps * (self.config.num_augmentations + 2), self.config.steps
+        self.passes_per_step = config.num_augmentations + 2, 1  # of the teacher; its prediction, and the student's
 
     def _new_adapters(self) -> dict[str, Tensor]:
         """Return initial adapters, which add nothing; always the same."""

@@ -86,7 +86,7 @@ class LeanViews:
 
     The plain view is never a student (Eq. 3), so its only gradient comes from images that violate the ranking (Eq. 4).
     If these are few, the plain view runs without a graph, and only they run again with one; the gradient of the others
-    would be zero. With a confidence threshold, unconfident images need no graph at all.
+    would be zero.
 
     Attributes:
         violating_share: Recent share of images that violate the ranking; a float64 scalar updated in place.
@@ -94,17 +94,11 @@ class LeanViews:
     Args:
         views: The views.
         violating: Returns which images (B,) violate the ranking, from logits (L, B, C) of all views.
-        confident: Returns which images (B,) are learned from, from logits (B, C) of the plain view; None for all.
     """
 
-    def __init__(
-        self,
-        views: MaskedViews,
-        violating: Callable[[Tensor], Tensor],
-        confident: Callable[[Tensor], Tensor] | None = None,
-    ) -> None:
+    def __init__(self, views: MaskedViews, violating: Callable[[Tensor], Tensor]) -> None:
         self._views, self._net, self._backbone = views, views.net, views.net.backbone
-        self._violating, self._confident = violating, confident
+        self._violating = violating
         self.violating_share = torch.ones((), dtype=torch.float64)
 
     def part_size(self, batch_size: int) -> int:
@@ -123,7 +117,7 @@ class LeanViews:
 
         It runs in the same parts as the update, for identical numbers.
         """
-        if self._confident is not None or self._net.batch_norms.mixes:
+        if self._net.batch_norms.mixes:
             return None
         with self._net.context(images.device):
             parts = [
@@ -132,49 +126,29 @@ class LeanViews:
         plain, scores = (torch.cat(rows) for rows in zip(*parts, strict=True))
         return self._net.note(plain), scores
 
-    def __call__(self, images: Tensor, plain: Plain | None) -> tuple[Tensor, Tensor | None]:
-        """Return the views (L, B, C), and which images (B,) are learned from, None for all."""
-        mixes, on_cpu = self._net.batch_norms.mixes, images.device.type == "cpu"
-        if self._confident is not None:
-            if not mixes:
-                return self._deferred(images, None)
-            views = self._views(images)[0]  # with batch statistics, each image needs its whole batch
-            return views, self._confident(views[0].detach())
+    def __call__(self, images: Tensor, plain: Plain | None) -> Tensor:
+        """Return logits (L, B, C) of all views; the plain one may be known already."""
+        on_cpu = images.device.type == "cpu"
         # Counting the violating images would force a GPU synchronisation.
-        if plain or (on_cpu and not mixes and float(self.violating_share) < _DEFER_BELOW):
-            views = self._deferred(images, plain)[0]
-        else:
-            views = self._views(images)[0]
+        few = on_cpu and not self._net.batch_norms.mixes and float(self.violating_share) < _DEFER_BELOW
+        views = self._deferred(images, plain) if plain or few else self._views(images)[0]
         if on_cpu:
             share = self._violating(views).float().mean().double()
             self.violating_share += _SHARE_STEP * (share - self.violating_share)
-        return views, None
+        return views
 
-    def _deferred(self, images: Tensor, plain: Plain | None) -> tuple[Tensor, Tensor | None]:
+    def _deferred(self, images: Tensor, plain: Plain | None) -> Tensor:
         """Return the views, with violating images run again with a graph in the plain view."""
         with self._net.context(images.device):
             embedded = self._backbone.embed(images)
             with torch.no_grad():
                 logits, scores = plain or self._views.score(embedded)
                 self._net.note(logits)
-                wanted = None if self._confident is None else self._confident(self._net.head(logits))
-            masked = [self._classify(embedded, kept, wanted) for kept in self._views.masks(scores)]
-            violating = self._violating(self._net.head(torch.stack([logits, *masked])))
-            again = _few_sizes(violating) if wanted is None else (violating & wanted).nonzero().squeeze(1)
+            masked = [self._backbone.classify(embedded, kept) for kept in self._views.masks(scores)]
+            again = _few_sizes(self._violating(self._net.head(torch.stack([logits, *masked]))))
             if len(again):
                 logits = logits.index_copy(0, again, self._backbone.classify(embedded[again]))
-        return self._net.head(torch.stack([logits, *masked])), wanted
-
-    def _classify(self, embedded: Tensor, kept: Tensor, wanted: Tensor | None) -> Tensor:
-        """Classify a masked view, with a graph only for the wanted images (B,)."""
-        if wanted is None:
-            return self._backbone.classify(embedded, kept)
-        with_graph, without = (chosen.nonzero().squeeze(1) for chosen in (wanted, ~wanted))
-        parts = [self._backbone.classify(embedded[with_graph], kept[with_graph])] if len(with_graph) else []
-        if len(without):
-            with torch.no_grad():
-                parts.append(self._backbone.classify(embedded[without], kept[without]))
-        return torch.cat(parts)[torch.cat([with_graph, without]).argsort()]
+        return self._net.head(torch.stack([logits, *masked]))
 
 
 def _few_sizes(wanted: Tensor) -> Tensor:

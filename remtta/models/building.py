@@ -27,6 +27,11 @@ _MIN_LIKE = 0.7  # difflib's ratio below which names have little in common
 _MAX_NAMED = 3  # suggestions for an unknown name
 _MAX_BYTES = 2**36  # of weights: twice timm's largest model
 _MIN_BYTES, _MAX_TIMES = 2**30, 16  # above this, weights may take this many times their file's size
+_DAMAGE = (
+    *(TypeError, AttributeError, LookupError, ArithmeticError, RecursionError),
+    *(json.JSONDecodeError, UnicodeDecodeError),
+)
+"""Raised by timm at a config.json that it did not write."""
 
 _log = logging.getLogger("remtta")
 
@@ -59,8 +64,6 @@ def create(
             )
         return build_folder(folder, kwargs.get("num_classes"), input_size)
     local = name.startswith(_LOCAL)
-    if local:
-        _check_folder(Path(name.removeprefix(_LOCAL)))
     sized = {} if input_size is None else {"img_size": tuple(input_size)}
     _check_size(name, checkpoint, {**kwargs, **sized})
     if pretrained and not local:
@@ -96,34 +99,8 @@ def _check_name(name: str) -> None:
         raise UsageError(f'unknown weights "{name}"; choose {", ".join(known)}')
 
 
-def _check_folder(folder: Path) -> None:
-    """Raise CheckpointError if a folder's config.json is not in timm's format."""
-    path = folder / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not readable JSON: {_reason(error)}") from error
-    if not isinstance(config, dict) or "architecture" not in config:
-        raise CheckpointError(
-            f"{_LOCAL}{folder} could not be built: its config.json names neither an architecture of timm "
-            "nor a model type of transformers"
-        )
-    kinds = {"architecture": str, "num_classes": int, "model_args": dict, "pretrained_cfg": dict}
-    for key, kind in kinds.items():
-        if not isinstance(config.get(key, kind()), kind):
-            raise CheckpointError(
-                f"{path} has {str(config[key])[:40]!r} for {key}, which is not of type {kind.__name__}"
-            )
-
-
 def _check_size(name: str, checkpoint: str | Path | None, kwargs: Mapping[str, Any]) -> None:
-    """Raise if a model is far larger than its weights file, or than any model, before it takes memory.
-
-    Raises:
-        ModelError: Stating how large it would be.
-    """
-    if negative := [f"{key}={value}" for key, value in kwargs.items() if isinstance(value, int) and value < 0]:
-        raise ModelError(f"{name} could not be built: {negative[0]} is negative")
+    """Raise if a model is far larger than its weights file, or than any model, before it takes memory."""
     local = name.startswith(_LOCAL)
     if not (kwargs or local) or name.startswith(_HUB):
         return
@@ -145,7 +122,7 @@ def _check_size(name: str, checkpoint: str | Path | None, kwargs: Mapping[str, A
 def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaError:
     reason = _reason(error)
     if name.startswith(_LOCAL) and "unexpected keyword argument" not in reason:
-        if isinstance(error, TypeError | AttributeError | LookupError | ArithmeticError):
+        if isinstance(error, _DAMAGE):
             reason = f"its config.json describes no model that can be built ({type(error).__name__}: {reason})"
         return CheckpointError(f"{name} could not be built: {reason}")
     if isinstance(error, TypeError):

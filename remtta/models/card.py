@@ -43,13 +43,7 @@ class ModelCard:
 
 
 def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256: str | None = None) -> ModelCard:
-    """Return the card of a classifier at its source weights.
-
-    Args:
-        model: The classifier.
-        preprocessing: By default the model's own.
-        sha256: Hash of the whole model, to be given if its head is restricted.
-    """
+    """Return the card of a classifier at its source weights; give the whole model's hash if its head is restricted."""
     return ModelCard(
         origin=origin_of(model),
         sha256=sha256 or state_sha256(look_inside(model).module),

@@ -46,9 +46,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
         CheckpointError: If the file cannot be read, holds anything but weights, or does not fit the model.
         UsageError: If the file does not exist.
     """
-    if not path.is_file():
-        raise UsageError(f"{path}: no such checkpoint file")
-    if path.suffix.lower() == ".npz":
+    if path.suffix.lower() == ".npz" and path.is_file():
         _load_npz(model, path, use_ema)
         return {}
     state, preprocessing = _in_timms_names(path, model, use_ema)

@@ -10,7 +10,6 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from remtta.errors import ModelError
 from remtta.models.described import Described, logits_in, output_of
@@ -23,24 +22,16 @@ _RUNNERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 @dataclass(frozen=True)
 class Trace:
-    """The record of one image's forward pass through a model.
+    """The record of one image's forward pass through a model."""
 
-    Attributes:
-        place: The classifier's module path in its wrappers; "" for the model itself.
-        has_front: True if the wrappers change images before it.
-        input_size: Height and width of the image, in pixels.
-        num_classes: Classes C.
-        head: Module path of the layer that returns the logits, if there is one.
-        calls: Shapes of each layer's input and output by its module path, in the order of their calls; () for values
-            that are not tensors.
-    """
-
-    place: str
-    has_front: bool
-    input_size: tuple[int, int]
+    place: str  # the classifier's module path in its wrappers; "" for the model itself
+    has_front: bool  # whether the wrappers change images before it
+    input_size: tuple[int, int]  # height and width of the image, in pixels
     num_classes: int
-    head: str | None
+    head: str | None  # module path of the layer that returns the logits, if there is one
     calls: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
+    """Shapes of each layer's input and output by its module path, in the order of their calls; () for values that are
+    not tensors."""
 
 
 _TRACES: WeakKeyDictionary[nn.Module, Trace] = WeakKeyDictionary()
@@ -55,7 +46,7 @@ class Front:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Return the input of the classifier inside."""
-        with hooked(self._inner.register_forward_pre_hook(_stop)):
+        with self._inner.register_forward_pre_hook(_stop):
             try:
                 self._model(images)
             except _Reached as reached:
@@ -73,17 +64,11 @@ class Front:
 
 @dataclass(frozen=True)
 class Inside:
-    """A classifier found in its wrappers.
+    """A classifier found in its wrappers."""
 
-    Attributes:
-        module: The classifier itself.
-        given: The model as it was given.
-        front: The part of the wrappers that changes images; None if there is none.
-    """
-
-    module: nn.Module
-    given: nn.Module
-    front: Front | None = None
+    module: nn.Module  # the classifier itself
+    given: nn.Module  # the model as it was given
+    front: Front | None = None  # the part of the wrappers that changes images, if there is one
 
     @property
     def is_timms(self) -> bool:
@@ -190,19 +175,10 @@ def _run(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, tuple[Any, An
 
         return note
 
-    hooks = [layer.register_forward_hook(noting(name)) for name, layer in model.named_modules()]
-    with torch.no_grad(), hooked(*hooks):
+    with torch.no_grad(), contextlib.ExitStack() as hooks:
+        for name, layer in model.named_modules():
+            hooks.enter_context(layer.register_forward_hook(noting(name)))
         return model(images), calls
-
-
-@contextlib.contextmanager
-def hooked(*hooks: RemovableHandle) -> Iterator[None]:
-    """Remove hooks at the end of the block."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _place_in(

@@ -18,7 +18,6 @@ from torch.utils.checkpoint import checkpoint
 from remtta.errors import OutputError
 from remtta.files import cache_folder, write_atomically
 from remtta.models.hashing import state_sha256
-from remtta.models.inside import hooked
 from remtta.models.prompts import filled
 
 OnTexts = Callable[[int, int], None]
@@ -84,7 +83,7 @@ class TextTower:
         def replaced(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
             return torch.cat([output[:, :start], vectors.expand(len(output), -1, -1), output[:, end:]], dim=1)
 
-        with hooked(self.words.register_forward_hook(replaced)):
+        with self.words.register_forward_hook(replaced):
             yield
 
     def _embed(self, tokens: Tensor) -> Tensor:

@@ -74,17 +74,13 @@ class AdaptedWeights:
         self._put(self._source.items())
         self._committed = (self._zeros(), 0)
 
-    @contextlib.contextmanager
-    def at_source(self) -> Iterator[None]:
+    def at_source(self) -> contextlib.AbstractContextManager[None]:
         """Use the source weights within the block."""
-        with self._holding(self._source.items()):
-            yield
+        return self._holding(self._source.items())
 
-    @contextlib.contextmanager
-    def between(self, share: float) -> Iterator[None]:
+    def between(self, share: float) -> contextlib.AbstractContextManager[None]:
         """Use weights interpolated from the source's (share 0) to the adapted ones (share 1) within the block."""
-        with self._holding((n, source.lerp(self._tracked[n].detach(), share)) for n, source in self._source.items()):
-            yield
+        return self._holding((n, source.lerp(self._tracked[n].detach(), share)) for n, source in self._source.items())
 
     @contextlib.contextmanager
     def _holding(self, values: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
@@ -126,10 +122,6 @@ class AdaptedWeights:
             for tensors in (self._committed[0], self._source)
         )
         return float(change / source)
-
-    def delta(self) -> dict[str, Tensor]:
-        """Return adapted minus source as of the last commit, by parameter name, on the CPU."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self._committed[0].items()}
 
     @torch.no_grad()
     def load(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:

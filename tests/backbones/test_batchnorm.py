@@ -282,8 +282,8 @@ def test_a_delta_without_batch_norms_to_put_statistics_into_is_refused() -> None
 
 def test_micro_batches_are_warned_of_once_and_rem_takes_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
     rem = make("rem", mask_ratios=(0.0, 0.5), bn_prior=0)
-    assert (rem.part_size(50), make("rem", bn="running").part_size(50)) == (50, 4)
-    assert make("rem", tiny("convnext")).part_size(50) == 4  # of 256 positions each
+    assert (rem.objective.part_size(50), make("rem", bn="running").objective.part_size(50)) == (50, 4)
+    assert make("rem", tiny("convnext")).objective.part_size(50) == 4  # of 256 positions each
     parts = make("tent", bn_prior=0, micro_batch=2, lr=1e-6)
     for seed in range(2):
         parts(pictures(4, seed))

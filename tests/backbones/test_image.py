@@ -175,7 +175,10 @@ def test_a_vit_has_no_feature_map_for_gradcam() -> None:
 
 @pytest.mark.parametrize("masking", ["attention", "background"])
 def test_masks_by_attention_are_refused_and_by_default_go_by_features(masking: Any) -> None:
-    with pytest.raises(ModelError, match=r"ResNet has no class token .*masking=features or --set masking=gradcam"):
+    with pytest.raises(
+        ModelError,
+        match=r"ResNet has no patch scores for --set masking=attention; leave it out, or choose features or gradcam",
+    ):
         REM(tiny("resnet"), REMConfig(**MASKS, masking=masking))
     images = pictures(3)
     default, features = (REM(tiny("resnet"), REMConfig(**MASKS, masking=m)) for m in ("auto", "features"))

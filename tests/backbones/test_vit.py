@@ -1,4 +1,4 @@
-"""The shortcut through the last block of timm's VisionTransformer, and models without attention to mask by."""
+"""The shortcut through the last block of timm's VisionTransformer."""
 
 from __future__ import annotations
 
@@ -7,26 +7,9 @@ from typing import Any
 import pytest
 import timm
 import torch
-from timm.layers import LayerNorm
-from timm.models.vision_transformer import Block
-from torch import nn
 
-from remtta.backbones.attention import class_attention
 from remtta.backbones.vit import ViT
-from remtta.errors import ModelError
 from tests.conftest import TINY, random_images, tiny_vit
-
-
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (lambda: Block(12, 3, attn_layer="diff", norm_layer=LayerNorm), "DiffAttention"),
-        (lambda: nn.Linear(12, 12), "Linear"),
-    ],
-)
-def test_a_block_without_a_softmax_row_is_refused_by_name(make: Any, kind: str) -> None:
-    with pytest.raises(ModelError, match=f"{kind} has no softmax attention row"):
-        class_attention(make(), torch.zeros(2, 9, 12))
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def _adapted() -> tuple[nn.Module, Delta]:
         for parameter in weights.parameters.values():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
     weights.commit()
-    return vit, Delta(weights.delta(), NAME, base, "rem", {"lr": 0.05}, frames=12, updates=weights.committed[1])
+    return vit, Delta(weights.committed[0], NAME, base, "rem", {"lr": 0.05}, frames=12, updates=weights.committed[1])
 
 
 def _delta(model: nn.Module, **tensors: Tensor) -> Delta:

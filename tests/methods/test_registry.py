@@ -234,13 +234,13 @@ def test_only_the_last_step_may_answer_in_place_of_the_first() -> None:
 def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     together, apart = make("rem", **settings), make("rem", **settings)
     passes: list[int] = []
-    classify_last = ViT._classify_last
+    run_last = ViT._run_last
 
     def counted(self: ViT, tokens: Tensor, place: None) -> Tensor:
         passes.append(len(tokens))
-        return classify_last(self, tokens, place)
+        return run_last(self, tokens, place)
 
-    monkeypatch.setattr(ViT, "_classify_last", counted)
+    monkeypatch.setattr(ViT, "_run_last", counted)
     for seed in range(3):
         torch.testing.assert_close(apart.answer(random_images(5, seed)), run(together, seed))
         passes.clear()

@@ -102,8 +102,11 @@ def test_a_delta_of_other_layers_is_kept_whole(vit: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"class_token": False, "global_pool": "avg"}, "has neither a class token nor an attention pool to mask by"),
-        ({"attn_layer": "diff"}, "DiffAttention has no softmax attention row"),
+        (
+            {"class_token": False, "global_pool": "avg"},
+            "this VisionTransformer has no softmax attention of a class token or a pool to mask by",
+        ),
+        ({"attn_layer": "diff"}, "this VisionTransformer has no softmax attention"),
     ],
 )
 def test_attention_is_refused_where_there_is_none_and_features_are_taken_where_it_was_not_asked_for(

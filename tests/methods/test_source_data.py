@@ -136,7 +136,7 @@ def test_statistics_are_kept_under_settings_they_do_not_depend_on(
 ) -> None:
     def path(**settings: Any) -> str:
         model, config = tiny_vit(), METHOD_TABLE[method].config(**settings)
-        learned = learn_from_source(build_method(method, model, config), model, clean, method=method, config=config)
+        learned = learn_from_source(build_method(method, model, config), clean, method=method)
         return str(learned["path"])
 
     assert path() == path(**idle) != path(**mattering)
@@ -285,5 +285,5 @@ def test_the_commands_ask_before_any_work(
 @pytest.mark.parametrize(("wanted", "used"), [(3, 3), (9, 5)])
 def test_the_record_counts_the_images_that_were_learned_from(wanted: int, used: int, clean: Path) -> None:
     model, config = tiny_vit(), EATAConfig(fisher_images=wanted)
-    learned = learn_from_source(build_method("eata", model, config), model, clean, method="eata", config=config)
+    learned = learn_from_source(build_method("eata", model, config), clean, method="eata")
     assert learned["images"] == used

@@ -12,8 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check
-from remtta.methods.settings.base import FAST, PUBLISHED, REMTTA, MethodConfig, Preset
-from remtta.methods.settings.rem_config import REMConfig, REMN1Config
+from remtta.methods.settings.base import FAST, ONE_MASK, PUBLISHED, REMTTA, MethodConfig, Preset
+from remtta.methods.settings.rem_config import REMConfig
 from remtta.options.option import Member, members_of
 from remtta.plugins import METHODS, load_plugin, package_of, plugins, summary_of
 
@@ -49,21 +49,13 @@ batch size.
 
 @dataclass(frozen=True)
 class Named:
-    """A method name, as used in every command and in Python.
+    """A method name, as used in every command and in Python."""
 
-    Attributes:
-        place: Its objective: the module in `remtta.methods` and the class in it, or the entry point of a package.
-        summary: A one-line description.
-        algorithm: Name of the published method that it runs; its own name if None.
-        own: Its preset; a method of another package has its own.
-        kind: The class of its settings, if it is known without loading torch.
-    """
-
-    place: str | EntryPoint
-    summary: str
-    algorithm: str | None = None
-    own: Preset = PUBLISHED
-    kind: type[MethodConfig] | None = None
+    place: str | EntryPoint  # its objective: module and class in `remtta.methods`, or the entry point of a package
+    summary: str  # a one-line description
+    algorithm: str | None = None  # the published method that it runs; its own name if None
+    own: Preset = PUBLISHED  # its preset; a method of another package has its own
+    kind: type[MethodConfig] | None = None  # the class of its settings, if it is known without loading torch
 
     @property
     def objective(self) -> type[Objective[Any]]:
@@ -137,7 +129,9 @@ METHOD_TABLE: dict[str, Named] = {
     "rem": Named(
         "rem.RankedEntropy", "masked views: consistency and entropy ranking (Han et al., ICML 2025)", kind=REMConfig
     ),
-    "rem-n1": Named("rem.OneMaskedView", "REM with one masked view, in two thirds of the time", kind=REMN1Config),
+    "rem-n1": Named(
+        "rem.RankedEntropy", "REM with one masked view, in two thirds of the time", own=ONE_MASK, kind=REMConfig
+    ),
     "rem-come": Named("come.REMCOME", "REM with COME's entropy in the ranking", kind=REMConfig),
     "supervised": Named("supervised.Supervised", "train on the true labels: an upper bound, in remtta eval only"),
     "cotta": Named("cotta.CoTTA", "mean teacher, random restoration of weights (Wang et al., CVPR 2022)"),

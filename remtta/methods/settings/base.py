@@ -195,6 +195,9 @@ PUBLISHED = Preset()
 REMTTA = Preset({"optimizer": "adam", "lr": 0.01, "anchor": "auto", "centre": True, "bn": "recent"}, "rollback", "both")
 """That of the default method, `remtta`; measured in docs/results.md."""
 
+ONE_MASK = Preset({"mask_ratios": (0.0, 0.1)})
+"""That of `rem-n1`: the paper's N = 1."""
+
 FAST = Preset({"bn": "recent"}, answer="both")
 """That of `fast`, which is `centre` with recent statistics in batch norms."""
 

@@ -24,13 +24,7 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class SharedSettings:
-    """Settings shared by many methods, the starting delta, and source images.
-
-    Attributes:
-        delta: File of adapted weights to start from.
-        given: Settings by field of the configs.
-        source_data: Clean images without labels, or their statistics.
-    """
+    """Settings shared by many methods, the starting delta, and source images."""
 
     delta: Annotated[
         Path | None,
@@ -41,6 +35,7 @@ class SharedSettings:
         ),
     ] = None
     given: Annotated[Mapping[str, object], Given(REMConfig)] = field(default_factory=dict)
+    """Settings by field of the configs."""
     source_data: Annotated[
         Path | None,
         _method(
@@ -57,13 +52,7 @@ _NONE = SharedSettings()
 
 @dataclass(frozen=True)
 class MethodOptions:
-    """The method of a stream.
-
-    Attributes:
-        method: Its name.
-        shared: Settings shared by many methods.
-        pairs: Other settings, KEY=VALUE.
-    """
+    """The method of a stream."""
 
     method: Annotated[
         str,
@@ -104,13 +93,7 @@ class MethodOptions:
 
 @dataclass(frozen=True)
 class MethodsOptions:
-    """The methods of an evaluation.
-
-    Attributes:
-        methods: Their names, with labels and additions.
-        shared: Settings for all methods that have them.
-        pairs: Settings of one method or label, METHOD.KEY=VALUE.
-    """
+    """The methods of an evaluation."""
 
     methods: Annotated[
         tuple[str, ...],

@@ -71,13 +71,6 @@ class REMConfig(MethodConfig):
         check(max(weights) > 0, "consistency_weight", self.consistency_weight, "> 0 where lambda is 0")
 
 
-@dataclass(frozen=True)
-class REMN1Config(REMConfig):
-    """REM with a single masked view: the paper's N = 1, which takes two thirds of the time."""
-
-    mask_ratios: tuple[float, ...] = (0.0, 0.1)
-
-
 def _check_mask_ratios(ratios: tuple[float, ...]) -> None:
     shown = ",".join(f"{ratio:g}" for ratio in ratios)
     if len(ratios) < 2 or ratios[0] != 0.0:
