@@ -102,11 +102,6 @@ def test_prompts_without_effect_and_a_stream_like_the_source_leave_predictions_a
         assert not torch.allclose(foa.predict(images), tiny_vit(depth=4)(images), atol=1e-3)
 
 
-def test_a_first_call_without_statistics_names_the_option() -> None:
-    with pytest.raises(UsageError, match="--source-data FOLDER"):
-        made(FOA, tiny_vit(depth=4), CONFIG)(random_images(2))
-
-
 def test_statistics_do_not_depend_on_what_was_learned_nor_on_the_batches() -> None:
     foa = _foa()
     before = foa.source_statistics(CLEAN)

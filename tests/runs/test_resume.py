@@ -223,6 +223,21 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
     assert record_of(run)["exit_reason"] == "completed"
 
 
+@pytest.mark.parametrize(
+    ("group", "entries", "what"),
+    [("options", {"share": 0.1}, "share was 0.1, is null"), ("method", {"name": "tda"}, 'method.name was "tda", is')],
+)
+def test_a_run_that_used_what_was_removed_since_is_refused(
+    group: str, entries: dict[str, Any], what: str, frames: Path, tmp_path: Path
+) -> None:
+    finish(frames, tmp_path / "run")
+    record = record_of(tmp_path / "run")
+    record[group] |= entries
+    (tmp_path / "run" / RECORD).write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=f"--resume needs the settings the run began with: .*{what}"):
+        adapt_tiny(frames, tmp_path / "run", resume=True)
+
+
 def test_a_run_of_a_version_without_some_options_continues(frames: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     finish(frames, run)

@@ -170,12 +170,6 @@ def test_stride_and_limit_pick_frames_and_count_them(
     assert names(stream) == [f"frame_{number}.png" for number in expected]
 
 
-@pytest.mark.parametrize(("stride", "limit"), [(0, None), (-1, None), (1, 0), (1, -3)])
-def test_stride_and_limit_start_at_one(tmp_path: Path, stride: int, limit: int | None) -> None:
-    with pytest.raises(ValueError, match=r"must be >= 1"):
-        open_stream(tmp_path, frame_stride=stride, limit=limit)
-
-
 def test_paths_are_taken_as_they_come(tmp_path: Path) -> None:
     draw(tmp_path, "b.png", "a.png")
     stream = open_stream(tmp_path / name for name in ("b.png", "missing.png", "a.png", "b.png"))
