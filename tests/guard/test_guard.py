@@ -203,7 +203,7 @@ def test_it_continues_from_its_state_as_if_it_had_not_stopped() -> None:
 def test_options_out_of_range_are_refused() -> None:
     for value in ({"action": "none"}, {"answer": "none"}, {"memory": 0}, {"least": 1}, {"most_drift": math.inf}):
         with pytest.raises(UsageError, match=r"guard|answer|action"):
-            GuardOptions(**value)  # type: ignore[arg-type]
+            GuardOptions(**value)
 
 
 @pytest.fixture
