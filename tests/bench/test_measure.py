@@ -98,13 +98,6 @@ def test_the_methods_are_compiled_and_what_they_are_compared_with_is_not(monkeyp
     assert compiled == [False, True]
 
 
-def test_options_are_checked() -> None:
-    with pytest.raises(UsageError, match="name one"):
-        BenchOptions(ModelOptions(use_ema=True))
-    with pytest.raises(UsageError):
-        BenchOptions(repeats=0)
-
-
 def test_a_convolutional_model_is_measured() -> None:
     options = BenchOptions(
         ModelOptions("test_resnet", input_size=(64, 96)), batch_size=2, repeats=1, memory=False, subjects=("rem",)

@@ -76,7 +76,7 @@ def test_too_little_for_one_image_is_reported_with_what_it_needs() -> None:
         fitting_micro_batch(method(), (32, 32), 8, USED)
 
 
-@pytest.mark.parametrize("name", ["rem", "cotta", "eta"])
+@pytest.mark.parametrize("name", ["rem", "cotta"])
 def test_measuring_leaves_the_method_as_it_was(name: str) -> None:
     few = {"num_augmentations": 2} if name == "cotta" else {}
     measured, fresh = method(name, **few), method(name, **few)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from typing import Any
 
@@ -76,19 +75,6 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
     assert (foa.num_updates, *foa.objective.passes()) == (3, 7, 0)
     torch.testing.assert_close(foa.objective._cma.mean, cma.mean)
     assert foa.delta() == {}
-
-
-def test_the_prediction_is_of_the_fittest_and_never_less_fit_than_the_source_at_first() -> None:
-    foa, images = _foa(dataclasses.replace(CONFIG, distance_weight=0.0)), random_images(5)
-    source = foa.predict(images)
-    with torch.no_grad():
-        torch.testing.assert_close(source, tiny_vit(depth=4)(images))
-    predicted = foa(images)
-
-    def total(logits: Tensor) -> float:
-        return float(-(logits.softmax(1) * logits.log_softmax(1)).sum())
-
-    assert total(predicted) < total(source)
 
 
 def test_prompts_without_effect_and_a_stream_like_the_source_leave_predictions_as_they_were() -> None:

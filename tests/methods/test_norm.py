@@ -36,7 +36,7 @@ def plain_norm(model: nn.Module, images: torch.Tensor, prior: float) -> torch.Te
 @pytest.mark.parametrize(
     ("family", "count", "prior", "counts_for"),
     [
-        *((family, 4, None, 12) for family in ("resnet", "mobilevit", "efficientnet")),
+        *((family, 4, None, 12) for family in ("resnet", "efficientnet")),
         *(("resnet", *settings) for settings in ((20, None, 0), (4, 0, 0), (4, 16, 16))),
     ],
 )
