@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import gc
+import importlib
 import multiprocessing
 import os
 import signal
+import socket
 import sys
+import warnings
 from collections.abc import Callable, Mapping
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -20,13 +24,40 @@ import typer
 from remtta.engines import processes
 
 _forkserver: Any = vars(forkserver)["_forkserver"]
-_server = multiprocessing.get_context("forkserver")  # which `tests.conftest` tells what to import
+_server = multiprocessing.get_context("forkserver")
+
+
+def serve_forks() -> None:
+    """Have processes that tests start, and workers, forked from a copy of this one, as importing torch takes seconds.
+
+    The copy has run nothing and has no other threads.
+    """
+    for name in ("cli.adapt", "adapt.one_stream", "adapt.many_streams", "streams.video"):
+        importlib.import_module(f"remtta.{name}")
+    processes.START = "forkserver"
+    address = vars(connection)["arbitrary_address"]("AF_UNIX")
+    alive, held = os.pipe()
+    with socket.socket(socket.AF_UNIX) as listener, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # xdist's thread, which Python warns of, waits in a read
+        listener.bind(address)
+        listener.listen()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.close(held)  # `alive` ends with the process that tests
+                gc.freeze()
+                gc.enable()
+                forkserver.main(listener.detach(), alive, [])
+            finally:
+                os._exit(0)
+    os.close(alive)
+    vars(_forkserver).update(_forkserver_address=address, _forkserver_alive_fd=held, _forkserver_pid=pid)
 
 
 class Started:
     """The command in a process of its own, to be used as a `subprocess.Popen`, but there in no time.
 
-    It is forked from one that has imported torch, which takes seconds, and has run nothing and has no other threads.
+    It is forked as `serve_forks` says.
 
     Args:
         args: What comes behind `remtta`.

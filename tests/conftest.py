@@ -3,44 +3,25 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import io
-import multiprocessing
 import os
 import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
-import timm
-import torch
-from hypothesis import HealthCheck, settings
-from PIL import Image
-from safetensors.torch import save_file
-from torch import Tensor, nn
 
-from remtta.engines import processes
+if TYPE_CHECKING:
+    from PIL import Image
+    from torch import Tensor, nn
 
-settings.register_profile(
-    "remtta",
-    max_examples=int(os.environ.get("REMTTA_EXAMPLES", "25")),
-    deadline=None,  # machines are busy at times
-    suppress_health_check=[HealthCheck.function_scoped_fixture],  # examples of one test may share its folder
-)
-settings.load_profile("remtta")
-torch.set_num_threads(1)  # the models are tiny: more threads only wait for one another
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # so do those of the processes that tests start
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny: more threads only wait for one another
 vars(os)["fsync"] = lambda descriptor: None  # tests cut no power, and runs wait for the disk dozens of times
-
-# The processes that tests start, and workers, are forked from one that has imported torch, which takes seconds.
-multiprocessing.set_forkserver_preload(
-    ["remtta.cli.adapt", "remtta.adapt.one_stream", "remtta.adapt.many_streams", "remtta.streams.video"]
-)
-processes.START = "forkserver"
 
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 3}
 NUM_CLASSES = 7
@@ -73,6 +54,8 @@ class _Pickler(pickle.Pickler):
         self.tensors: list[Tensor] = []
 
     def persistent_id(self, value: object) -> int | None:
+        from torch import Tensor
+
         if not isinstance(value, Tensor):
             return None
         self.tensors.append(value)
@@ -94,6 +77,8 @@ def tiny_vit(seed: int = 0, **changes: Any) -> nn.Module:
 
     It is copied from one that was built before, if there is one, which leaves the generator at the same place.
     """
+    import torch
+
     key = f"{seed} {sorted(changes.items())}"
     if key not in _built:
         _built[key] = Mould(_build(seed, changes)), torch.get_rng_state()
@@ -104,6 +89,9 @@ def tiny_vit(seed: int = 0, **changes: Any) -> nn.Module:
 
 
 def _build(seed: int, changes: dict[str, Any]) -> nn.Module:
+    import timm
+    import torch
+
     torch.manual_seed(seed)
     kwargs = {**TINY, "num_classes": NUM_CLASSES, **changes}
     model: nn.Module = timm.create_model("vit_tiny_patch16_224", pretrained=False, **kwargs)
@@ -116,32 +104,68 @@ def _build(seed: int, changes: dict[str, Any]) -> nn.Module:
     return model.eval()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Set up a process that runs tests; with `-n`, the first one only hands them out, and imports no torch."""
+    if config.getoption("numprocesses", None):
+        return
+    gc.disable()  # until everything is imported, as each collection would go through the many objects of libraries
+    import torch
+    from hypothesis import HealthCheck, settings
+
+    from tests.command import serve_forks
+
+    settings.register_profile(
+        "remtta",
+        max_examples=int(os.environ.get("REMTTA_EXAMPLES", "25")),
+        deadline=None,  # machines are busy at times
+        suppress_health_check=[HealthCheck.function_scoped_fixture],  # examples of one test may share its folder
+    )
+    settings.load_profile("remtta")
+    torch.set_num_threads(1)
+    serve_forks()
+
+
 def pytest_collection_finish() -> None:
-    gc.freeze()  # the many objects of imported modules, which each collection of garbage would go through
+    gc.freeze()
+    gc.enable()
 
 
 def random_images(count: int, seed: int = 1, size: int = 32) -> Tensor:
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(count, 3, size, size, generator=generator)
 
 
 def draw_image(seed: int, width: int = 40, height: int = 36) -> Image.Image:
+    import numpy as np
+    from PIL import Image
+
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (6, 6, 3), dtype=np.uint8))
     return coarse.resize((width, height), Image.Resampling.BICUBIC)
+
+
+@functools.cache
+def png(seed: int, *size: int) -> bytes:
+    """The file of `draw_image`, which takes longer to make than to write."""
+    file = io.BytesIO()
+    draw_image(seed, *size).save(file, "png")
+    return file.getvalue()
 
 
 def draw_folder(folder: Path, seeds: Iterable[int], name: str = "{}.png", *size: int) -> Path:
     """A new folder of an image per seed, whose names count them."""
     folder.mkdir(parents=True)
     for number, seed in enumerate(seeds):
-        draw_image(seed, *size).save(folder / name.format(number))
+        (folder / name.format(number)).write_bytes(png(seed, *size))
     return folder
 
 
 def draw_video(path: Path, seeds: Iterable[int]) -> Path:
     """A video of a frame per seed, ten a second: MJPEG in .avi, MPEG-4 in .mp4."""
     import cv2
+    import numpy as np
 
     code = cv2.VideoWriter.fourcc(*("MJPG" if path.suffix == ".avi" else "mp4v"))
     writer = cv2.VideoWriter(str(path), code, 10, (40, 36))
@@ -180,6 +204,8 @@ def frames(tmp_path: Path) -> Path:
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """The weights of `tiny_vit()` as safetensors."""
+    from safetensors.torch import save_file
+
     path = tmp_path / "tiny.safetensors"
     save_file(tiny_vit().state_dict(), path)
     return path

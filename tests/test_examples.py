@@ -226,28 +226,15 @@ def test_a_cifar10_model_is_trained_and_loads(
     module, output = script("train_cifar10_model"), tmp_path / "model.safetensors"
     assert " ".join(f"{name}={value}" for name, value in module.MODEL_KWARGS.items()) in str(module.__doc__)
     monkeypatch.setitem(module.MODEL_KWARGS, "depth", 1)
-    options = ["--batch-size", "6", "--workers", "0"]
-    module.main([str(classes), str(output), "--epochs", "2", "--mixup", "0.2", *options])
-    told = told_error(capsys)
-    kwargs = module.MODEL_KWARGS
+    options = ["--epochs", "2", "--mixup", "0.2", "--batch-size", "6", "--workers", "0"]
+    module.main([str(classes), str(output), *options])
+    kwargs, transform = module.MODEL_KWARGS, module.transform(augment=False)
     model = remtta.load_model("vit_tiny_patch16_224", checkpoint=output, num_classes=3, model_kwargs=kwargs)
-    transform = module.transform(augment=False)
     paths = sorted((classes / "test").glob("*/*.png"))
-    images = torch.stack([transform(Image.open(path)) for path in paths])
-    assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.1
-    assert told == error_of(model, images)
-    stored = load_file(output)
-    assert {tensor.dtype for tensor in stored.values()} == {torch.float16}
-    torch.manual_seed(0)
-    fresh = timm.create_model("vit_tiny_patch16_224", num_classes=3, **kwargs).state_dict()
-    assert (stored["head.weight"].float() - fresh["head.weight"]).abs().max() > 1e-4  # it has learned something
-
+    assert told_error(capsys) == error_of(model, torch.stack([transform(Image.open(path)) for path in paths]))
     (classes / "test" / "dog").rename(classes / "test" / "horse")
     with pytest.raises(SystemExit, match="do not have the same classes"):
         module.main([str(classes), str(output), *options])
-    shutil.rmtree(classes / "test")
-    module.main([str(classes), str(output), "--epochs", "1", *options])
-    assert "test error" not in capsys.readouterr().out
 
 
 def test_a_tiny_clip_starts_from_a_vit_is_trained_and_loads(

@@ -31,7 +31,7 @@ def test_the_file_does_not_appear_before_it_is_whole(tmp_path: Path) -> None:
     assert path.read_text() == "whole"
 
 
-@pytest.mark.parametrize("failing", ["write", "fsync", "replace"])
+@pytest.mark.parametrize("failing", ["write", "fsync", "replace", "interrupt"])
 def test_a_failing_write_leaves_the_earlier_file_and_nothing_else(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -45,26 +45,15 @@ def test_a_failing_write_leaves_the_earlier_file_and_nothing_else(
         temporary.write_text("half of")
         if failing == "write":
             full()
+        if failing == "interrupt":
+            raise KeyboardInterrupt
 
-    if failing != "write":
+    if failing in ("fsync", "replace"):
         monkeypatch.setattr(os, failing, full)
-    with pytest.raises(OutputError) as caught:
+    with pytest.raises(KeyboardInterrupt if failing == "interrupt" else OutputError) as caught:
         write_atomically(path, write)
-    assert str(caught.value).startswith(f"{path} cannot be written: {os.strerror(errno.ENOSPC)}; free some space")
-    assert path.read_text() == "earlier"
-    assert os.listdir(tmp_path) == ["out.txt"]
-
-
-def test_an_interrupted_write_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "out.txt"
-    path.write_text("earlier")
-
-    def write(temporary: Path) -> None:
-        temporary.write_text("half of")
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        write_atomically(path, write)
+    told = f"{path} cannot be written: {os.strerror(errno.ENOSPC)}; free some space"
+    assert failing == "interrupt" or str(caught.value).startswith(told)
     assert path.read_text() == "earlier"
     assert os.listdir(tmp_path) == ["out.txt"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -24,6 +23,7 @@ from remtta.options.option import members_of
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.records import rows_of
 
 GIVEN: dict[str, Any] = {"batch_size": 5, "lr": 0.01, "seed": 3}
 
@@ -41,7 +41,7 @@ def test_the_stream_answers_as_the_command_does(frames: Path, tmp_path: Path) ->
     results = list(stream(frames, adapter))
     options = RunOptions(batch_size=5, seed=3)
     adapt_stream(tiny_vit(), frames, tmp_path / "run", config=adapter.config, options=options)
-    rows = [json.loads(line) for line in (tmp_path / "run" / "predictions.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path / "run")
     assert len(rows) == len(results) == 12
     for row, result in zip(rows, results, strict=True):
         assert (row["index"], row["source"], row["class"]) == (result.index, result.source, result.class_id)
@@ -74,9 +74,9 @@ def test_gray_pictures_are_answered_as_in_three_equal_channels() -> None:
     assert torch.equal(adapter_of()([Image.fromarray(each) for each in gray]), answer)
 
 
-@pytest.mark.parametrize(
-    ("images", "told"),
-    [
+def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = adapter_of()
+    refused: list[tuple[Any, str]] = [
         ([], "at least one picture"),
         (Image.new("RGB", (32, 32)), r"for one, pass \[image\]"),
         (np.zeros((32, 32, 3), np.uint8), r"for one, pass \[image\]"),
@@ -90,14 +90,10 @@ def test_gray_pictures_are_answered_as_in_three_equal_channels() -> None:
         (torch.full((5, 3, 32, 32), torch.nan), "values that are not finite"),
         (torch.zeros(5, 1, 32, 32), r"images must be float32 of shape \(B, 3, 32, 32\)"),
         (torch.zeros(5, 3, 48, 48), r"images must be float32 of shape \(B, 3, 32, 32\)"),
-    ],
-)
-def test_what_are_no_images_is_refused_and_changes_nothing(
-    images: Any, told: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    adapter = adapter_of()
-    with pytest.raises(ValueError, match=told):
-        adapter(images)
+    ]
+    for images, told in refused:
+        with pytest.raises(ValueError, match=told):
+            adapter(images)
     assert not caplog.text
     assert torch.equal(adapter(batches(1)[0]), adapter_of()(batches(1)[0]))
 

@@ -179,16 +179,6 @@ def test_reset_every_starts_again_from_the_source(frames: Path, tmp_path: Path) 
     assert again == [row["logits"] for row in rows_of(tmp_path / "fresh")]
 
 
-def test_episodic_runs_predict_every_batch_with_no_updates(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    summary = adapt_stream(
-        vit, frames, tmp_path / "run", config=REMConfig(episodic=True), options=RunOptions(batch_size=4)
-    )
-    assert {row["update"] for row in rows_of(tmp_path / "run")} == {0}
-    assert summary.num_updates == 3
-    delta = load_delta(tmp_path / "run" / "delta.safetensors")
-    assert (delta.frames, delta.updates) == (4, 1)
-
-
 def test_an_earlier_run_is_overwritten_only_when_asked(made: Made, frames: Path, tmp_path: Path) -> None:
     shutil.copytree(made.run, tmp_path / "run")
     kept = (tmp_path / "run" / "predictions.jsonl").read_bytes()
@@ -232,29 +222,18 @@ def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
     assert sorted(os.listdir(run)) == ["delta.safetensors", "events.jsonl", "predictions.jsonl", "run.json"]
 
 
-def test_a_delta_that_cannot_be_saved_is_not_called_a_completed_run(
-    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("what", ["delta", "state"])
+def test_a_delta_or_state_that_cannot_be_saved_is_no_completed_run_and_costs_nothing_else(
+    what: str, vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
-        raise OutputError("delta.safetensors cannot be written")
+        raise OutputError(f"{what}.safetensors cannot be written")
 
-    monkeypatch.setattr("remtta.runs.saving.save_delta", refuse)
+    monkeypatch.setattr(f"remtta.runs.saving.save_{what}", refuse)
     with pytest.raises(OutputError):
         adapt_stream(vit, frames, tmp_path / "run")
-    assert record_of(tmp_path / "run")["exit_reason"] == "error: delta.safetensors cannot be written"
-
-
-def test_a_state_that_cannot_be_saved_does_not_cost_the_delta(
-    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OutputError("state.safetensors cannot be written")
-
-    monkeypatch.setattr("remtta.runs.saving.save_state", refuse)
-    with pytest.raises(OutputError):
-        adapt_stream(vit, frames, tmp_path / "run")
-    assert load_delta(tmp_path / "run").frames == len(rows_of(tmp_path / "run")) == 12
-    assert record_of(tmp_path / "run")["exit_reason"] == "error: state.safetensors cannot be written"
+    assert len(rows_of(tmp_path / "run")) == 12 and (what == "delta" or load_delta(tmp_path / "run").frames == 12)
+    assert record_of(tmp_path / "run")["exit_reason"] == f"error: {what}.safetensors cannot be written"
 
 
 def test_a_stop_before_the_first_frame_is_recorded(vit: nn.Module, tmp_path: Path) -> None:

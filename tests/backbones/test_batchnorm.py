@@ -17,16 +17,14 @@ from remtta.backbones.batchnorm import HALF_LIFE, BatchStatistics, batch_norms, 
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
-from remtta.errors import DeltaError, ModelError, UsageError
+from remtta.errors import DeltaError, ModelError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.methods.source import Source
 from remtta.models.hashing import state_sha256
-from tests.backbones.tiny_models import FAMILIES, WITH_BATCH_NORM, pictures, tiny
+from tests.backbones.tiny_models import WITH_BATCH_NORM, pictures, tiny
 from tests.conftest import NUM_CLASSES
 from tests.methods.making import made
-
-OTHERS = [family for family in FAMILIES if family not in WITH_BATCH_NORM]
 
 
 def as_tent(model: nn.Module) -> nn.Module:
@@ -44,7 +42,7 @@ def make(name: str, model: nn.Module | None = None, batch_size: int = 5, **setti
     return build_method(name, model or tiny("resnet"), method_config(name, settings, batch_size=batch_size))
 
 
-@pytest.mark.parametrize("family", ["resnet", "resnetv2", "mobilevitv2", "efficientnet", "regnet", "convnext", "swin"])
+@pytest.mark.parametrize("family", ["resnet", "mobilevitv2", "efficientnet", "convnext"])
 def test_the_batchs_statistics_alone_equal_tents(family: str) -> None:
     model = tiny(family)
     expected = as_tent(model)(pictures(4)).detach()
@@ -166,7 +164,7 @@ def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
     torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("family", ["resnet", "mobilevit", "efficientnet"])
+@pytest.mark.parametrize("family", ["resnet", "mobilevit"])
 @pytest.mark.parametrize(("prior", "size"), [(None, 64), (0, 32)])  # at 32 the last map is one position
 def test_one_image_has_finite_predictions_and_updates(family: str, prior: int | None, size: int) -> None:
     method = make("tent", tiny(family), batch_size=1, bn_prior=prior, lr=1e-4)
@@ -205,19 +203,10 @@ def test_with_running_statistics_a_prediction_is_independent_of_its_batch() -> N
     assert method.num_updates == 1
 
 
-@pytest.mark.parametrize("name", ["tent", "eata", "rem", "norm"])
+@pytest.mark.parametrize("name", ["tent", "rem"])
 def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: str) -> None:
-    settings: dict[str, Any] = {"bn": "recent"}
-    if name not in ("rem", "norm"):
-        settings |= {"adapt_layers": "0"}
-    if name == "rem":
-        settings |= {"mask_ratios": (0.0, 0.25, 0.5)}
-    if name == "eata":
-        settings |= {"entropy_margin": 1.0, "max_cosine": 10.0}
-    through, resumed = (make(name, tiny("resnet"), **settings) for _ in range(2))
-    for method in (through, resumed):
-        if method.objective.needs_source:
-            method.use_source(method.source_statistics([pictures(4, 90)]))
+    more: dict[str, Any] = {"mask_ratios": (0.0, 0.25, 0.5)} if name == "rem" else {"adapt_layers": "0"}
+    through, resumed = (make(name, tiny("resnet"), bn="recent", **more) for _ in range(2))
     source = {key: tensor.clone() for key, tensor in through.net.model.state_dict().items()}
     for seed in range(2):
         through(pictures(5, seed))
@@ -352,16 +341,3 @@ def test_frozen_and_folded_batch_norms_are_reported() -> None:
     with pytest.raises(ModelError, match="if its batch norms were folded into convolutions, load the model from"):
         adapted_norms(backbone_of(folded))
     assert not running_statistics(batch_norms(folded))
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"bn": "source"}, "bn must be batch, recent or running, got source"),
-        ({"bn_prior": -1}, "bn_prior must be >= 0, got -1"),
-        ({"bn_prior": 0.5}, "bn_prior must be a whole number or None, got 0.5"),
-    ],
-)
-def test_settings_of_batch_norms_that_cannot_be_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        method_config("tent", settings, batch_size=5)

@@ -137,6 +137,7 @@ def images_for(name: str, count: int = 3, seed: int = 1) -> Tensor:
     return random_images(count, seed, size=image_size(name)[0])
 
 
+EACH_FAMILY = ["DINOv2 with registers", "attention pool", "DINOv3", "BEiT", "relative", "NaFlex"]
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
@@ -148,6 +149,7 @@ def test_the_plain_view_has_timms_own_logits(name: str) -> None:
         expected = model(images)
         embedded = backbone.embed(images)
         assert backbone.count_patches(embedded) == backbone.num_patches and backbone.num_passing > 0
+        assert set(adapted_norms(backbone)) == norms_of(model, 1)
         assert backbone.input_size == (None if name in DYNAMIC else image_size(name))
         everything = torch.arange(backbone.num_patches).expand(len(images), -1)
         for logits in (
@@ -321,7 +323,7 @@ def norms_of(model: Any, blocks: int) -> set[str]:
     }
 
 
-@every_model
+@pytest.mark.parametrize("name", [*EACH_FAMILY, "hybrid", "EVA-02, apart", "parallel"])
 def test_a_run_moves_the_norms_of_the_first_blocks_and_continues_from_its_state(name: str) -> None:
     model, source = make(name), make(name).state_dict()
     config = REMConfig((0.0, 0.25), lr=0.01)
@@ -348,9 +350,6 @@ def test_all_norms_are_those_of_the_stem_the_blocks_and_the_head(name: str) -> N
         assert backbone_of(model).patch_size == ((8, 8) if name == "hybrid" else (16, 16))
         assert any(part.startswith("patch_embed.backbone") for part in chosen)
     assert chosen & {"norm", "fc_norm"}
-
-
-EACH_FAMILY = ["DINOv2 with registers", "attention pool", "DINOv3", "BEiT", "relative", "NaFlex"]
 
 
 @pytest.mark.parametrize("method", ["vida", "continual-mae"])

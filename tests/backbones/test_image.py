@@ -56,11 +56,7 @@ def test_views_are_timms_on_the_image_with_its_patches_blackened(family: str) ->
     assert torch.equal(backbone.classify(images, kept), model(masked))
 
 
-SOME = ("resnet", "resnet_gn", "resnetv2", "convnextv2", "swinv2", "mobilevit", "efficientnet", "regnet")
-"""One of each kind of layers."""
-
-
-@pytest.mark.parametrize("family", SOME)
+@pytest.mark.parametrize("family", ["resnet", "convnextv2", "swinv2", "mobilevit"])
 def test_gradcam_is_its_plain_reading(family: str) -> None:
     model: Any = tiny(family)
     images = pictures(3)
@@ -90,7 +86,7 @@ def test_gradcam_is_there_in_inference_mode_and_leaves_no_gradients() -> None:
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("family", ["resnet", "convnext", "mobilevit", "regnet"])
+@pytest.mark.parametrize("family", ["resnet", "mobilevit"])
 def test_images_of_odd_sizes_are_masked_on_their_own_grid(family: str) -> None:
     model = tiny(family)
     backbone, images = backbone_of(model), pictures(2, size=75)
@@ -152,7 +148,7 @@ def test_stages_are_in_order_and_the_last_ones_and_the_final_norm_do_not_adapt_b
 
 
 @pytest.mark.parametrize(
-    ("family", "masking"), [*((family, "auto") for family in SOME), ("resnet", "gradcam"), ("convnext", "gradcam")]
+    ("family", "masking"), [("resnet", "auto"), ("swinv2", "auto"), ("mobilevit", "auto"), ("convnext", "gradcam")]
 )
 def test_only_the_chosen_norms_get_gradients_and_change(family: str, masking: str) -> None:
     model = tiny(family)

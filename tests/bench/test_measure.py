@@ -21,7 +21,7 @@ TINY_MODEL = ModelOptions("vit_tiny_patch16_224", model_kwargs=TINY)
 
 
 def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
-    options = BenchOptions(TINY_MODEL, batch_size=4, repeats=2, memory=False)
+    options = BenchOptions(TINY_MODEL, batch_size=4, repeats=1, memory=False)
     measured = {each.subject: each for each in run_bench(options)}
     assert list(measured) == list(SUBJECTS)
     assert measured[FORWARD].forwards == 1
@@ -91,22 +91,18 @@ def test_a_checkpoint_is_measured_at_its_own_size(
     assert (content["checkpoint"], content["seed"], content["input_size"]) == (str(checkpoint), 3, [32, 32])
 
 
-def test_the_methods_are_compiled_and_what_they_are_compared_with_is_not() -> None:
+def test_the_methods_are_compiled_and_what_they_are_compared_with_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **_: setattr(self, "_compiled_call_impl", print))
     options = BenchOptions(TINY_MODEL, batch_size=2, compile=True)
     compiled = [prepare(name, options).model.blocks[0]._compiled_call_impl is not None for name in (FORWARD, "tent")]
     assert compiled == [False, True]
 
 
-def test_options_are_checked() -> None:
-    with pytest.raises(UsageError, match="name one"):
-        BenchOptions(ModelOptions(use_ema=True))
-    with pytest.raises(UsageError):
-        BenchOptions(repeats=0)
-
-
 def test_a_convolutional_model_is_measured() -> None:
-    options = BenchOptions(ModelOptions("test_resnet", input_size=(64, 96)), batch_size=2, repeats=1, memory=False)
-    assert [each.subject for each in run_bench(options)] == list(SUBJECTS)
+    options = BenchOptions(
+        ModelOptions("test_resnet", input_size=(64, 96)), batch_size=2, repeats=1, memory=False, subjects=("rem",)
+    )
+    assert [each.subject for each in run_bench(options)] == [FORWARD, "rem"]
 
 
 def test_zero_shot_models_are_measured_with_imagenets_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,11 +121,6 @@ def test_what_is_wrong_in_a_file_is_reported_in_one_line(
     assert not {path.name for path in tmp_path.iterdir()} - {"run.yaml"}
 
 
-def test_wrong_options_are_reported_when_printing_too(capfd: pytest.CaptureFixture[str]) -> None:
-    code, line = refusal_of(capfd, "adapt", "--lr", "abc", "--print-config")
-    assert code == 2 and "'--lr'" in line
-
-
 @pytest.mark.parametrize("content", ["batch-size: -1", "mask-ratios: [0, a]", "max-memory: much", "estimate: 2"])
 def test_values_of_a_file_are_checked_when_printing_too(
     content: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -138,8 +133,3 @@ def test_values_of_a_file_are_checked_when_printing_too(
 def test_a_device_without_an_end_is_not_read(command: tuple[str, ...], capfd: pytest.CaptureFixture[str]) -> None:
     code, line = refusal_of(capfd, *command, "/dev/zero")
     assert code in (2, 4) and "not a regular file" in line
-
-
-def test_an_empty_file_says_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "run.yaml").write_text("# nothing\n")
-    assert printed(capfd, "corrupt", "--config", tmp_path / "run.yaml") == printed(capfd, "corrupt")

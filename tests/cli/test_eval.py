@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,70 +49,6 @@ def test_the_table_is_printed_before_any_picture_can_fail(
     captured = capfd.readouterr()
     assert captured.out.splitlines()[0].split() == ["error", "in", "%", "source"]
     assert captured.err.splitlines()[-1] == "Error: plots/masks.png cannot be written: No space left on device"
-
-
-def test_no_batch_size_is_no_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert remtta_here("eval", tmp_path, "--batch-size", "0") == 2
-    assert "--batch-size" in capfd.readouterr().err
-
-
-def _errors() -> Iterator[tuple[list[str], int, str]]:
-    yield ["nowhere"], 2, "nowhere: no such folder"
-    yield ["c", "--methods", "tenth"], 2, 'unknown method "tenth"'
-    yield ["c", "--methods", "source,tent", "--margin", "0.1"], 2, "none of source, tent has --margin"
-    yield ["c", "--methods", "rem", "--set", "rem.speed=1"], 2, "a setting of rem must be one of"
-    yield ["c", "--set", "tent.lr=1"], 2, "with a method of --methods (source, remtta)"
-    yield ["c", "--scenario", "sudden"], 2, "scenario must be one of continual"
-    yield ["c", "--continual", "--episodic"], 2, "choose one scenario"
-    yield ["c", "--seeds", "a"], 2, "--seeds takes whole numbers"
-    yield ["c", "--severity", "6"], 2, "severity must be from 1 to 5, got 6"
-    yield ["c", "--severity", "4"], 2, "has no severity 4; it has 5"
-    yield ["c", "--domains", "snow"], 2, "no domain snow; it has fog"
-    yield ["c", "--protocol", "mine"], 2, "'mine' is not one of 'rem-paper', 'rem-paper-cifar'"
-    yield ["c", "--protocol", "rem-paper"], 2, "jpeg_compression; it has fog; name the ones to evaluate with --domains"
-    yield ["c", "--resize", "some"], 2, "'some' is not one of 'auto', 'always', 'never'"
-    yield ["c", "--resume"], 2, "name it with --output"
-    yield ["c", "--scenario", "gradual", "--severity", "5"], 2, "visits all severities; leave --severity out"
-    yield ["c", "--crop-pct", "0"], 2, "crop-pct must be in (0, 1], got 0"
-    yield ["c", "--imbalance", "10"], 2, "imbalance must be left out but in label-shift"
-    yield ["c", "--cost-ratio", "2"], 2, "cost ratio must be left out but in time-constrained"
-    yield ["c", "--scenario", "gradual"], 2, "has no severity 1; it has 5"
-    yield (
-        ["plain", "--scenario", "gradual"],
-        2,
-        "these are not there: fog 1, fog 2, fog 3, fog 4, fog 5; choose another",
-    )
-    yield ["c", "--image-list", "nowhere.txt"], 2, "--image-list: nowhere.txt cannot be read"
-    yield ["c", "--class-map", "nowhere.txt"], 2, "nowhere.txt is not a class map"
-    yield ["empty"], 2, "no images in this folder or below it"
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("place")
-    write_tree(root / "c", ["fog"], each=1)
-    write_tree(root / "plain", ["fog"], severities=(), each=1)
-    (root / "empty").mkdir()
-    save_file(tiny_vit().state_dict(), root / "tiny.safetensors")
-    return root
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "text"), list(_errors()), ids=lambda value: " ".join(value) if isinstance(value, list) else None
-)
-def test_bad_input_gets_one_clear_line(
-    args: list[str],
-    code: int,
-    text: str,
-    place: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(place)
-    exit_code, told = refusal_of(capfd, "eval", *TINY_OPTIONS, "--checkpoint", "tiny.safetensors", *args)
-    assert exit_code == code
-    assert text in told
-    assert not Path("runs").exists()
 
 
 def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(

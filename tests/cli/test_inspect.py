@@ -7,15 +7,13 @@ import copy
 import io
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -66,15 +64,6 @@ def check_told(path: Path) -> None:
             assert "--debug" not in err, err
         else:
             assert err == ""
-
-
-def test_it_imports_no_torch(run: Path) -> None:
-    code = (
-        "import sys\nfrom remtta.cli import app\ntry: app(['inspect', sys.argv[1]])\n"
-        "finally: print(sys.modules.keys() & {'torch', 'timm', 'cv2'})"
-    )
-    done = subprocess.run([sys.executable, "-c", code, run], capture_output=True, text=True, check=True)
-    assert "blocks.0.norm1" in done.stdout and done.stdout.endswith("set()\n")
 
 
 def test_layers_moved_as_far_as_the_delta_says(run: Path) -> None:
@@ -194,6 +183,7 @@ def mutated(data: st.DataObject, content: Any) -> str:
     return json.dumps(changed)
 
 
+@settings(max_examples=settings().max_examples // 2)  # each is shown twice
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["run", "evaluation"])
 def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest.FixtureRequest) -> None:
@@ -207,6 +197,7 @@ def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest
         path.write_text(whole)
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     changes=st.dictionaries(
         st.sampled_from(

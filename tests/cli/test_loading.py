@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import gc
-import io
-import os
 import subprocess
 import sys
 import time
@@ -11,30 +8,11 @@ from pathlib import Path
 import pytest
 
 from remtta.cli import classifiers
-from remtta.cli.classifiers import import_uncollected, load_torch
-from remtta.cli.progress import heartbeat, progress
+from remtta.cli.classifiers import load_torch
+from remtta.cli.progress import heartbeat
 from remtta.errors import UsageError
 from remtta.options import ModelOptions
-from remtta.runs.place import Place
-from remtta.runs.summary import RunSummary
-
-
-def test_what_a_run_needs_is_imported_without_the_garbage_collector(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "large_library.py").write_text("import gc\ncollected = gc.isenabled()\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    gc.unfreeze()  # what `tests.conftest` froze
-    try:
-        import_uncollected("large_library")
-        assert not sys.modules["large_library"].collected
-        assert gc.isenabled() and gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
-        del sys.modules["large_library"]
-    import_uncollected("remtta.errors")  # which is there
-    assert gc.get_freeze_count() == 0
-    gc.freeze()
+from tests.runs.tiny import adapt_tiny
 
 
 def test_slow_imports_are_announced(
@@ -57,33 +35,40 @@ def test_slow_imports_are_announced(
     assert len(imported) == 3
 
 
-WRONG = """
-adapt nowhere
-adapt . --output .
-adapt a.png --mask-ratios 0,10
-adapt a.png --checkpoint no.pth
-adapt a.png --delta no.safetensors
-eval nowhere
-eval . --checkpoint no.pth
-apply nowhere --output x.safetensors
-export nowhere --format onnx --output x
-doctor nowhere
-bench --methods nothing
-text-embed --model vit_base_patch16_224 --output x.safetensors
+WITHOUT_TORCH = """
+0 --help
+0 methods rem
+0 inspect run
+2 adapt nowhere
+2 adapt . --output .
+2 adapt a.png --mask-ratios 0,10
+2 adapt a.png --checkpoint no.pth
+2 adapt a.png --delta no.safetensors
+2 eval nowhere
+2 eval . --checkpoint no.pth
+2 apply nowhere --output x.safetensors
+2 export nowhere --format onnx --output x
+2 doctor nowhere
+2 bench --methods nothing
+2 text-embed --model vit_base_patch16_224 --output x.safetensors
 """
 
 
-def test_wrong_use_is_reported_without_torch(tmp_path: Path) -> None:
+def test_help_inspection_and_wrong_use_are_quick(frames: Path, tmp_path: Path) -> None:
+    """Without torch; and `--help` without NumPy, OpenCV and Pillow, too."""
     (tmp_path / "a.png").touch()
+    adapt_tiny(frames, tmp_path / "run", "source")
     code = (
-        "import sys\nfrom remtta.cli import main\n"
-        f"for line in {WRONG.strip().splitlines()!r}:\n"
-        "    sys.argv = ['remtta', *line.split()]\n"
+        "import sys\nfrom remtta.cli import main\nheavy = {'torch', 'numpy', 'cv2', 'PIL'}\n"
+        f"for line in {WITHOUT_TORCH.strip().splitlines()!r}:\n"
+        "    sys.argv = ['remtta', *line.split()[1:]]\n"
         "    try: main()\n"
-        "    except SystemExit as end: print(end.code, 'torch' in sys.modules)"
+        "    except SystemExit as end: print('\\nend', end.code or 0, *heavy & sys.modules.keys())"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["2 False"] * 12, done.stderr
+    ends = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("end")]
+    assert [end[0] for end in ends] == [line.split()[0] for line in WITHOUT_TORCH.strip().splitlines()], done.stderr
+    assert ends[0] == ["0"] and not any("torch" in end for end in ends)
 
 
 def test_a_heartbeat_repeats_what_is_being_done(caplog: pytest.LogCaptureFixture) -> None:
@@ -94,17 +79,3 @@ def test_a_heartbeat_repeats_what_is_being_done(caplog: pytest.LogCaptureFixture
         while caplog.messages.count("drawing") < 2 and time.monotonic() < deadline:
             time.sleep(0.01)
     assert caplog.messages[0] == "loading" and caplog.messages.count("drawing") >= 2
-
-
-@pytest.mark.parametrize(("total", "told"), [(None, "7 frames, of how many is not known"), (20, "7/20")])
-def test_a_bar_says_whether_it_knows_how_many_there_will_be(
-    total: int | None, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setitem(os.environ, "COLUMNS", "200")
-    monkeypatch.setitem(os.environ, "TERM", "xterm")
-    with progress(total, hidden=False) as advance:
-        advance(RunSummary(tmp_path, Place(frames=7)))
-    assert told in terminal.getvalue()

@@ -106,15 +106,3 @@ def test_numbers_are_bounded(args: list[str], told: str, capfd: pytest.CaptureFi
 def test_empty_values_are_refused(args: list[str], what: str, capfd: pytest.CaptureFixture[str]) -> None:
     told = f"Error: {what} is empty (is a variable of the shell not set?); give a value, or leave it out"
     assert refusal_of(capfd, *args) == (2, told)
-
-
-@pytest.mark.parametrize("content", ["[" * 100_000, '{"a": 1e999}'])
-def test_an_invalid_class_map_is_reported_in_one_line(
-    content: str, tmp_path: Any, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "map.json").write_text(content)
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree" / "a.png").touch()
-    args = ("doctor", tmp_path / "tree", "--model", "remtta-demo", "--class-map", tmp_path / "map.json")
-    code, line = refusal_of(capfd, *args)
-    assert code == 2 and "is not a class map" in line

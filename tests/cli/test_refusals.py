@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from tests.command import refusal_of
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, tiny_vit
+from tests.evaluation.trees import write_tree
 
 
 def _errors() -> list[Any]:
@@ -22,7 +23,6 @@ def _errors() -> list[Any]:
         (["adapt", "text.mp4", *tiny], 1, "text.mp4 cannot be opened as a video"),
         (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "none of 1 frame could be read"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_225"], 2, "did you mean vit_tiny_patch16_224"),
-        (["eval", "empty", *tiny], 2, "empty: no images in this folder or below it"),
         (["adapt", "frames", *tiny, "--predictions", "-", "--replay"], 2, "add --predictions - and --resume"),
         (["adapt", "frames", *tiny, "--adapt-layers", "0-9"], 2, "no block 9: the model has blocks 0-1"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_224.x"], 2, "choose vit_tiny_patch16_224.augreg"),
@@ -44,7 +44,54 @@ def _errors() -> list[Any]:
             "http://127.0.0.1:9/x cannot be opened as a video (the connection",
         ),
         (["adapt", "htp://me:key@host/x"], 2, 'htp://***@host/x: unknown protocol "htp"; use rtsp://, http://'),
+        *((["eval", *tiny, *args], 2, text) for args, text in _EVAL),
+        *((["corrupt", *args], code, text) for args, code, text in _CORRUPT),
     ]
+
+
+_EVAL: list[tuple[list[str], str]] = [
+    (["nowhere"], "nowhere: no such folder"),
+    (["c", "--methods", "tenth"], 'unknown method "tenth"'),
+    (["c", "--methods", "source,tent", "--margin", "0.1"], "none of source, tent has --margin"),
+    (["c", "--methods", "rem", "--set", "rem.speed=1"], "a setting of rem must be one of"),
+    (["c", "--set", "tent.lr=1"], "with a method of --methods (source, remtta)"),
+    (["c", "--scenario", "sudden"], "scenario must be one of continual"),
+    (["c", "--continual", "--episodic"], "choose one scenario"),
+    (["c", "--seeds", "a"], "--seeds takes whole numbers"),
+    (["c", "--severity", "6"], "severity must be from 1 to 5, got 6"),
+    (["c", "--severity", "4"], "has no severity 4; it has 5"),
+    (["c", "--domains", "snow"], "no domain snow; it has fog"),
+    (["c", "--protocol", "mine"], "'mine' is not one of 'rem-paper', 'rem-paper-cifar'"),
+    (["c", "--protocol", "rem-paper"], "jpeg_compression; it has fog; name the ones to evaluate with --domains"),
+    (["c", "--resize", "some"], "'some' is not one of 'auto', 'always', 'never'"),
+    (["c", "--resume"], "name it with --output"),
+    (["c", "--batch-size", "0"], "--batch-size"),
+    (["c", "--scenario", "gradual", "--severity", "5"], "visits all severities; leave --severity out"),
+    (["c", "--crop-pct", "0"], "crop-pct must be in (0, 1], got 0"),
+    (["c", "--imbalance", "10"], "imbalance must be left out but in label-shift"),
+    (["c", "--cost-ratio", "2"], "cost ratio must be left out but in time-constrained"),
+    (["c", "--scenario", "gradual"], "has no severity 1; it has 5"),
+    (["plain", "--scenario", "gradual"], "these are not there: fog 1, fog 2, fog 3, fog 4, fog 5; choose another"),
+    (["c", "--image-list", "nowhere.txt"], "--image-list: nowhere.txt cannot be read"),
+    (["c", "--class-map", "nowhere.txt"], "nowhere.txt is not a class map"),
+    (["empty"], "no images in this folder or below it"),
+]
+_CORRUPT: list[tuple[list[str], int, str]] = [
+    (["nowhere", "out"], 2, "nowhere: no such file or folder"),
+    (["empty", "out"], 2, "empty: no images in this folder or below it"),
+    (["text.jpg", "out"], 1, "none of 1 image could be read; the first, text.jpg: not an image"),
+    (["frames", "frames"], 2, "frames is the source itself"),
+    (["frames", "text.jpg"], 2, "text.jpg is a file"),
+    (["frames", "text.jpg/out"], 2, "text.jpg is a file, so text.jpg/out cannot be a folder"),
+    (["frames", "c", "-c", "fog"], 2, "c/fog is there, but no corrupt.json says how it was made"),
+    (["frames", "odd"], 2, "odd/corrupt.json cannot be read as a record of remtta corrupt"),
+    (["frames", "out", "-c", "gausian_noise"], 2, "did you mean gaussian_noise; there are"),
+    (["frames", "out", "-c", "standart"], 2, "did you mean standard"),
+    (["frames", "out", "-c", ""], 2, "-c is empty"),
+    (["frames", "out", "-s", "6"], 2, "severity must be from 1 to 5, got 6"),
+    (["frames", "out", "-s", "x"], 2, "--severity takes whole numbers such as 1,2,3, got x"),
+    (["frames", "out", "-s", "0,1"], 2, "severity must be from 1 to 5, got 0"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +100,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("place")
     draw_folder(root / "frames", range(2))
     save_file(tiny_vit().state_dict(), root / "tiny.safetensors")
-    for name in ("empty", "below"):
+    for name in ("empty", "below", "odd"):
         (root / name).mkdir()
     (root / "below" / "run.json").write_text("{}")
+    (root / "odd" / "corrupt.json").write_text('{"corruptions": {"../..": {}}, "settings": 1}')
+    write_tree(root / "c", ["fog"], each=1)
+    write_tree(root / "plain", ["fog"], severities=(), each=1)
     (root / "text.mp4").write_text("no video")
     (root / "text.jpg").write_text("no image")
     return root
@@ -64,7 +114,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("args", "code", "text"),
     _errors(),
-    ids=lambda value: "-".join(value[:2] + value[-1:]) if isinstance(value, list) else None,
+    ids=lambda value: " ".join(value[:1] + value[-3:]) if isinstance(value, list) else None,
 )
 def test_bad_input_gets_one_clear_line_and_its_exit_code(
     args: Sequence[str],
@@ -80,4 +130,4 @@ def test_bad_input_gets_one_clear_line_and_its_exit_code(
     assert exit_code == code
     assert text in told
     made = {path.relative_to(place).parts[0] for path in set(place.rglob("*")) - before}
-    assert made <= {"text"}
+    assert made <= {"text", "out"}

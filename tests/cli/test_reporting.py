@@ -41,8 +41,3 @@ def test_an_error_is_a_json_line(debug: bool, tmp_path: Path, capfd: pytest.Capt
     [line] = messages(capfd)
     assert line["level"] == "error" and line["message"].endswith("nowhere: no such file or folder")
     assert ("Traceback" in line.get("traceback", "")) == debug
-
-
-def test_text_stays_the_default(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert remtta_here("adapt", tmp_path / "nowhere") == 2
-    assert capfd.readouterr().err == f"Error: {tmp_path / 'nowhere'}: no such file or folder\n"

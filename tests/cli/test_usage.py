@@ -13,7 +13,6 @@ import typer
 
 from remtta.cli import app
 from remtta.cli.usage import spread_values
-from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE
 from tests.command import refusal_of, remtta_here
 
@@ -49,11 +48,6 @@ def test_without_a_command_there_is_help_and_no_error(capfd: pytest.CaptureFixtu
     assert remtta_here() == 2
     out, err = capfd.readouterr()
     assert "Usage: " in out and err == ""
-
-
-def test_a_command_that_does_not_stand_alone_raises() -> None:
-    with pytest.raises(UsageError, match="got 2 sources"):
-        app(["adapt", "a", "b"], standalone_mode=False)
 
 
 @pytest.mark.parametrize(

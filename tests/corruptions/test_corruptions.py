@@ -59,28 +59,21 @@ def test_the_parameters_are_the_published_ones() -> None:
     assert hashlib.sha256(told.encode()).hexdigest().startswith("386b0b68d0be8a07")
 
 
-def test_there_are_15_standard_corruptions_and_4_hold_outs() -> None:
-    assert len(STANDARD) == 15
-    assert HOLD_OUTS == ("speckle_noise", "spatter", "gaussian_blur", "saturate")
-    assert list(FUNCTIONS) == list(CORRUPTIONS)
-
-
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_every_size_keeps_its_size_and_the_same_seed_makes_the_same_image(name: str) -> None:
     for number, size in enumerate(ODD_SIZES):
         image = draw_image(number, *size)
         before = image.tobytes()
-        for severity in (1, 5):
-            corrupted = corrupt(image, name, severity, rng(number))
-            assert (corrupted.size, corrupted.mode) == (size, "RGB")
-            assert corrupted.tobytes() == corrupt(image, name, severity, rng(number)).tobytes()
+        corrupted = corrupt(image, name, 5, rng(number))
+        assert (corrupted.size, corrupted.mode) == (size, "RGB")
+        assert corrupted.tobytes() == corrupt(image, name, 5, rng(number)).tobytes()
         assert image.tobytes() == before
 
 
 @pytest.mark.parametrize("parameter_set", ["imagenet", "cifar"])
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_psnr_falls_with_severity(name: str, parameter_set: ParameterSet) -> None:
-    size, count = (96, 3) if parameter_set == "imagenet" else (32, 20)
+    size, count = (96, 2) if parameter_set == "imagenet" else (32, 10)
     images = [picture(size, seed) for seed in range(count)]
     means = [
         np.mean([psnr(image, corrupt(image, name, severity, rng(seed))) for seed, image in enumerate(images)])
@@ -195,11 +188,6 @@ def test_a_wide_gaussian_is_the_same_by_fourier_transform(monkeypatch: pytest.Mo
     assert np.allclose(wide, gaussian(noise, 12), atol=1e-5)
 
 
-def test_gaussian_of_no_reach_changes_nothing() -> None:
-    noise = rng().random((9, 9), dtype=np.float32)
-    assert np.array_equal(gaussian(noise, 0.05), noise)
-
-
 def test_the_motion_kernel_is_one_side_of_a_gaussian_on_a_line() -> None:
     kernel = motion_kernel(10, 3, 0)
     assert kernel.shape == (41, 41)
@@ -279,7 +267,7 @@ def test_fog_follows_its_formula() -> None:
     assert fog(np.zeros_like(image), rng(), 1, amount=1.5, decay=2).max() == 0
 
 
-@pytest.mark.parametrize("number", range(NUM_TEXTURES))
+@pytest.mark.parametrize("number", [0, NUM_TEXTURES - 1])
 def test_the_ice_is_bluish_white_on_dark_without_a_seam(number: int) -> None:
     texture = ice_texture(number, 224)
     assert texture.shape == (512, 512, 3)

@@ -45,7 +45,7 @@ def test_every_sign_and_every_condition_makes_an_image() -> None:
 
 def test_the_embedded_model_reads_clear_signs() -> None:
     rng = np.random.default_rng(123)
-    labels = np.arange(88) % len(CLASS_NAMES)
+    labels = np.arange(44) % len(CLASS_NAMES)
     model = load_model(EMBEDDED)
     frames = [Image.fromarray(render_sign(int(label), rng)) for label in labels]
     transform = preprocessing_of(model).transform()
@@ -59,7 +59,7 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
 ) -> None:
     caplog.set_level("INFO", "remtta")
     doing: list[str] = []
-    result = run_demo(tmp_path / "demo", frames_per_condition=10, on_progress=doing.append)
+    result = run_demo(tmp_path / "demo", frames_per_condition=4, on_progress=doing.append)
     table = result.table()
     assert re.search(r"noise +\d+\.\d +\d+\.\d", table)
     for method in ("source", "remtta"):
@@ -68,12 +68,12 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
         wrong = [row["class"] != int(label) for row, label in zip(rows, labels, strict=True)]
         record = record_of(tmp_path / "demo" / method)
         assert ("mask_ratios" in record["method"]) == (method == "remtta")
-        assert result.errors(method)["noise"] == pytest.approx(100 * sum(wrong[10:20]) / 10)
-    assert remtta.load_delta(result.delta).updates == math.ceil(10 * len(CONDITIONS) / 20)
+        assert result.errors(method)["noise"] == pytest.approx(100 * sum(wrong[4:8]) / 4)
+    assert remtta.load_delta(result.delta).updates == math.ceil(4 * len(CONDITIONS) / 20)
     with Image.open(result.picture) as picture:
         assert picture.width == 960
-    assert "10 frames of each condition are few for the picture, whose curve is a mean over 80" in caplog.text
-    assert {"drawing frames: 60 of 60", "source: 60 of 60 frames", "remtta: 20 of 60 frames"} <= set(doing)
+    assert "4 frames of each condition are few for the picture, whose curve is a mean over 80" in caplog.text
+    assert {"drawing frames: 24 of 24", "source: 24 of 24 frames", "remtta: 20 of 24 frames"} <= set(doing)
     check_labelled(result)
     with pytest.raises(UsageError, match="is not empty"):
         run_demo(tmp_path / "demo", frames_per_condition=20)

@@ -100,12 +100,6 @@ def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.
     assert caplog.messages == ["the domains differ in their number of images: snow5 21, fog5 20"]
 
 
-def test_a_tree_of_ones_own_may_have_a_fog_and_no_snow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    write_tree(tmp_path, ["fog", "night"], severities=(), each=1)
-    assert [domain.name for domain in open_tree(tmp_path).domains] == ["fog", "night"]
-    assert not caplog.messages
-
-
 def test_a_limit_takes_the_same_images_of_every_domain(tmp_path: Path) -> None:
     dataset = open_tree(write_tree(tmp_path / "c"), limit=8)
     names = [["/".join(source.split("/")[-2:]) for source in domain.sources] for domain in dataset.domains]

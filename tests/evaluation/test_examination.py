@@ -75,13 +75,6 @@ def test_too_few_images_are_refused(signs: Path, capfd: pytest.CaptureFixture[st
     assert told == (1, f"Error: {signs / 'stop'}: 5 readable images, and the doctor needs 16")
 
 
-def test_an_invalid_source_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
-    assert refusal_of(capfd, "doctor", "nowhere", "--model", "remtta-demo") == (
-        2,
-        "Error: nowhere: no such file or folder",
-    )
-
-
 def test_candidates_have_each_preprocessing_once() -> None:
     candidates = candidates_of(HALF)
     assert candidates[0] == Candidate("mean, std: 0.5", HALF)

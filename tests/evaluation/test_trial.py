@@ -21,7 +21,6 @@ from remtta.methods.rdumb import RDumbConfig
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import MethodConfig, REMConfig
 from remtta.methods.source import SourceConfig
-from remtta.methods.vdp import VDPConfig
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions
 from tests.conftest import tiny_vit
@@ -160,13 +159,6 @@ def test_deltas_count_from_the_last_reset_and_results_count_all(by: str, tree: D
     assert (run["seeds"]["0"]["adapted_images"], run["seeds"]["0"]["updates"]) == counts[by][2:]
     assert sum(row["adapted"] for row in rows) == counts[by][2]
     assert by != "config" or not any(row["update"] for row in rows)
-
-
-def test_trained_numbers_are_reported_also_where_they_are_no_weights(tree: Dataset, tmp_path: Path) -> None:
-    methods = {"source": SourceConfig(), "vdp": VDPConfig()}
-    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods)["methods"]
-    # Two prompts of 3 x 8 x 8.
-    assert [content["trainable_parameters"] for content in results.values()] == [0, 384]
 
 
 # --- Resets and beginnings ---------------------------------------------------------------------------------------

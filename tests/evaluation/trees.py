@@ -9,7 +9,7 @@ from typing import Any
 from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.domains import Dataset
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
-from tests.conftest import NUM_CLASSES, draw_image
+from tests.conftest import NUM_CLASSES, png
 
 CLASSES = [f"class_{letter}" for letter in "abcdefg"]
 
@@ -30,7 +30,7 @@ def write_tree(
                 folder.mkdir(parents=True)
                 for copy in range(each):
                     seed = place * 10_000 + severity * 1000 + number * 10 + copy
-                    draw_image(seed, size, size).save(folder / f"{copy}.png")
+                    (folder / f"{copy}.png").write_bytes(png(seed, size, size))
     return root
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -9,8 +10,8 @@ from torch import Tensor, nn
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.centring import Centre
 from remtta.methods.method import build_method
-from remtta.methods.settings import METHOD_TABLE, method_config
-from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from remtta.methods.settings import method_config
+from tests.conftest import NUM_CLASSES, Mould, random_images, tiny_vit
 
 CLASSES, CPU = 10, torch.device("cpu")
 
@@ -40,12 +41,18 @@ def errors(logits: Tensor, labels: Tensor) -> float:
 
 
 def varied_vit() -> nn.Module:
+    vit: nn.Module = _varied().copy()
+    return vit
+
+
+@functools.cache
+def _varied() -> Mould:
     """A tiny ViT whose answers are of all classes, but for a shift."""
     model: Any = tiny_vit(depth=4)
     with torch.no_grad():
         model.head.weight *= 5
         model.head.bias -= model(random_images(64)).mean(0) - torch.linspace(-0.5, 0.5, NUM_CLASSES)
-    return model
+    return Mould(model)
 
 
 def centred(name: str = "rem", **settings: object) -> ObservedMethod:
@@ -115,12 +122,8 @@ def test_it_continues_from_its_state() -> None:
     assert torch.equal(torch.cat([answers, follow(second, logits[60:])]), expected)
 
 
-SHARED = [name for name, named in METHOD_TABLE.items() if "centre" not in named.config.unused and name != "norm"]
-
-
-@pytest.mark.parametrize("name", ["rem", "tent", "sar", "cotta", "lame", "centre"])
+@pytest.mark.parametrize("name", ["rem", "cotta", "lame"])
 def test_a_method_follows_each_batch_once(name: str) -> None:
-    assert name in SHARED
     adapter, images = centred(name), random_images(12)
     net = adapter.method.net
     plain = varied_vit()(images[:6]).detach()
@@ -134,9 +137,8 @@ def test_a_method_follows_each_batch_once(name: str) -> None:
     assert net.centre is not None and not net.centre.waits
 
 
-@pytest.mark.parametrize("name", ["rem", "tent", "eta"])
-def test_a_micro_batch_gives_the_same_update(name: str) -> None:
-    whole, parts = centred(name, micro_batch=6), centred(name, micro_batch=2)
+def test_a_micro_batch_gives_the_same_update() -> None:
+    whole, parts = centred(micro_batch=6), centred(micro_batch=2)
     for seed in range(3):
         images = random_images(6, seed=seed)
         assert torch.allclose(whole.predict(images).logits, parts.predict(images).logits, atol=1e-4)

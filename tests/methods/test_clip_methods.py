@@ -16,16 +16,15 @@ from remtta.methods.augmentations import random_view
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.loading import load_model
-from remtta.options import GuardOptions
-from tests.conftest import draw_folder, random_images, tiny_vit
-from tests.models.tiny_clip import NAMES, tiny_clip
-from tests.runs.test_resume import assert_goes_on
+from tests.conftest import random_images, tiny_vit
+from tests.models.tiny_clip import NAMES, copied, tiny_clip
 
 TEMPLATES = ("a photo of a {}", "art of the {}.")
-OPTIONS = {"save_every": 1, "guard": GuardOptions(answer="both")}
 SETTINGS: dict[str, dict[str, Any]] = {
     "clipartt": {"lr": 0.01, "steps": 2, "episodic": False},
     "tpt": {"num_views": 6, "certain_share": 0.5},
+    "watt": {"lr": 0.01, "rounds": 1, "steps": 1, "episodic": False},
+    "rem-watt": {"lr": 0.01, "rounds": 1, "steps": 1, "episodic": False, "masking": "random"},
 }
 
 
@@ -44,7 +43,7 @@ def loaded(place: Path) -> Any:
 @pytest.fixture
 def model(loaded: Any) -> Any:
     """Return a copy of the model, including its text tower."""
-    own = copy.deepcopy(loaded).requires_grad_(False)
+    own = copied(loaded).requires_grad_(False)
     with torch.no_grad():  # a head of its own scale, so that predictions are of any certainty
         own.head.scale.fill_(8.0)
     return own
@@ -74,7 +73,7 @@ def build(name: str, model: Any, **more: Any) -> Any:
 
 
 def test_clipartt_equals_a_plain_loop(model: Any) -> None:
-    other, images = copy.deepcopy(model), random_images(4)
+    other, images = copied(model), random_images(4)
     method = build("clipartt", model, episodic=True)
     optimizer = torch.optim.Adam(norms(other), lr=0.01)
     for _ in range(2):
@@ -128,7 +127,7 @@ def test_tpt_equals_a_plain_loop_image_by_image(model: Any) -> None:
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_it_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, name: str) -> None:
-    through, resumed = build(name, copy.deepcopy(model)), build(name, copy.deepcopy(model))
+    through, resumed = build(name, copied(model)), build(name, copied(model))
     start = through.predict(random_images(4, 9))
     through(random_images(4))
     resumed.load_state(copy.deepcopy(through.state()))
@@ -140,13 +139,6 @@ def test_it_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any
     assert torch.equal(resumed.predict(random_images(4, 9)), through.predict(random_images(4, 9)))
     resumed.reset()
     assert torch.equal(resumed.predict(random_images(4, 9)), start)
-
-
-def test_a_stopped_run_continues_bit_for_bit_and_writes_no_delta(model: Any, tmp_path: Path) -> None:
-    frames = draw_folder(tmp_path / "frames", range(7))
-    config = method_config("tpt", SETTINGS["tpt"], batch_size=3)
-    assert_goes_on(model, frames, tmp_path, method="tpt", config=config, options=OPTIONS)
-    assert not (tmp_path / "run" / "delta.safetensors").exists()
 
 
 def test_many_sentences_have_the_gradients_of_few(model: Any) -> None:
@@ -168,7 +160,10 @@ def test_what_does_not_fit_is_refused_in_a_line(loaded: Any, place: Path, monkey
             build_method(name, tiny_vit())
     with pytest.raises(ModelError, match="has none; choose --prompts"):
         build_method("tpt", load_model(f"clip:{place / 'model'}", labels=NAMES, prompts=["{} here"]))
-    with pytest.raises(UsageError, match="micro-batch must be left out with CLIPArTT"):
-        method_config("clipartt", {"micro_batch": 2}, batch_size=4)
+    for name, shown in {"clipartt": "CLIPArTT", "watt": "WATT"}.items():
+        with pytest.raises(UsageError, match=f"micro-batch must be left out with {shown}"):
+            method_config(name, {"micro_batch": 2}, batch_size=4)
+    with pytest.raises(ModelError, match="add --prompts watt"):
+        build_method("rem-watt", load_model(f"clip:{place / 'model'}", labels=NAMES))
     with pytest.raises(UsageError, match="adapt-layers"):
         method_config("tpt", {"adapt_layers": "all"}, batch_size=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import math
 from typing import Any
 
@@ -78,19 +77,6 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
     assert foa.delta() == {}
 
 
-def test_the_prediction_is_of_the_fittest_and_never_less_fit_than_the_source_at_first() -> None:
-    foa, images = _foa(dataclasses.replace(CONFIG, distance_weight=0.0)), random_images(5)
-    source = foa.predict(images)
-    with torch.no_grad():
-        torch.testing.assert_close(source, tiny_vit(depth=4)(images))
-    predicted = foa(images)
-
-    def total(logits: Tensor) -> float:
-        return float(-(logits.softmax(1) * logits.log_softmax(1)).sum())
-
-    assert total(predicted) < total(source)
-
-
 def test_prompts_without_effect_and_a_stream_like_the_source_leave_predictions_as_they_were() -> None:
     foa = _foa()
     foa.objective.memory["running"] = foa.objective.statistics["mean"][-1]  # the shift is then zero
@@ -100,11 +86,6 @@ def test_prompts_without_effect_and_a_stream_like_the_source_leave_predictions_a
     foa.objective.memory["running"] = foa.objective.memory["running"] + 1.0
     with torch.no_grad():
         assert not torch.allclose(foa.predict(images), tiny_vit(depth=4)(images), atol=1e-3)
-
-
-def test_a_first_call_without_statistics_names_the_option() -> None:
-    with pytest.raises(UsageError, match="--source-data FOLDER"):
-        made(FOA, tiny_vit(depth=4), CONFIG)(random_images(2))
 
 
 def test_statistics_do_not_depend_on_what_was_learned_nor_on_the_batches() -> None:

@@ -99,13 +99,6 @@ def test_it_stops_where_one_more_step_changes_nothing() -> None:
     torch.testing.assert_close((log_q + affinity @ z).softmax(-1), z, atol=5e-5, rtol=0)
 
 
-def test_neighbours_are_the_nearest_by_angle_never_oneself() -> None:
-    features = torch.tensor([[1.0, 0.0], [10.0, 1.0], [0.0, 1.0], [0.1, 5.0]])
-    expected = [[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
-    assert neighbour_affinity(features, 1).tolist() == expected
-    assert neighbour_affinity(features, 9).tolist() == (1 - torch.eye(4)).tolist()
-
-
 def test_one_image_is_predicted_as_the_source_model_does() -> None:
     with torch.no_grad():
         expected = tiny_vit()(random_images(1)).softmax(1)

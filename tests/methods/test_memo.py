@@ -11,7 +11,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_tensor
 
-from remtta.errors import UsageError
 from remtta.methods.augmentations import _OPERATIONS, _affine, augmix
 from remtta.methods.losses import marginal_entropy
 from remtta.methods.memo import MEMO, MEMOConfig
@@ -154,8 +153,3 @@ def test_augmix_repeats_with_the_seed_and_stays_in_range() -> None:
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[1], draws[2])
     assert all(0 <= float(out.min()) <= float(out.max()) <= 1 + 1e-6 for out in draws)
-
-
-def test_no_views_are_refused() -> None:
-    with pytest.raises(UsageError, match="num_augmentations must be >= 1, got 0"):
-        MEMOConfig(num_augmentations=0)

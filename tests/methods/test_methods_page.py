@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-
 from remtta.methods.settings import METHOD_TABLE, algorithm_of, method_config
 from remtta.options.option import read_pairs
 
@@ -31,14 +29,14 @@ def settings() -> list[tuple[str, str]]:
     ]
 
 
-@pytest.mark.parametrize(("method", "pairs"), settings())
-def test_a_setting_for_the_official_behaviour_exists_and_changes_something(method: str, pairs: str) -> None:
-    given = read_pairs(pairs.split(), "--set")
-    config = method_config(method, given, batch_size=64 + 1)
-    assert all(getattr(config, name) == value for name, value in given.items())
-    assert not set(given) & set(config.unused)
-    default = method_config(method, {}, batch_size=64 + 1)
-    assert all(getattr(config, name) != getattr(default, name) for name in given)
+def test_a_setting_for_the_official_behaviour_exists_and_changes_something() -> None:
+    for method, pairs in settings():
+        given = read_pairs(pairs.split(), "--set")
+        config = method_config(method, given, batch_size=64 + 1)
+        assert all(getattr(config, name) == value for name, value in given.items()), method
+        assert not set(given) & set(config.unused), method
+        default = method_config(method, {}, batch_size=64 + 1)
+        assert all(getattr(config, name) != getattr(default, name) for name in given), method
 
 
 def test_every_method_with_an_official_code_has_its_rows() -> None:

@@ -59,7 +59,7 @@ def test_too_few_clean_images_for_a_snapshot_are_refused() -> None:
 OFFICIAL = {"start": "mean", "all_parameters": False}
 
 
-@pytest.mark.parametrize("changes", [{}, {"start": "mean"}, {"all_parameters": False}, OFFICIAL])
+@pytest.mark.parametrize("changes", [{}, OFFICIAL])
 def test_three_updates_equal_a_plain_student_and_teacher_near_the_posterior(changes: dict[str, Any]) -> None:
     petal = _petal(dataclasses.replace(CONFIG, **changes))
     mean, variance = _plain_posterior()
@@ -111,7 +111,7 @@ def test_an_optimizer_that_writes_to_the_gradients_changes_nothing() -> None:
     torch.testing.assert_close(dict(one.objective.trained), dict(two.objective.trained), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("share", [0.003, 0.2, 0.999, 0.0])
+@pytest.mark.parametrize("share", [0.2, 0.0])
 def test_the_weights_below_the_quantile_go_back(share: float) -> None:
     petal = _petal(dataclasses.replace(CONFIG, restore=share))
     gradients = torch.arange(1.0, 1 + sum(tensor.numel() for tensor in petal.objective.trained.values()))
@@ -160,10 +160,3 @@ def test_a_delta_is_not_undone_by_the_posteriors_mean() -> None:
     for petal in (before, after):
         torch.testing.assert_close(petal.predict(random_images(2)), expected)
         assert petal.num_updates == 3
-
-
-def test_a_first_call_without_statistics_names_the_option_and_changes_nothing() -> None:
-    petal = made(PETAL, tiny_vit(), CONFIG)
-    with pytest.raises(UsageError, match="--source-data FOLDER"):
-        petal(random_images(2))
-    assert petal.num_updates == 0

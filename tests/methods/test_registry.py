@@ -41,7 +41,7 @@ PASSABLE["deyo"]["plpd_margin"] = 0.0
 
 KINDS = ["source", "tent", "rem", "sar", "roid", "cotta", "vida", "memo", "foa", "vdp", "becotta"]
 """One method of each way to predict and to learn."""
-BY_IMAGE = ["tent", "eata", "sar", "deyo", "rem", "cotta", "petal", "vida", "continual-mae", "vdp", "becotta"]
+BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "becotta"]
 """One of each way to go through a batch in parts."""
 
 _LEARNED: dict[str, dict[str, Tensor]] = {}
@@ -139,7 +139,7 @@ def test_predicting_changes_nothing_and_equals_the_next_prediction(name: str) ->
         torch.testing.assert_close(run(method, 1), predicted)
 
 
-@pytest.mark.parametrize("name", ON_VITS)
+@pytest.mark.parametrize("name", [*KINDS, "eta", "petal", "cmf", "continual-mae"])
 def test_a_batch_of_one_and_a_reset(name: str) -> None:
     method = make(name)
     source = method.predict(random_images(3, 2))
@@ -155,7 +155,7 @@ def test_a_batch_of_one_and_a_reset(name: str) -> None:
     assert torch.equal(run(method, 0, count=1), first)
 
 
-@pytest.mark.parametrize("name", ["tent", "rem", "cotta", "foa"])
+@pytest.mark.parametrize("name", ["rem", "cotta"])
 def test_a_caller_in_inference_mode_changes_nothing(name: str) -> None:
     inside, outside = make(name), make(name)
     for seed in range(2):
@@ -167,7 +167,7 @@ def test_a_caller_in_inference_mode_changes_nothing(name: str) -> None:
     assert inside.num_updates == 0
 
 
-@pytest.mark.parametrize("name", ["source", "rem", "sar", "cotta", "foa"])
+@pytest.mark.parametrize("name", ["rem", "cotta"])
 def test_bf16_is_near_and_gives_float32(name: str) -> None:
     exact, fast = make(name), make(name, precision="bf16")
     for seed in range(2):  # the second is after an update
@@ -182,7 +182,7 @@ AUGMENTED = {"augment_below": 1.0, "num_augmentations": 3}
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        *((name, {}) for name in [*KINDS, "lame", "cmf", "supervised"] if name not in ("cotta", "vida")),
+        *((name, {}) for name in [*KINDS, "lame", "supervised"] if name not in ("cotta", "vida")),
         ("cotta", {**AUGMENTED, "episodic": True}),
         ("cotta", {**AUGMENTED, "steps": 2, "micro_batch": 2}),
         ("petal", AUGMENTED),
@@ -202,7 +202,7 @@ def test_answering_first_and_learning_then_comes_to_the_same(name: str, settings
     torch.testing.assert_close(apart.delta(), together.delta())
 
 
-@pytest.mark.parametrize("name", ["tent", "rem", "sar", "cotta", "becotta"])
+@pytest.mark.parametrize("name", ["tent", "rem", "cotta"])
 def test_the_answer_is_the_first_steps_or_the_last_ones(name: str) -> None:
     first, last, single = make(name, steps=3), make(name, steps=3, answer="last"), make(name)
     by_steps = [run(single, 0) for _ in range(3)]
@@ -230,7 +230,7 @@ def test_only_the_last_step_may_answer_in_place_of_the_first() -> None:
         method_config("tent", {"answer": "first"}, batch_size=8)
 
 
-@pytest.mark.parametrize("settings", [{"episodic": True}, {"steps": 2}, {"micro_batch": 2}, {"masking": "random"}])
+@pytest.mark.parametrize("settings", [{"episodic": True}, {"steps": 2}])
 def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     together, apart = make("rem", **settings), make("rem", **settings)
     passes: list[int] = []
@@ -241,7 +241,7 @@ def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monke
         return run_last(self, tokens, place)
 
     monkeypatch.setattr(ViT, "_run_last", counted)
-    for seed in range(3):
+    for seed in range(2):
         torch.testing.assert_close(apart.answer(random_images(5, seed)), run(together, seed))
         passes.clear()
         apart.learn()
@@ -270,14 +270,6 @@ def test_a_reset_leaves_no_gradients_to_the_next_method() -> None:
     assert any(parameter.grad is not None for parameter in model.parameters())
     tent.reset()
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_no_confident_prediction_is_no_update() -> None:
-    method = build_method(
-        "pseudo-label", tiny_vit(), method_config("pseudo-label", {"threshold": 0.9999}, batch_size=5)
-    )
-    assert torch.isfinite(run(method, 0)).all()
-    assert method.num_updates == 0
 
 
 def test_the_views_of_the_last_batch_are_kept() -> None:

@@ -16,19 +16,12 @@ from remtta.errors import UsageError
 from remtta.methods.method import Method, Updater
 from remtta.methods.rem import RankedEntropy
 from remtta.methods.settings import method_config
-from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.conftest import NUM_CLASSES, random_images
+from tests.methods.making import vivid_vit
 from tests.methods.reference import ReferenceREM
 
-NUM_BATCHES = 4
+NUM_BATCHES = 3
 RATIOS = (0.0, 0.25, 0.5)
-
-
-def vivid_vit() -> Any:
-    """The tiny ViT with predictions from nearly certain to nearly uniform."""
-    model: Any = tiny_vit(depth=4)
-    with torch.no_grad():
-        model.head.weight.mul_(2)
-    return model
 
 
 def batch(seed: int) -> Tensor:
@@ -36,7 +29,7 @@ def batch(seed: int) -> Tensor:
 
 
 def make(**settings: Any) -> Updater[RankedEntropy]:
-    return REM(vivid_vit(), REMConfig(RATIOS, **{"lr": 0.02, "optimizer": "sgd", **settings}))
+    return REM(vivid_vit(2), REMConfig(RATIOS, **{"lr": 0.02, "optimizer": "sgd", **settings}))
 
 
 class PlainVariant(ReferenceREM):
@@ -44,7 +37,7 @@ class PlainVariant(ReferenceREM):
 
     def __init__(self, config: REMConfig) -> None:
         weight, margin = config.ranking_weight, config.margin
-        super().__init__(vivid_vit(), config.mask_ratios, weight, margin, config.optimizer, config.lr, blocks=3)
+        super().__init__(vivid_vit(2), config.mask_ratios, weight, margin, config.optimizer, config.lr, blocks=3)
         self.config = config
         self.generator = torch.Generator().manual_seed(0)  # tiny_vit's seed, which torch's initial one is then
         self.confident: list[list[bool]] = []
@@ -110,8 +103,6 @@ def changes_by_default() -> Tensor:
         ({"masking": "background"}, None),
         ({"masking": "features", "margin": 0.1}, 3),
         ({"consistency_weight": 0.0, "margin": 0.1}, None),
-        ({"consistency_weight": 0.3}, 3),
-        ({"ranking_weight": 0.0}, None),
         ({"confident_below": 0.5}, None),
         ({"confident_below": 0.5, "masking": "random", "margin": 0.1, "optimizer": "adam", "lr": 2e-3}, 3),
         ({"confident_below": 0.7, "masking": "background", "ranking_weight": 0.5}, 3),
@@ -161,9 +152,8 @@ def test_looking_at_random_masks_does_not_change_the_next_update() -> None:
     assert torch.equal(changes(looked), changes(plain))
 
 
-@pytest.mark.parametrize("settings", [{}, {"confident_below": 0.6}], ids=str)
-def test_a_saved_state_continues_with_the_same_masks_and_weights(settings: dict[str, Any]) -> None:
-    settings = {"masking": "random", **settings}
+def test_a_saved_state_continues_with_the_same_masks_and_weights() -> None:
+    settings: dict[str, Any] = {"masking": "random", "confident_below": 0.6}
     rem = make(**settings)
     for seed in range(3):
         rem(batch(seed))
@@ -193,14 +183,8 @@ def test_a_batch_without_a_confident_image_is_not_learned_from() -> None:
             {"masking": "foreground"},
             "masking must be auto, attention, random, background, features or gradcam, got foreground",
         ),
-        ({"consistency_weight": -1.0}, "consistency_weight must be >= 0"),
-        ({"consistency_weight": math.nan}, "consistency_weight must be >= 0"),
         ({"consistency_weight": 0.0, "ranking_weight": 0.0}, "consistency_weight must be > 0 where lambda is 0"),
-        ({"confident_below": 0.0}, r"confident_below must be in \(0, 1\]"),
-        ({"confident_below": math.inf}, r"confident_below must be in \(0, 1\]"),
-        ({"episodic": "yes"}, "rem's episodic must be true or false, got yes"),
         ({"masking": ["random"]}, "masking must be auto, attention"),
-        ({"confident_below": "often"}, "rem's confident_below must be a number or None, got often"),
     ],
     ids=str,
 )

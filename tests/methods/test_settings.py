@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -54,9 +52,8 @@ def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, 
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("method", METHOD_TABLE)
-def test_no_setting_is_infinite_or_below_its_bounds(method: str) -> None:
-    for member in members_of(METHOD_TABLE[method].config):
+def test_no_setting_is_infinite_or_below_its_bounds() -> None:
+    for method, member in [(name, each) for name, named in METHOD_TABLE.items() for each in members_of(named.config)]:
         bounds = member.first(Bounds) or Bounds()
         assert member.type is not float or bounds != Bounds()
         values: list[float] = [math.inf, -math.inf, math.nan] if member.type is float else []
@@ -66,27 +63,7 @@ def test_no_setting_is_infinite_or_below_its_bounds(method: str) -> None:
                 method_config(method, {member.name: value}, batch_size=8)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
-        ({"topk": 0}, "topk must be >= 1, got 0"),
-        ({"save_every": -3}, "save_every must be >= 1, got -3"),
-        ({"reset_every": 0}, "reset_every must be >= 1, got 0"),
-    ],
-)
-def test_a_run_option_out_of_range_is_refused_by_name_and_value(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        RunOptions(**changes)
-    assert str(caught.value) == message
-
-
 def test_the_edges_of_the_ranges_are_accepted() -> None:
     config = REMConfig(mask_ratios=(0.0, 0.999), ranking_weight=0.0, margin=0.0, momentum=0.0, micro_batch=1)
     options = RunOptions(batch_size=1, topk=1, save_every=1, reset_every=1)
     assert (config.mask_ratios, config.micro_batch, options.reset_every) == ((0.0, 0.999), 1, 1)
-
-
-def test_settings_are_there_without_importing_torch() -> None:
-    code = "import sys, remtta.methods.settings; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

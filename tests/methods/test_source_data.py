@@ -15,7 +15,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from remtta import RunOptions, adapt_stream
 from remtta.errors import CheckpointError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.files import cache_folder
@@ -72,18 +71,14 @@ def clean(tmp_path: Path) -> Path:
     return folder
 
 
-def adapt(frames: Path, output: Path, source: Path | None, model: nn.Module | None = None, **changes: Any) -> Any:
-    """The record of a run with the anchored method."""
+def learn(source: Path, model: nn.Module | None = None, **changes: Any) -> dict[str, Any]:
+    """What a record says that the anchored method learned from."""
     config = TentConfig(**{"lr": 0.01, **changes})
-    options = RunOptions(batch_size=6)
-    adapt_stream(
-        model or tiny_vit(), frames, output, method="anchored", config=config, options=options, source_data=source
-    )
-    return json.loads((output / "run.json").read_text())["source_statistics"]
+    return learn_from_source(build_method("anchored", model or tiny_vit(), config), source, method="anchored")
 
 
-def test_statistics_are_those_of_the_preprocessed_images(frames: Path, clean: Path, tmp_path: Path) -> None:
-    record = adapt(frames, tmp_path / "run", clean)
+def test_statistics_are_those_of_the_preprocessed_images(clean: Path, tmp_path: Path) -> None:
+    record = learn(clean)
     model = tiny_vit()
     chosen = preprocessing_of(model)
     images = torch.stack([chosen.transform()(load_image(path)) for path in sorted(clean.rglob("*.png"))])
@@ -95,23 +90,19 @@ def test_statistics_are_those_of_the_preprocessed_images(frames: Path, clean: Pa
 
 
 def test_statistics_are_computed_once_and_the_log_says_where_they_are_read_from(
-    frames: Path, clean: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    clean: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = adapt(frames, tmp_path / "one", clean)
+    first = learn(clean)
     with caplog.at_level(logging.INFO, logger="remtta"):
-        assert adapt(frames, tmp_path / "two", clean) == first
+        assert learn(clean) == first
     assert Anchored.computed == 1
     assert f"its statistics are read from {first['path']}" in caplog.text
     assert "anchored learned from only 5 source images; a few hundred are better" in caplog.text
-    predictions = [(tmp_path / name / "predictions.jsonl").read_text() for name in ("one", "two")]
-    assert predictions[0] == predictions[1]
 
 
 @pytest.mark.parametrize("changed", ["file", "time", "weights", "setting", "preprocessing"])
-def test_statistics_are_computed_again_when_what_they_depend_on_changes(
-    changed: str, frames: Path, clean: Path, tmp_path: Path
-) -> None:
-    first = adapt(frames, tmp_path / "one", clean)
+def test_statistics_are_computed_again_when_what_they_depend_on_changes(changed: str, clean: Path) -> None:
+    first = learn(clean)
     model: Any = tiny_vit(seed=3 if changed == "weights" else 0)
     if changed == "preprocessing":
         model.pretrained_cfg = {**model.pretrained_cfg, "mean": (0.4, 0.5, 0.5)}
@@ -120,7 +111,7 @@ def test_statistics_are_computed_again_when_what_they_depend_on_changes(
     if changed == "time":
         os.utime(clean / "0.png", ns=(1, 1))
     settings = {"adapt_layers": "0-1"} if changed == "setting" else {}
-    second = adapt(frames, tmp_path / "two", clean, model, **settings)
+    second = learn(clean, model, **settings)
     assert Anchored.computed == 2 and second["path"] != first["path"]
 
 
@@ -144,51 +135,45 @@ def test_statistics_are_kept_under_settings_they_do_not_depend_on(
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: data[:-1] + bytes([data[-1] ^ 1])])
 def test_a_damaged_cache_is_computed_again_with_a_warning(
-    damage: Any, frames: Path, clean: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    damage: Any, clean: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = adapt(frames, tmp_path / "one", clean)
+    first = learn(clean)
     path = Path(first["path"])
     path.write_bytes(damage(path.read_bytes()))
-    assert adapt(frames, tmp_path / "two", clean) == first
+    assert learn(clean) == first
     assert Anchored.computed == 2
     assert [record.levelname for record in caplog.records if "computed again" in record.message] == ["WARNING"]
 
 
-def test_a_file_of_statistics_may_be_named_and_must_fit(frames: Path, clean: Path, tmp_path: Path) -> None:
-    first = adapt(frames, tmp_path / "one", clean)
+def test_a_file_of_statistics_may_be_named_and_must_fit(clean: Path, tmp_path: Path) -> None:
+    first = learn(clean)
     named = tmp_path / "kept.safetensors"
     named.write_bytes(Path(first["path"]).read_bytes())
-    second = adapt(frames, tmp_path / "two", named)
+    second = learn(named)
     assert first["source_data"] == str(clean)
     assert second == {**first, "source_data": str(named), "path": str(named)}
     assert Anchored.computed == 1
     with pytest.raises(CheckpointError, match=r"kept.safetensors was made with another model_sha256"):
-        adapt(frames, tmp_path / "three", named, tiny_vit(seed=3))
+        learn(named, tiny_vit(seed=3))
     named.write_bytes(named.read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="not a readable file of source statistics"):
-        adapt(frames, tmp_path / "four", named)
-    assert not (tmp_path / "three").exists() and not (tmp_path / "four").exists()
+        learn(named)
 
 
-def test_images_that_cannot_be_read_are_left_out(
-    frames: Path, clean: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_images_that_cannot_be_read_are_left_out(clean: Path, caplog: pytest.LogCaptureFixture) -> None:
     (clean / "broken.png").write_text("no image")
-    assert adapt(frames, tmp_path / "run", clean)["images"] == 5
+    assert learn(clean)["images"] == 5
     assert "skipped the source image" in caplog.text and "broken.png" in caplog.text
 
 
-def test_folders_without_a_readable_image_are_refused(frames: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "bad"
-    folder.mkdir()
+def test_folders_without_a_readable_image_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no images in"):
-        adapt(frames, tmp_path / "run", folder)
-    (folder / "broken.png").write_text("no image")
+        learn(tmp_path)
+    (tmp_path / "broken.png").write_text("no image")
     with pytest.raises(StreamError, match=r"none of 1 image could be read"):
-        adapt(frames, tmp_path / "run", folder)
+        learn(tmp_path)
     with pytest.raises(UsageError, match=r"is neither a folder of images nor a \.safetensors file"):
-        adapt(frames, tmp_path / "run", folder / "broken.png")
-    assert not (tmp_path / "run").exists()
+        learn(tmp_path / "broken.png")
 
 
 def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

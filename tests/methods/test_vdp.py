@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
-from remtta.errors import UsageError
 from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.vdp import VDP, VDPConfig
 from tests.conftest import random_images, tiny_vit
@@ -66,10 +64,3 @@ def test_homeostasis_holds_the_agnostic_prompt_back_and_not_the_specific_one() -
     free, held = moved(0.0), moved(3000.0)
     assert held["agnostic"] < 0.9 * free["agnostic"]
     assert held["specific"] > 0.9 * free["specific"]
-
-
-def test_layers_to_adapt_and_empty_prompts_are_refused() -> None:
-    with pytest.raises(UsageError, match="adapt-layers must be left out, as no weight changes"):
-        VDPConfig(adapt_layers="all")
-    with pytest.raises(UsageError, match=r"prompt_share must be in \(0, 1\], got 0"):
-        VDPConfig(prompt_share=0)

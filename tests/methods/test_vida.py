@@ -104,11 +104,3 @@ def test_what_vida_saves_is_the_folded_teacher() -> None:
     other = made(ViDA, tiny_vit(), CONFIG)
     other.load_delta(vida.delta())
     assert torch.equal(other.predict(random_images(3)), vida.predict(random_images(3)))
-
-
-def test_before_any_update_vida_predicts_as_the_source() -> None:
-    vida = made(ViDA, tiny_vit(), CONFIG)
-    with torch.no_grad():
-        torch.testing.assert_close(vida(random_images(3)), tiny_vit()(random_images(3)))
-    assert (*vida.objective.passes(), vida.objective.num_models) == (5, 1, 2)
-    assert made(ViDA, tiny_vit()).objective.passes()[0] == 12

@@ -35,7 +35,6 @@ from transformers import (
 from remtta.backbones.families import backbone_of
 from remtta.errors import CheckpointError, UsageError
 from remtta.models.card import labels_of, origin_of
-from remtta.models.foreign_names import from_transformers
 from remtta.models.hashing import state_sha256
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
@@ -338,10 +337,6 @@ def test_weights_that_are_missing_or_too_many_are_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors.index.json").unlink()
     with pytest.raises(CheckpointError, match=r"has no model\.safetensors; save the model again, or give --checkpoint"):
         load_model(model)
-
-
-def test_other_weights_are_not_of_transformers() -> None:
-    assert from_transformers({"blocks.0.norm1.weight": torch.zeros(1)}) is None
 
 
 @pytest.mark.parametrize(

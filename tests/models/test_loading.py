@@ -1,9 +1,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,13 +108,6 @@ def test_a_local_folder_needs_no_network(local_dir: Path, monkeypatch: pytest.Mo
     assert isinstance(load_model(f"local-dir:{local_dir}"), nn.Module)
 
 
-class _Runs:
-    """Unpickling this makes a folder."""
-
-    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
-        return os.mkdir, ("marker",)
-
-
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -128,28 +119,21 @@ class _Runs:
         ("[1]", "its config.json describes no model that can be built (TypeError"),
         ("{", "its config.json describes no model that can be built (JSONDecodeError"),
         (b"junk", "its weights are not a readable safetensors file"),
-        (_Runs(), "its weights hold more than weights and could run code, so they were not loaded"),
     ],
-    ids=lambda value: type(value).__name__ if isinstance(value, _Runs) else str(value),
+    ids=str,
 )
 def test_a_damaged_folder_is_reported_in_one_line(
-    changes: Any, told: str, local_dir: Path, monkeypatch: pytest.MonkeyPatch
+    changes: dict[str, Any] | str | bytes, told: str, local_dir: Path
 ) -> None:
-    monkeypatch.chdir(local_dir)
-    weights = local_dir / "model.safetensors"
     if isinstance(changes, dict):
         _write_config(local_dir, **changes)
     elif isinstance(changes, str):
         (local_dir / "config.json").write_text(changes)
-    elif isinstance(changes, bytes):
-        weights.write_bytes(changes)
     else:
-        weights.unlink()
-        torch.save({"epoch": changes}, local_dir / "pytorch_model.bin")
+        (local_dir / "model.safetensors").write_bytes(changes)
     with pytest.raises(CheckpointError) as caught:
         load_model(f"local-dir:{local_dir}")
     assert told in str(caught.value) and "\n" not in str(caught.value)
-    assert not (local_dir / "marker").exists()
 
 
 @pytest.mark.parametrize(
@@ -173,12 +157,6 @@ def test_a_model_that_cannot_be_is_reported_in_one_line(changes: dict[str, Any],
     with pytest.raises(UsageError) as caught:
         load_model(**{**arguments, **changes})
     assert told in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_preprocessing_defaults_to_the_models_own_config(checkpoint: Path) -> None:
-    assert preprocessing_of(_load(checkpoint)) == Preprocessing(
-        (32, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bicubic", 0.9, "center"
-    )
 
 
 @pytest.mark.parametrize(
@@ -217,8 +195,10 @@ def test_another_input_size_resamples_the_checkpoint(checkpoint: Path) -> None:
         assert model(torch.zeros(1, 3, 48, 48)).shape == (1, NUM_CLASSES)
 
 
-@pytest.mark.parametrize("crop_mode", ["center", "squash", "border"])
-@pytest.mark.parametrize("interpolation", INTERPOLATIONS)
+@pytest.mark.parametrize(
+    ("interpolation", "crop_mode"),
+    [*((each, "center") for each in INTERPOLATIONS), ("bicubic", "squash"), ("bicubic", "border")],
+)
 def test_an_image_becomes_what_timm_itself_makes_of_it(interpolation: str, crop_mode: str) -> None:
     ours = Preprocessing((32, 40), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), interpolation, 0.875, crop_mode)
     timms = create_transform(
@@ -243,11 +223,6 @@ def test_a_thousand_classes_are_imagenets(tmp_path: Path) -> None:
     assert labels is not None
     assert len(labels) == 1000
     assert labels[281] == "tabby, tabby cat"
-
-
-def test_given_labels_replace_the_models_own(local_dir: Path) -> None:
-    given = LETTERS[::-1]
-    assert labels_of(load_model(f"local-dir:{local_dir}", labels=given)) == given
 
 
 def test_labels_of_another_number_of_classes_are_refused(checkpoint: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from pathlib import Path
@@ -51,3 +52,9 @@ def _built(config: str) -> tuple[Mould, torch.Tensor]:
             elif parameter.ndim == 2 and "visual" in name:
                 parameter.normal_(std=0.2)
     return Mould(model.eval()), torch.get_rng_state()
+
+
+def copied(model: Any) -> Any:
+    """A copy of a zero-shot model, but for its tokenizer, whose tables of 50,000 words take long."""
+    tokenizer = model.head.texts.tower.tokenizer
+    return copy.deepcopy(model, {id(tokenizer): tokenizer})

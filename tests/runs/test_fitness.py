@@ -138,7 +138,7 @@ def test_while_in_doubt_the_source_answers_unfit_frames_as_well() -> None:
 def test_a_batch_is_answered_by_one_model_where_the_guard_changes_its_mind(
     judged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(judge: Judge, num_frames: int, drift: float) -> bool:
+    def judge(judge: Judge, *_: object) -> bool:
         judge._now.doubting = judged
         return False
 

@@ -15,7 +15,6 @@ import torch
 
 from remtta import load_delta
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import UsageError
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, STATE
@@ -141,9 +140,3 @@ def test_frames_of_a_live_source_wait_for_two_seconds_at_most_unless_told_otherw
     assert flush_after(Stream("clip.mp4", "video", iter(())), RunOptions()) is None
     camera.live_source.finite = True  # type: ignore[union-attr]  # a video behind an address: the same at each reading
     assert flush_after(camera, RunOptions()) is None
-
-
-@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
-def test_an_invalid_time_is_refused(value: float) -> None:
-    with pytest.raises(UsageError, match="must be >= 0"):
-        RunOptions(flush_after=value)

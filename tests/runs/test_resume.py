@@ -106,9 +106,8 @@ def test_a_kill_at_any_moment_loses_nothing(frames: Path, tmp_path: Path) -> Non
     assert unsaved == 2  # before the first save, and between two
 
 
-@pytest.mark.parametrize("method", ["rem", "tent"])
 def test_a_run_that_learns_for_some_frames_freezes_at_the_same_one_after_a_kill_or_a_stop(
-    method: str, frames: Path, tmp_path: Path
+    frames: Path, tmp_path: Path
 ) -> None:
     whole = tmp_path / "whole"
     killed: list[Path] = []
@@ -118,16 +117,16 @@ def test_a_run_that_learns_for_some_frames_freezes_at_the_same_one_after_a_kill_
         shutil.copytree(whole, killed[-1])
 
     run: dict[str, Any] = {"options": {"adapt_for": 5, "save_every": 2}}
-    assert adapt_tiny(frames, whole, method, on_batch=kill, **run).num_updates == 2
+    assert adapt_tiny(frames, whole, on_batch=kill, **run).num_updates == 2
     assert [row["adapted"] for row in rows_of(whole)] == [True] * 6 + [False] * 6
     assert not any("not_adapted" in row for row in rows_of(whole))
     for folder in killed:
-        adapt_tiny(frames, folder, method, resume=True, **run)
+        adapt_tiny(frames, folder, resume=True, **run)
         assert_same_results(folder, whole)
-    adapt_in_parts([1, 1, 1], frames, tmp_path / "parts", method, **run)
+    adapt_in_parts([1, 1, 1], frames, tmp_path / "parts", **run)
     assert_same_results(tmp_path / "parts", whole)
     assert record_of(tmp_path / "parts")["resumed"] == 3
-    early = adapt_tiny(frames, tmp_path / "early", method, options={**run["options"], "flush_after": 0.0})
+    early = adapt_tiny(frames, tmp_path / "early", options={**run["options"], "flush_after": 0.0})
     assert any(row.get("early") for row in rows_of(tmp_path / "early")) and early.num_updates == 2
     assert [row["adapted"] for row in rows_of(tmp_path / "early")] == [True] * 6 + [False] * 6
 
@@ -221,6 +220,21 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
         adapt_tiny(frames, run, resume=True, **changes)
     assert (run / PREDICTIONS).read_bytes() == before
     assert record_of(run)["exit_reason"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("group", "entries", "what"),
+    [("options", {"share": 0.1}, "share was 0.1, is null"), ("method", {"name": "tda"}, 'method.name was "tda", is')],
+)
+def test_a_run_that_used_what_was_removed_since_is_refused(
+    group: str, entries: dict[str, Any], what: str, frames: Path, tmp_path: Path
+) -> None:
+    finish(frames, tmp_path / "run")
+    record = record_of(tmp_path / "run")
+    record[group] |= entries
+    (tmp_path / "run" / RECORD).write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=f"--resume needs the settings the run began with: .*{what}"):
+        adapt_tiny(frames, tmp_path / "run", resume=True)
 
 
 def test_a_run_of_a_version_without_some_options_continues(frames: Path, tmp_path: Path) -> None:

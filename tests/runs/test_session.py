@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from functools import partial
@@ -25,7 +24,7 @@ from remtta.methods.source import SourceConfig
 from remtta.models.card import card_of
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.runs.batch import BatchResult, Counts
-from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
+from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.place import Place
 from remtta.runs.session import Listener, Policy, Session
 from remtta.runs.states import load_position
@@ -34,6 +33,7 @@ from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
+from tests.records import lines_of, record_of, rows_of
 
 QUICK = GuardOptions("rollback", window=16, renewed=1, memory=1, least=4, doubt=1e-6, alarm=2e-6, retries=2)
 METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
@@ -117,9 +117,7 @@ def test_an_evaluation_of_one_domain_is_the_run_over_its_images(name: str, tmp_p
     dataset = open_dataset(tmp_path / "tree", num_classes=7, labels=None)
     shown = EvalOptions(batch_size=5, order="stored", guard=guard or GuardOptions())
     evaluate(tiny_vit(), dataset, table, methods={name: config}, options=shown)
-    ours = [json.loads(line) for line in (run / PREDICTIONS).read_text().splitlines()]
-    theirs = [json.loads(line) for line in (table / PREDICTIONS).read_text().splitlines()]
-    for mine, other in zip(ours, theirs, strict=True):
+    for mine, other in zip(rows_of(run), rows_of(table), strict=True):
         same = ("index", "source", "class", "update", "adapted", "answered_by")
         assert [mine.get(key) for key in same] == [other.get(key) for key in same]
         assert mine["prob"] == round(other["prob"], 6) and mine["entropy"] == round(other["entropy"], 6)
@@ -129,8 +127,7 @@ def test_an_evaluation_of_one_domain_is_the_run_over_its_images(name: str, tmp_p
     assert (first.frames, first.updates) == (second.frames, second.updates)
     assert all(torch.equal(first.tensors[key], second.tensors[key]) for key in second.tensors)
     if guard:
-        decisions = [json.loads(line) for line in (run / EVENTS).read_text().splitlines()]
-        again = [json.loads(line) for line in (table / EVENTS).read_text().splitlines()]
+        decisions, again = lines_of(run / EVENTS), lines_of(table / EVENTS)
         assert decisions and [(e["frame"] // 5, e["event"]) for e in decisions] == [
             (e["index"] // 5, e["event"]) for e in again
         ]
@@ -192,10 +189,9 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
     with monkeypatch.context() as patch:
         stopped_in(1, patch)  # and again, in the first batch of the second part
         assert go(run, resume=True).num_updates == 2
-    record = json.loads((run / RECORD).read_text())
-    assert record["counts"]["frames"] == len((run / PREDICTIONS).read_text().splitlines()) == 6
+    assert record_of(run)["counts"]["frames"] == len(rows_of(run)) == 6
     go(run, resume=True)
-    rows = [json.loads(line) for line in (run / PREDICTIONS).read_text().splitlines()]
+    rows = rows_of(run)
     if kind == "camera":  # its frames began anew, and the updates went on
         assert len(rows) == 18 and [row["update"] for row in rows[6::3]] == [2, 3, 4, 5]
     else:
@@ -222,7 +218,7 @@ def test_a_stop_in_a_slow_batch_of_an_evaluation_keeps_the_rest(
     with monkeypatch.context() as patch, pytest.raises(Stopped):
         stopped_in(3, patch)
         go(tmp_path / "parts")
-    assert len((tmp_path / "parts" / PREDICTIONS).read_text().splitlines()) == 10
+    assert len(rows_of(tmp_path / "parts")) == 10
     go(tmp_path / "parts", resume=True)
     assert (tmp_path / "parts" / PREDICTIONS).read_bytes() == (tmp_path / "whole" / PREDICTIONS).read_bytes()
 

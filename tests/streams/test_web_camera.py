@@ -14,9 +14,13 @@ import cv2
 import numpy as np
 import pytest
 
+from remtta.errors import StreamError
+from remtta.streams.sources import open_stream
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image
 from tests.records import rows_of
+from tests.runs.tiny import adapt_tiny
+from tests.streams.rtsp import rtsp_camera
 from tests.streams.servers import QuietHandler, serving
 
 
@@ -116,3 +120,11 @@ def test_a_picture_that_never_ends_does_not_fill_the_memory() -> None:
         command = [sys.executable, "-c", GIVE_UP, f"http://127.0.0.1:{server.server_port}/"]
         peak = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
     assert int(peak) < 200 * 1024  # kB: 32 MiB of it, and the libraries; without a limit it is 350
+
+
+def test_an_rtsp_camera_gives_its_frames_and_its_loss_ends_a_run_that_has_predicted_them(tmp_path: Path) -> None:
+    with rtsp_camera([draw_image(seed, 64, 48) for seed in range(4)]) as camera:
+        stream = open_stream(camera.url, buffer="all", reconnect_for=0.3)
+        with pytest.raises(StreamError, match=r" was lost \("):
+            adapt_tiny(stream, tmp_path / "run")
+    assert [(row["frame"], "class" in row) for row in rows_of(tmp_path / "run")] == [(n, True) for n in range(4)]
