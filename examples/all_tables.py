@@ -57,7 +57,7 @@ MADE = {
     "photographs_c": "corrupt {data}/photographs {out}/photographs_c --severity 3,5",
     "photographs_2c": "corrupt {data}/photographs {out}/photographs_2c --severity 3 "
     "-c fog+gaussian_noise,snow+motion_blur,contrast+jpeg_compression",
-    "cifar10_c": "corrupt {data}/cifar10/test {out}/cifar10_c --limit 150",
+    "cifar10_c": "corrupt {data}/cifar10/test {out}/cifar10_c --severity 5 --limit 1000",
     "video": "make_walk.py {data}/photographs {out}/video --severity 4 --pan 25 --images 3000",
     **{
         f"pacs_{name}.safetensors": f"linear_probe.py {{data}}/pacs/photo {{out}}/pacs_{name}.safetensors {options}"
@@ -154,7 +154,9 @@ TABLES = {
     ),
     "cifar10": Table(
         "A small ViT on CIFAR-10, fifteen corruptions at severity 5",
-        {"batch 20": f"{{out}}/cifar10_c --continual --batch-size 20 --methods {PUBLISHED},eta,deyo {MODELS['cifar']}"},
+        {
+            "1,000 images of each": f"{{out}}/cifar10_c --continual --batch-size 50 --limit 1000 --methods {PUBLISHED},eta,deyo {MODELS['cifar']}"
+        },
         ["cifar10_c"],
     ),
 }
