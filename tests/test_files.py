@@ -147,21 +147,6 @@ def test_every_file_of_a_run_is_documented(frames: Path, tmp_path: Path) -> None
     assert [name for name in seen if f"`{name}`" not in text] == []
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
-def test_a_killed_process_lets_go_of_its_folder(tmp_path: Path) -> None:
-    holding = (
-        "import pathlib, sys, time; from remtta.files import FolderLock; "
-        "lock = FolderLock(pathlib.Path(sys.argv[1])); print('held', flush=True); time.sleep(60)"
-    )
-    with subprocess.Popen([sys.executable, "-c", holding, str(tmp_path)], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        with pytest.raises(UsageError):
-            FolderLock(tmp_path)
-        process.kill()
-    FolderLock(tmp_path).release()
-
-
 def killed_while_writing(*paths: Path) -> None:
     """Write half of the files in a process that is then killed."""
     code = (

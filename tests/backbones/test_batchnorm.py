@@ -42,7 +42,7 @@ def make(name: str, model: nn.Module | None = None, batch_size: int = 5, **setti
     return build_method(name, model or tiny("resnet"), method_config(name, settings, batch_size=batch_size))
 
 
-@pytest.mark.parametrize("family", ["resnet", "mobilevitv2", "efficientnet", "convnext"])
+@pytest.mark.parametrize("family", ["mobilevitv2", "convnext"])
 def test_the_batchs_statistics_alone_equal_tents(family: str) -> None:
     model = tiny(family)
     expected = as_tent(model)(pictures(4)).detach()
@@ -164,8 +164,10 @@ def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
     torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("family", ["resnet", "mobilevit"])
-@pytest.mark.parametrize(("prior", "size"), [(None, 64), (0, 32)])  # at 32 the last map is one position
+@pytest.mark.parametrize(
+    ("family", "prior", "size"),
+    [("mobilevit", None, 64), ("resnet", 0, 32)],  # at 32 the last map is one position
+)
 def test_one_image_has_finite_predictions_and_updates(family: str, prior: int | None, size: int) -> None:
     method = make("tent", tiny(family), batch_size=1, bn_prior=prior, lr=1e-4)
     for seed in range(2):
@@ -203,10 +205,8 @@ def test_with_running_statistics_a_prediction_is_independent_of_its_batch() -> N
     assert method.num_updates == 1
 
 
-@pytest.mark.parametrize("name", ["tent", "rem"])
-def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: str) -> None:
-    more: dict[str, Any] = {"mask_ratios": (0.0, 0.25, 0.5)} if name == "rem" else {"adapt_layers": "0"}
-    through, resumed = (make(name, tiny("resnet"), bn="recent", **more) for _ in range(2))
+def test_running_statistics_that_move_are_part_of_delta_state_and_reset() -> None:
+    through, resumed = (make("rem", tiny("resnet"), bn="recent", mask_ratios=(0.0, 0.25, 0.5)) for _ in range(2))
     source = {key: tensor.clone() for key, tensor in through.net.model.state_dict().items()}
     for seed in range(2):
         through(pictures(5, seed))
@@ -296,11 +296,10 @@ def plain_views(model: nn.Module, images: Tensor, ratios: tuple[float, ...]) -> 
     return views
 
 
-@pytest.mark.parametrize("settings", [{}, {"confident_below": 0.9, "margin": 0.1}], ids=str)
-def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: dict[str, Any]) -> None:
+def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself() -> None:
     ratios, lr = (0.0, 0.25, 0.5), 0.02
     chosen: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "lr": lr, "bn_prior": 0, "mask_ratios": ratios}
-    rem: Any = make("rem", **chosen, **settings)
+    rem: Any = make("rem", **chosen, confident_below=0.9, margin=0.1)
     plain = as_tent(tiny("resnet"))
     names = set(rem.adapted_names)
     for seed in range(3):
@@ -314,9 +313,8 @@ def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: 
             loss = loss - (probs[i].detach() * logs[j]).sum(-1)
             order = entropies[i] - entropies[j].detach() + rem.objective.config.margin * math.log(NUM_CLASSES)
             loss = loss + order.clamp(min=0)
-        if rem.objective.config.confident_below:
-            loss = loss * (entropies[0] < rem.objective.config.confident_below * math.log(NUM_CLASSES))
-            assert int((loss > 0).sum()) > 0
+        loss = loss * (entropies[0] < rem.objective.config.confident_below * math.log(NUM_CLASSES))
+        assert int((loss > 0).sum()) > 0
         norms = [parameter for name, parameter in plain.named_parameters() if name in names]
         gradients = torch.autograd.grad(loss.mean(), norms)
         with torch.no_grad():

@@ -237,9 +237,6 @@ def test_a_masked_view_is_timms_own_blocks_on_the_tokens_kept(name: str) -> None
         masked = backbone.classify(backbone.embed(images), kept)
         torch.testing.assert_close(masked, written_out(model, images, kept), atol=1e-5, rtol=1e-5)
         assert not torch.allclose(masked, backbone.logits(images), atol=1e-4)
-        for one in range(len(images)):  # a batch of one is the same
-            alone = backbone.classify(backbone.embed(images[one : one + 1]), kept[one : one + 1])
-            torch.testing.assert_close(alone, masked[one : one + 1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(DYNAMIC))
@@ -323,7 +320,7 @@ def norms_of(model: Any, blocks: int) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", [*EACH_FAMILY, "hybrid", "EVA-02, apart", "parallel"])
+@pytest.mark.parametrize("name", ["BEiT", "NaFlex", "hybrid", "EVA-02, apart", "parallel"])
 def test_a_run_moves_the_norms_of_the_first_blocks_and_continues_from_its_state(name: str) -> None:
     model, source = make(name), make(name).state_dict()
     config = REMConfig((0.0, 0.25), lr=0.01)
@@ -352,8 +349,9 @@ def test_all_norms_are_those_of_the_stem_the_blocks_and_the_head(name: str) -> N
     assert chosen & {"norm", "fc_norm"}
 
 
-@pytest.mark.parametrize("method", ["vida", "continual-mae"])
-@pytest.mark.parametrize("name", EACH_FAMILY)
+@pytest.mark.parametrize(
+    ("name", "method"), [(name, ("vida", "continual-mae")[number % 2]) for number, name in enumerate(EACH_FAMILY)]
+)
 def test_methods_that_reach_in_between_the_blocks_take_every_family(name: str, method: str) -> None:
     config = method_config(method, QUICK.get(method, {}), batch_size=3)
     adapted = build_method(method, make(name), config)

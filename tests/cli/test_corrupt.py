@@ -143,8 +143,7 @@ def test_the_tree_does_not_depend_on_the_number_of_processes_or_on_stops(
     assert untouched.stat().st_mtime == 1
 
 
-@pytest.mark.parametrize("form", ["jpeg", "png"])
-@pytest.mark.parametrize("kept", [0.0, 0.99])
+@pytest.mark.parametrize(("form", "kept"), [("png", 0.0), ("jpeg", 0.99)])
 def test_files_that_were_cut_off_are_made_again(
     photos: Path, tmp_path: Path, form: Literal["jpeg", "png"], kept: float
 ) -> None:

@@ -129,10 +129,8 @@ def header_of(path: Path) -> dict[str, str]:
     ("name", "value", "reason"),
     [
         ("model", "x", "its model.num_classes is missing"),
-        ("timing", [], "its timing.started is missing"),
         ("counts", {"frames": "many", "skipped": 0, "updates": 0}, "its counts.frames is not a whole number"),
         ("guard", 3, "its guard is not an object"),
-        ("guard", {"alarms": "many"}, "its guard.alarms is not a whole number"),
         ("method", {"name": "rem", "batch_size": 3, "mask_ratios": ["a"]}, "its mask ratio is not a number"),
     ],
 )
@@ -220,7 +218,7 @@ def test_no_delta_makes_it_fail(
     check_told(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff\xfe", b"[" * 100_000, b"{}", b'{"counts": {}}'])
+@pytest.mark.parametrize("content", [b"[1]", b"\xff\xfe", b"[" * 100_000, b"{}"])
 @pytest.mark.parametrize("name", ["run.json", "results.json"])
 def test_an_invalid_record_is_reported(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)

@@ -14,7 +14,7 @@ import typer
 from remtta.cli import app
 from remtta.cli.usage import spread_values
 from remtta.methods.settings import METHOD_TABLE
-from tests.command import refusal_of, remtta_here
+from tests.command import remtta_here
 
 
 @pytest.mark.parametrize(
@@ -98,8 +98,3 @@ def test_the_module_as_a_program_tells_wrong_use_the_same_way(tmp_path: Path) ->
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
     assert done.returncode == 2
     assert done.stderr == b"Error: got 2 sources; quote the pattern: '*.jpg', or name the folder\n"
-
-
-def test_an_unknown_value_is_reported_with_the_valid_ones(capfd: pytest.CaptureFixture[str]) -> None:
-    told = "Error: Invalid value for '--smooth': 'sometimes' is not one of 'off', 'auto'."
-    assert refusal_of(capfd, "adapt", "frames", "--smooth", "sometimes") == (2, told)

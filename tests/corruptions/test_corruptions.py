@@ -31,7 +31,7 @@ NOT_MONOTONE: dict[ParameterSet, set[str]] = {
     "cifar": {"elastic_transform", "saturate", "frost", "glass_blur", "spatter", "motion_blur"},
 }
 GREY = np.full((60, 80, 3), 0.5, dtype=np.float32)
-ODD_SIZES = [(1, 1), (7, 500), (500, 7), (2, 65), (160, 120)]
+ODD_SIZES = [(1, 1), (7, 300), (300, 7), (2, 65), (90, 70)]
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -73,7 +73,7 @@ def test_every_size_keeps_its_size_and_the_same_seed_makes_the_same_image(name: 
 @pytest.mark.parametrize("parameter_set", ["imagenet", "cifar"])
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_psnr_falls_with_severity(name: str, parameter_set: ParameterSet) -> None:
-    size, count = (96, 2) if parameter_set == "imagenet" else (32, 10)
+    size, count = (96, 2) if parameter_set == "imagenet" else (32, 6)
     images = [picture(size, seed) for seed in range(count)]
     means = [
         np.mean([psnr(image, corrupt(image, name, severity, rng(seed))) for seed, image in enumerate(images)])

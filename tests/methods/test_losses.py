@@ -99,9 +99,3 @@ def test_total_variation_averages_half_the_absolute_differences_over_masked_view
     logits = torch.cat([_views(SURE, HALF, OPPOSITE), _views(HALF, HALF, SURE)], dim=1)
     # (1/4 + 1/2) / 2 and (0 + 1/4) / 2
     torch.testing.assert_close(total_variation(logits), torch.tensor([0.375, 0.125], dtype=torch.float64))
-
-
-def test_rem_loss_weighs_the_consistency_too() -> None:
-    views = _views(HALF, SURE, OPPOSITE)
-    ranking, consistency = entropy_ranking_loss(views), masked_consistency_loss(views)
-    torch.testing.assert_close(rem_loss(views, 2.0, consistency_weight=0.25), 0.25 * consistency + 2 * ranking)

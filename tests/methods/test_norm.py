@@ -35,10 +35,7 @@ def plain_norm(model: nn.Module, images: torch.Tensor, prior: float) -> torch.Te
 
 @pytest.mark.parametrize(
     ("family", "count", "prior", "counts_for"),
-    [
-        *((family, 4, None, 12) for family in ("resnet", "efficientnet")),
-        *(("resnet", *settings) for settings in ((20, None, 0), (4, 0, 0), (4, 16, 16))),
-    ],
+    [("efficientnet", 4, None, 12), ("resnet", 20, None, 0), ("resnet", 4, 16, 16)],
 )
 def test_norm_is_its_plain_reading(family: str, count: int, prior: int | None, counts_for: int) -> None:
     model = tiny(family)

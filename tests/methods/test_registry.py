@@ -12,12 +12,11 @@ from remtta.backbones.vit import ViT
 from remtta.errors import UsageError
 from remtta.methods.continual_mae import hog_size
 from remtta.methods.method import Method, build_method
-from remtta.methods.settings import ALGORITHMS, METHOD_TABLE, ZERO_SHOT, REMConfig, algorithm_of, method_config
+from remtta.methods.settings import ALGORITHMS, METHOD_TABLE, REMConfig, algorithm_of, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options.option import read_pairs
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 
-ON_VITS = [name for name in ALGORITHMS if name not in ("norm", *ZERO_SHOT)]  # norm needs batch norms
 AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself has taught
 QUICK: dict[str, dict[str, Any]] = {
     "cotta": {"augment_below": 0.0},
@@ -43,6 +42,9 @@ KINDS = ["source", "tent", "rem", "sar", "roid", "cotta", "vida", "memo", "foa",
 """One method of each way to predict and to learn."""
 BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "becotta"]
 """One of each way to go through a batch in parts."""
+
+WITH_MEMORY = ["lame", "eata", "rdumb", "deyo", "cmf", "petal", "continual-mae", "ecotta"]
+"""What keeps more than weights, and is not in KINDS."""
 
 _LEARNED: dict[str, dict[str, Tensor]] = {}
 
@@ -113,7 +115,7 @@ def test_micro_batches_give_the_same_update(name: str) -> None:
     torch.testing.assert_close(parts.delta(), whole.delta())
 
 
-@pytest.mark.parametrize("name", ON_VITS)
+@pytest.mark.parametrize("name", [*KINDS, *WITH_MEMORY])
 def test_a_method_continues_from_its_state_as_if_it_had_not_stopped(name: str) -> None:
     through, resumed = make(name), make(name)
     fresh = copy.deepcopy(through.state())
@@ -139,7 +141,7 @@ def test_predicting_changes_nothing_and_equals_the_next_prediction(name: str) ->
         torch.testing.assert_close(run(method, 1), predicted)
 
 
-@pytest.mark.parametrize("name", [*KINDS, "eta", "petal", "cmf", "continual-mae"])
+@pytest.mark.parametrize("name", ["rem", "sar", "cotta", "foa", "vdp", "becotta", "petal", "cmf", "continual-mae"])
 def test_a_batch_of_one_and_a_reset(name: str) -> None:
     method = make(name)
     source = method.predict(random_images(3, 2))
@@ -182,8 +184,7 @@ AUGMENTED = {"augment_below": 1.0, "num_augmentations": 3}
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        *((name, {}) for name in [*KINDS, "lame", "supervised"] if name not in ("cotta", "vida")),
-        ("cotta", {**AUGMENTED, "episodic": True}),
+        *((name, {}) for name in ("source", "rem", "sar", "roid", "memo", "foa", "becotta", "lame", "supervised")),
         ("cotta", {**AUGMENTED, "steps": 2, "micro_batch": 2}),
         ("petal", AUGMENTED),
         ("vida", {"lr": 0.05, "adapter_lr": 0.05}),
@@ -223,11 +224,6 @@ def test_an_answer_from_the_last_step_has_learned_already(settings: dict[str, An
         apart.learn()
     assert apart.num_updates == together.num_updates
     assert all(torch.equal(tensor, together.delta()[key]) for key, tensor in apart.delta().items())
-
-
-def test_only_the_last_step_may_answer_in_place_of_the_first() -> None:
-    with pytest.raises(UsageError, match="answer must be last, got first"):
-        method_config("tent", {"answer": "first"}, batch_size=8)
 
 
 @pytest.mark.parametrize("settings", [{"episodic": True}, {"steps": 2}])
@@ -333,14 +329,11 @@ def test_a_setting_the_method_does_not_have_is_refused() -> None:
     [
         ("cotta", "nesterov=false", False),
         ("cotta", "episodic=TRUE", True),
-        ("rem", "episodic=True", True),
         ("rem", "steps=2", 2),
         ("rem", "micro_batch=None", None),
         ("rem", "margin=1", 1),
         ("rem", "adapt_layers=0,2", "0,2"),
         ("rem", "adapt_layers=1", "1"),
-        ("rem", "adapt_layers=0-1", "0-1"),
-        ("rem", "adapt_layers=None", None),
     ],
 )
 def test_a_setting_in_text_is_taken_by_its_type(method: str, pair: str, taken: object) -> None:
@@ -352,16 +345,11 @@ def test_a_setting_in_text_is_taken_by_its_type(method: str, pair: str, taken: o
     ("method", "pair", "told"),
     [
         ("cotta", "nesterov=no", "cotta's nesterov must be true or false, got no"),
-        ("cotta", "episodic=1", "cotta's episodic must be true or false, got 1"),
-        ("rem", "steps=2.0", "rem's steps must be a whole number, got 2.0"),
         ("rem", "steps=True", "rem's steps must be a whole number, got True"),
         ("rem", "micro_batch=2.5", "rem's micro_batch must be a whole number or None, got 2.5"),
         ("rem", "margin=False", "rem's margin must be a number, got False"),
         ("rem", "confident_below=low", "rem's confident_below must be a number or None, got low"),
         ("rem", "adapt_layers=True", "rem's adapt_layers must be text or None, got True"),
-        ("foa", "num_prompts=3.0", "foa's num_prompts must be a whole number, got 3.0"),
-        ("memo", "num_augmentations=4.0", "memo's num_augmentations must be a whole number, got 4.0"),
-        ("lame", "neighbours=2.5", "lame's neighbours must be a whole number, got 2.5"),
     ],
 )
 def test_a_setting_of_another_type_is_refused(method: str, pair: str, told: str) -> None:

@@ -99,11 +99,8 @@ def changes_by_default() -> Tensor:
 @pytest.mark.parametrize(
     ("settings", "micro_batch"),
     [
-        ({"masking": "random"}, None),
-        ({"masking": "background"}, None),
         ({"masking": "features", "margin": 0.1}, 3),
         ({"consistency_weight": 0.0, "margin": 0.1}, None),
-        ({"confident_below": 0.5}, None),
         ({"confident_below": 0.5, "masking": "random", "margin": 0.1, "optimizer": "adam", "lr": 2e-3}, 3),
         ({"confident_below": 0.7, "masking": "background", "ranking_weight": 0.5}, 3),
     ],

@@ -166,7 +166,7 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
 def test_positions_of_another_input_size_are_those_of_transformers(make: Make, tmp_path: Path) -> None:
     theirs = _random(make())
     model, asked = _saved(theirs, tmp_path), {"interpolate_pos_encoding": True} if make in (_vit, _deit) else {}
-    for size in ((48, 48), (24, 24), (16, 40)):
+    for size in ((48, 48), (16, 40)):
         assert _equal(load_model(model, input_size=size), theirs, **asked)
 
 
@@ -241,14 +241,11 @@ def test_older_and_newer_files_of_processors_are_read(
             {"image_processor_type": "BeitImageProcessor"},
             "is of BeitImageProcessor, and remtta knows ViTImageProcessor",
         ),
-        ({"image_processor_type": "ViTImageProcessor", "do_rescale": False}, "does not divide pixels by 255"),
         ({"image_processor_type": "ViTImageProcessor", "rescale_factor": 1 / 127.5}, "does not divide pixels by 255"),
         ({"image_processor_type": "ViTImageProcessor", "size": {"longest_edge": 9}}, "KeyError: 'height'"),
         ({"image_processor_type": "ViTImageProcessor", "image_std": [1, 0, 1]}, "std must be positive"),
-        ({"image_processor_type": "ViTImageProcessor", "resample": 9}, "tuple index out of range"),
         ({"image_processor_type": "CLIPImageProcessor", "do_center_crop": False}, "keeps the shapes of images"),
         ({"image_processor_type": "DeiTImageProcessor", "crop_size": {"height": 9, "width": 8}}, "not of one shape"),
-        ({"image_processor_type": "DeiTImageProcessor", "size": 200}, "not of one shape"),
         ([], "AttributeError"),
     ],
     ids=str,
@@ -294,18 +291,12 @@ def test_windows_that_have_to_be_padded_are_refused(tmp_path: Path) -> None:
             {"model_type": "beit"},
             r"holds a model of type 'beit'; .* reads vit, deit, dinov2, dinov2_with_registers, swin, convnext; conv",
         ),
-        (_vit, {"model_type": ...}, r"holds a model of type None"),
         (_vit, {"hidden_act": "relu"}, r"says hidden_act='relu'; timm's model supports only 'gelu'$"),
         (_vit, {"architectures": ["ViTModel"]}, r"says ViTModel; remtta reads ViTForImageClassification$"),
-        (_vit, {"problem_type": "multi_label_classification"}, r"says problem_type='multi_label_classification'"),
         (_vit, {"id2label": {"3": "cat"}}, r"id2label that does not count from 0: \{'3': 'cat'\}"),
-        (_vit, {"hidden_size": "wide"}, r"describes no model that can be built \(TypeError: "),
-        (_vit, {"architectures": 5}, r"describes no model that can be built \(TypeError: "),
         (_vit, {"num_attention_heads": 5}, r"describes no model that can be built \(.*divisible"),
         (_swin, {"use_absolute_embeddings": True}, r"says use_absolute_embeddings=True"),
-        (_convnext, {"patch_size": 8}, r"says patch_size=8"),
         (_vit, {"num_hidden_layers": 1}, r"unknown to the model: blocks\.1\."),
-        (_vit, {"num_hidden_layers": 3}, r"missing in the file: blocks\.2\."),
         (_vit, {"id2label": {"0": "a", "1": "b"}}, r"the file has 7 classes"),
     ],
 )

@@ -113,10 +113,8 @@ def test_a_local_folder_needs_no_network(local_dir: Path, monkeypatch: pytest.Mo
     [
         ({"num_classes": 10_000_000}, "it would take 1,869 MiB, and the file of its weights is of 0.2 MiB"),
         ({"num_classes": "seven"}, "its config.json describes no model that can be built (TypeError"),
-        ({"architecture": 5}, "its config.json describes no model that can be built (AttributeError"),
         ({"model_args": [1]}, "its config.json describes no model that can be built (AttributeError"),
         ({"model_args": {**TINY, "depth": 5}}, "blocks.4"),
-        ("[1]", "its config.json describes no model that can be built (TypeError"),
         ("{", "its config.json describes no model that can be built (JSONDecodeError"),
         (b"junk", "its weights are not a readable safetensors file"),
     ],
@@ -140,10 +138,8 @@ def test_a_damaged_folder_is_reported_in_one_line(
     ("changes", "told"),
     [
         ({"model_kwargs": {"img_size": 100_000_000}}, "it would take "),
-        ({"num_classes": 10**12}, "it would take "),
         ({"model_kwargs": {"depth": -1}}, "could not be built: number of steps must be non-negative"),
         ({"model_kwargs": {**TINY, "colour": "red"}}, "does not take these model arguments: "),
-        ({"model_kwargs": {**TINY, "num_heads": 5}}, "could not be built: dim should be divisible by num_heads"),
         ({"model_kwargs": {**TINY, "in_chans": 1}}, "takes 1 channels; remtta feeds RGB images"),
         ({"num_classes": 0}, "has no classifier head; choose a classifier, or give --checkpoint and --num-classes"),
         ({"name": "hf-hub:"}, "hf-hub: names no repository; write hf-hub:OWNER/NAME"),
@@ -266,7 +262,6 @@ def test_another_number_of_classes_than_the_pretrained_head_needs_a_checkpoint(l
     ("override", "message"),
     [
         ({"mean": (0.5, 0.5)}, "mean needs three finite numbers (R G B), got [0.5, 0.5]"),
-        ({"mean": (0.5, 0.5, float("nan"))}, "mean needs three finite numbers (R G B), got [0.5, 0.5, nan]"),
         ({"std": (1.0, 1.0, float("inf"))}, "std needs three finite numbers (R G B), got [1.0, 1.0, inf]"),
         ({"std": (1.0, 0.0, 1.0)}, "std must be positive, got [1.0, 0.0, 1.0]"),
         (
@@ -274,7 +269,6 @@ def test_another_number_of_classes_than_the_pretrained_head_needs_a_checkpoint(l
             'unknown interpolation "cubic"; choose nearest, bilinear, bicubic, box, hamming, lanczos',
         ),
         ({"crop_pct": 0.0}, "crop-pct must be in (0, 1], got 0"),
-        ({"crop_pct": 1.01}, "crop-pct must be in (0, 1], got 1.01"),
         ({"crop_pct": float("nan")}, "crop-pct must be in (0, 1], got nan"),
     ],
 )

@@ -15,11 +15,9 @@ from remtta.deltas import DELTA
 from remtta.engines.interrupts import Interrupts
 from remtta.methods.method import Updater
 from remtta.methods.settings import REMConfig
-from remtta.options import GuardOptions
 from remtta.runs.folder import PREDICTIONS
-from tests.conftest import draw_folder
-from tests.records import lines_of, record_of, rows_of
-from tests.runs.tiny import StopAfter, adapt_tiny
+from tests.records import record_of, rows_of
+from tests.runs.tiny import adapt_tiny
 
 
 def go(source: Path, folder: Path, *, lr: float = 0.01, resume: bool = False, **more: Any) -> RunSummary:
@@ -28,11 +26,6 @@ def go(source: Path, folder: Path, *, lr: float = 0.01, resume: bool = False, **
     with Interrupts() as interrupts:
         config = REMConfig(lr=lr)
         return adapt_tiny(source, folder, config=config, resume=resume, options=more, interrupts=interrupts, **own)
-
-
-QUICK = GuardOptions(
-    action="rollback", window=24, renewed=1, memory=1, least=12, most_drift=0.1, doubt=0.01, alarm=0.02, retries=1
-)
 
 
 def test_predictions_are_out_before_the_update_and_stay_the_same(
@@ -86,24 +79,3 @@ def test_a_stop_during_the_update_loses_nothing(frames: Path, tmp_path: Path, mo
     assert (folder / PREDICTIONS).read_bytes() == (whole / PREDICTIONS).read_bytes()
     assert record_of(folder)["counts"] == record_of(whole)["counts"]
     assert (folder / DELTA).stat().st_size == (whole / DELTA).stat().st_size
-
-
-def test_the_guard_answers_by_what_it_knew_before_the_batch(tmp_path: Path) -> None:
-    stream = draw_folder(tmp_path / "long", (number % 40 for number in range(96)))
-    folder = tmp_path / "run"
-    go(stream, folder, lr=0.05, batch_size=8, latency=True, guard=QUICK)
-    rows = rows_of(folder)
-    events = lines_of(folder / "events.jsonl")
-    retired = next(event["frame"] for event in events if event["event"] == "retired")
-    assert all(row["adapted"] and row.get("answered_by") != "source" for row in rows if row["index"] < 8)
-    assert all(row["answered_by"] == "source" for row in rows if row["index"] >= retired + 8)
-    assert not any(row["adapted"] for row in rows if row["index"] >= retired + 8)
-    doubted = [event["frame"] for event in events if event["event"] == "doubt"]
-    for frame in doubted:  # the batch that raised the doubt was out already, the next is the source's
-        assert "answered_by" not in rows[frame] and rows[frame + 8]["answered_by"] == "source"
-    resumed, stopped_in = tmp_path / "resumed", retired // 8 - 1  # batches: after the first roll-back
-    summary = go(stream, resumed, on_batch=StopAfter(stopped_in), lr=0.05, batch_size=8, latency=True, guard=QUICK)
-    assert summary.exit_reason == "SIGTERM" and len(rows_of(resumed)) == 8 * stopped_in < len(rows)
-    go(stream, resumed, lr=0.05, batch_size=8, latency=True, guard=QUICK, resume=True)
-    assert record_of(resumed)["counts"] == record_of(folder)["counts"]
-    assert (resumed / PREDICTIONS).read_bytes() == (folder / PREDICTIONS).read_bytes()

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from remtta import REM, REMConfig, adapt_stream, load_delta
-from remtta.engines.interrupts import Interrupts, Stopped
+from remtta.engines.interrupts import Interrupts
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.ledger import delta_path
-from remtta.guard.guard import Guard
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.method import Method, Updater
 from remtta.methods.settings import MethodConfig
@@ -137,9 +136,7 @@ def test_an_evaluation_of_one_domain_is_the_run_over_its_images(name: str, tmp_p
 
 
 def source_of(kind: str, frames: Path) -> Any:
-    """A folder, a list of paths, or what looks like a camera that begins anew with the next frames."""
-    if kind == "folder":
-        return frames
+    """A list of paths, or what looks like a camera that begins anew with the next frames."""
     paths = [frames / f"frame_{number}.png" for number in range(12)]
     if kind == "list":
         return paths
@@ -162,7 +159,7 @@ def stopped_in(batch: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("remtta.runs.session.PATIENCE_S", 0.0)
 
 
-@pytest.mark.parametrize(("kind", "guarded"), [("folder", False), ("list", True), ("camera", True)])
+@pytest.mark.parametrize(("kind", "guarded"), [("list", False), ("camera", True)])
 def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
     kind: str, guarded: bool, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,38 +195,3 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
         assert (run / PREDICTIONS).read_bytes() == (whole / PREDICTIONS).read_bytes()
         again, wanted = load_delta(run), load_delta(whole)
         assert all(torch.equal(again.tensors[key], wanted.tensors[key]) for key in wanted.tensors)
-
-
-def test_a_stop_in_a_slow_batch_of_an_evaluation_keeps_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-
-    write_domain(tmp_path / "tree")
-    dataset = open_dataset(tmp_path / "tree", num_classes=7, labels=None)
-
-    def go(folder: Path, **more: Any) -> dict[str, Any]:
-        options = EvalOptions(batch_size=5, **more)
-        with Interrupts() as interrupts:
-            return evaluate(
-                tiny_vit(), dataset, folder, methods={"rem": REMConfig()}, options=options, interrupts=interrupts
-            )
-
-    go(tmp_path / "whole")
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        stopped_in(3, patch)
-        go(tmp_path / "parts")
-    assert len(rows_of(tmp_path / "parts")) == 10
-    go(tmp_path / "parts", resume=True)
-    assert (tmp_path / "parts" / PREDICTIONS).read_bytes() == (tmp_path / "whole" / PREDICTIONS).read_bytes()
-
-
-def test_the_guards_answers_reach_both_parts_of_a_batch() -> None:
-    method = REM(tiny_vit(), REMConfig(lr=0.05))
-    adapter = ObservedMethod(method, [Guard(method, QUICK)])
-    pixels = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    fit = torch.tensor([True, True, False, True, False, True])
-    for _ in range(6):
-        answers = adapter.predict(pixels, fit)
-        if answers.weight == 0:
-            break
-    assert answers.weight == 0 and torch.allclose(answers.logits, method.predict_source(pixels), atol=1e-5)

@@ -33,10 +33,10 @@ def test_latest_keeps_the_newest_frames_for_the_model_and_counts_the_others(keep
 def test_all_has_the_source_wait_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buffer_module, "MAX_WAITING", 3)
     camera = FakeCamera(list(range(20)))
-    source = source_of(camera, read_timeout_s=0.2, reconnect_for=0)
+    source = source_of(camera, read_timeout_s=0.1, reconnect_for=0)
     frames = source.frames()
     first = next(frames)
-    time.sleep(0.5)  # longer than a read may take: waiting for the model is no hanging
+    time.sleep(0.25)  # longer than a read may take: waiting for the model is no hanging
     assert camera.captures[0].num_grabbed == 1 + 3 + 1  # taken, waiting, and the one in the reader's hand
     assert levels([first, *frames]) == list(range(20))
     assert source.dropped == 0
