@@ -27,7 +27,7 @@ from remtta.backbones.vit import ViT
 from remtta.errors import ModelError, UsageError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
-from tests.conftest import NUM_CLASSES, Mould, random_images
+from tests.conftest import NUM_CLASSES, TINY, Mould, random_images, tiny_vit
 from tests.methods.test_registry import QUICK
 
 SIZE, PATCH, GRID = 32, 8, 4
@@ -388,3 +388,32 @@ def test_images_that_patches_do_not_divide_are_refused_in_a_line() -> None:
         UsageError, match="images of 36x32 pixels do not divide into patches of 8x8; choose another --input-size"
     ):
         backbone_of(make("NaFlex")).logits(torch.zeros(1, 3, 36, 32))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        ("vit_tiny_patch16_224", {"reg_tokens": 4}, 1),
+        ("deit_tiny_distilled_patch16_224", {}, 2),
+        ("vit_tiny_patch16_224", {"global_pool": "map"}, None),
+    ],
+)
+def test_only_tokens_the_classifier_reads_are_computed_in_the_last_block(
+    name: str, changes: dict[str, Any], expected: int | None
+) -> None:
+    vit: Any = timm.create_model(name, **{**TINY, **changes}).eval()
+    backbone = ViT(vit)
+    assert backbone.num_tokens_read == expected
+    seen = []
+    vit.blocks[-1].mlp.register_forward_hook(lambda module, args, out: seen.append(out.shape[1]))
+    with torch.no_grad():
+        torch.testing.assert_close(backbone.logits(random_images(2)), vit(random_images(2)))
+    everything = vit.num_prefix_tokens + 64
+    assert seen == [expected or everything, everything]
+
+
+def test_logits_carry_gradients_and_the_attention_none() -> None:
+    backbone = ViT(tiny_vit(depth=2))
+    logits, cls_attn = backbone.classify_with_scores(backbone.embed(random_images(2)), "attention")
+    assert logits.requires_grad
+    assert not cls_attn.requires_grad

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from remtta import adapt_stream, apply_delta, load_base, load_delta, load_model, save_delta
