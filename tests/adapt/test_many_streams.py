@@ -6,7 +6,6 @@ import pickle
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -95,14 +94,6 @@ def test_each_stream_is_as_if_it_were_alone(
     told = json_of(tmp_path / "site" / SITE)["streams"]
     assert {name: stream["frames"] for name, stream in told.items()} == SIZES
     assert summary.report().splitlines()[1].startswith("yard  5 frames, 5 predicted, 0 skipped, 2 updates")
-
-
-def test_all_start_from_a_delta_of_more_layers_than_they_adapt(folders: dict[str, Path], tmp_path: Path) -> None:
-    adapt_tiny(folders["roof"], tmp_path / "first", config=replace(CONFIGS["rem"], adapt_layers="all"))
-    delta = load_delta(tmp_path / "first" / DELTA)
-    adapt_site(folders, tmp_path / "site", delta=delta)
-    adapt_tiny(folders["yard"], tmp_path / "alone", delta=delta)
-    assert_as_alone(tmp_path / "site" / "yard", tmp_path / "alone")
 
 
 def test_one_that_dies_and_one_that_stalls_hold_up_nobody(

@@ -16,16 +16,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
-from remtta import REM, REMConfig, RemttaError, RunOptions, adapt_stream, apply_delta, load_base, load_delta
+from remtta import REMConfig, RemttaError, RunOptions, adapt_stream, apply_delta, load_base, load_delta
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.methods import rem as rem_module
 from remtta.methods.rem import rem_loss
-from remtta.models.preprocessing import preprocessing_of
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import NUM_CLASSES, TINY, draw_folder, draw_image, tiny_vit
@@ -61,22 +59,6 @@ def test_every_frame_is_predicted_in_natural_order_and_the_last_batch_is_smaller
     assert all(row["adapted"] is True for row in rows)
     assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (12, 0, 3)
     assert summary.exit_reason == "completed"
-
-
-def test_predictions_equal_those_of_the_library_loop(frames: Path, tmp_path: Path) -> None:
-    config = REMConfig(lr=0.01)
-    options = RunOptions(batch_size=4, logits=True, guard=None)
-    adapt_stream(tiny_vit(), frames, tmp_path / "run", config=config, options=options)
-    model = tiny_vit()
-    rem, preprocessing = REM(model, config), preprocessing_of(model)
-    transform = preprocessing.transform()
-    expected = []
-    for start in (0, 4, 8):
-        stills = [Image.open(frames / f"frame_{number}.png") for number in range(start, start + 4)]
-        expected += rem(preprocessing.normalise(torch.stack([transform(still) for still in stills]))).tolist()
-    assert [row["logits"] for row in rows_of(tmp_path / "run")] == [
-        [float(f"{value:.9g}") for value in logits] for logits in expected
-    ]
 
 
 def test_unreadable_frames_are_reported_in_place_and_never_adapted_on(made: Made, tmp_path: Path) -> None:

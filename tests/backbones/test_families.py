@@ -45,7 +45,6 @@ def conv_stem(**kwargs: Any) -> nn.Module:
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "average pool": ("vit_base_patch16_gap_224", SMALL),
-    "registers, average pool": ("vit_base_patch16_reg4_gap_256", SMALL),
     "class token, average pool": ("vit_tiny_patch16_224", {**SMALL, "global_pool": "avg"}),
     "largest values": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "max"}),
     "attention pool": ("vit_base_patch16_siglip_224", SMALL),
@@ -67,14 +66,12 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "hybrid with batch norms": ("vit_tiny_patch16_224", {**STEM, "patch_size": 1, "embed_layer": conv_stem}),
     "any size": ("vit_tiny_patch16_224", {**SMALL, "dynamic_img_size": True}),
     "EVA": ("eva_giant_patch14_224", {**SMALL, "mlp_ratio": 2}),
-    "EVA CLIP": ("eva02_base_patch16_clip_224", SMALL),
     "post-norm EVA": ("eva02_enormous_patch14_clip_224", {**SMALL, "mlp_ratio": 2}),
     "EVA-02": ("eva02_small_patch14_336", SMALL),
     "EVA-02, apart": ("eva02_base_patch14_448", {**SMALL, "qk_norm": True}),
     "DINOv3": ("vit_small_patch16_dinov3", SMALL),
     "DINOv3 with biases": ("vit_small_patch16_dinov3_qkvb", SMALL),
     "rotary": ("vit_small_patch16_rope_224", SMALL),
-    "rotary and absolute": ("vit_small_patch16_rope_ape_224", SMALL),
     "rotary by block": ("vit_small_patch16_rope_mixed_224", SMALL),
     "Perception Encoder": ("vit_pe_core_small_patch16_384", SMALL),
     "pool alone": ("vit_pe_core_gigantic_patch14_448", {**SMALL, "attn_pool_num_heads": 3, "mlp_ratio": 2}),
@@ -92,7 +89,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "relative, one bias": ("vit_relpos_base_patch16_224", {**SMALL, "shared_rel_pos": True}),
     "relative, by an MLP": ("vit_srelpos_small_patch16_224", {**SMALL, "rel_pos_dim": 24, "class_token": True}),
     "NaFlex": ("naflexvit_base_patch16_gap", FLEXIBLE),
-    "NaFlex, factorized": ("naflexvit_base_patch16_parfac_gap", FLEXIBLE),
     "NaFlex, attention pool": ("naflexvit_so150m2_patch16_reg1_map", {**FLEXIBLE, "mlp_ratio": 2}),
     "NaFlex, rotary": ("naflexvit_base_patch16_gap", {**FLEXIBLE, "rope_type": "axial", "attn_type": "rope"}),
 }
@@ -104,7 +100,6 @@ NO_ATTENTION |= {
     "relative, post-norm",
     "relative, one bias",
     "NaFlex",
-    "NaFlex, factorized",
     "NaFlex, rotary",
 }
 POOLED = {name for name in MODELS if "attention pool" in name or name.startswith("pool ")}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
 import signal
@@ -19,7 +18,7 @@ from remtta.corruptions.choices import CorruptOptions
 from remtta.corruptions.source_images import find_images, target_names
 from remtta.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.corruptions.worker import generator_of, prepare
-from remtta.errors import OutputError, RemttaError
+from remtta.errors import RemttaError
 from remtta.streams.images import load_image
 from tests.command import Started, in_a_session, refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image, happens
@@ -301,26 +300,6 @@ def test_what_the_disk_refuses_is_one_line(frames: Path, tmp_path: Path, capfd: 
     assert record_of(out)["exit_reason"] == "unfinished"
 
 
-def test_a_full_disk_ends_the_run(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = 0
-    real = Path.write_bytes
-
-    def full(path: Path, content: Any) -> int:
-        nonlocal written
-        written += not path.name.startswith(".corrupt.json")
-        if written > 5:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return real(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    options = CorruptOptions(corruptions=("contrast",), jobs=1)
-    with pytest.raises(OutputError, match=r"frame_5.png cannot be written: No space left on device"):
-        corrupt_tree(frames, tmp_path / "out", options)
-    assert len(tree_of(tmp_path / "out")) == 5
-    monkeypatch.setattr(Path, "write_bytes", real)
-    assert corrupt_tree(frames, tmp_path / "out", options).written == 7
-
-
 def test_an_image_that_cannot_be_corrupted_is_named(
     frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,17 +309,6 @@ def test_an_image_that_cannot_be_corrupted_is_named(
     monkeypatch.setattr("remtta.corruptions.worker.corrupt", exhausted)
     with pytest.raises(RemttaError, match=r"frame_0.png: fog at severity 5 failed: MemoryError$"):
         corrupt_tree(frames, tmp_path / "out", CorruptOptions(corruptions=("fog",), jobs=1))
-
-
-def test_without_opencv_nothing_is_touched(
-    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("remtta.corruptions.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "cv2", None)
-    code, told = refusal_of(capfd, "corrupt", frames, tmp_path / "out")
-    assert code == 1 and told.startswith("Error: OpenCV, needed for corrupting images, cannot be loaded")
-    assert told.endswith("pip install opencv-python-headless") and not (tmp_path / "out").exists()
 
 
 def many(folder: Path, count: int) -> Path:

@@ -84,8 +84,6 @@ def test_adapt_shows_at_most_thirty_options_in_five_panels(capfd: pytest.Capture
         (["adapt", "x", "--threads", "1000000"], "Invalid value for '--threads': must be at most "),
         (["adapt", "x", "--steps", "9" * 21], "Invalid value for '--steps': must be at most 10000"),
         (["eval", ".", "--methods", "rem", "--set", "rem.steps=1000000"], "steps must be from 1 to 10000"),
-        (["adapt", "x", "--topk", "3"], "No such option: --topk"),
-        (["adapt", "x", "--preset", "paper"], "No such option: --preset"),
     ],
 )
 def test_numbers_are_bounded(args: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import OutputError, RemttaError, UsageError
+from remtta.errors import RemttaError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.methods import rem as rem_module
@@ -27,7 +27,6 @@ from remtta.options import EvalOptions
 from tests.conftest import happens, tiny_vit
 from tests.evaluation.trees import methods_of, open_tree
 from tests.records import json_of, rows_of
-from tests.runs.tiny import fill_disk
 
 
 class _Die(BaseException):
@@ -74,23 +73,6 @@ def test_after_a_kill_resuming_gives_the_same_results(
     assert rows_of(tmp_path / "killed") == rows_of(tmp_path / "whole")
     assert without_timing(resumed) == without_timing(whole)
     assert sorted(os.listdir(tmp_path / "killed")) == sorted(os.listdir(tmp_path / "whole"))
-
-
-def test_a_full_disk_is_reported_and_with_room_the_evaluation_continues(
-    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run(folder: Path, **changes: Any) -> dict[str, Any]:
-        options = EvalOptions(batch_size=5, **changes)
-        return evaluate(tiny_vit(), tree, folder, methods=methods_of("source", "rem", lr=0.02), options=options)
-
-    whole = run(tmp_path / "whole")
-    fill_disk(monkeypatch, 2500)
-    with pytest.raises(OutputError, match=r"predictions.jsonl cannot be written: No space left on device; free some"):
-        run(tmp_path / "full")
-    monkeypatch.undo()
-    assert 0 < len(rows_of(tmp_path / "full")) < len(rows_of(tmp_path / "whole"))
-    assert without_timing(run(tmp_path / "full", resume=True)) == without_timing(whole)
-    assert rows_of(tmp_path / "full") == rows_of(tmp_path / "whole")
 
 
 def without_timing(content: Any) -> Any:

@@ -59,14 +59,6 @@ def test_the_window_holds_the_last_frames_and_the_classes_of_more() -> None:
     assert torch.equal(window.adapted, window.source) and len(window) == 3
 
 
-def test_the_window_comes_back_from_its_state_bit_for_bit() -> None:
-    window, again = window_of(torch.randn(9, 4), torch.randn(9, 4), size=6), Window(6, 1000)
-    again.load_state(window.state())
-    window.add(prediction([1, 2], num_classes=4), prediction([0, 2], num_classes=4))
-    again.add(prediction([1, 2], num_classes=4), prediction([0, 2], num_classes=4))
-    assert all(torch.equal(value, again.state()[name]) for name, value in window.state().items())
-
-
 def test_with_many_classes_mutual_information_decides() -> None:
     classes = [number % 5 for number in range(40)]
     source = prediction(classes) + torch.randn(40, 5, generator=torch.Generator().manual_seed(0))

@@ -113,15 +113,6 @@ def test_logits_that_are_not_finite_do_not_count() -> None:
     assert torch.equal(one.offset, other.offset)
 
 
-def test_it_continues_from_its_state() -> None:
-    logits = logits_of(shuffled(120))
-    whole, first, second = (Centre(CPU) for _ in range(3))
-    expected = follow(whole, logits)
-    answers = follow(first, logits[:60])
-    second.load_state(first.state())
-    assert torch.equal(torch.cat([answers, follow(second, logits[60:])]), expected)
-
-
 @pytest.mark.parametrize("name", ["rem", "cotta", "lame"])
 def test_a_method_follows_each_batch_once(name: str) -> None:
     adapter, images = centred(name), random_images(12)
@@ -135,15 +126,6 @@ def test_a_method_follows_each_batch_once(name: str) -> None:
         assert torch.allclose(answers, plain - alone.offset, atol=1e-5)
     adapter.predict(images[6:])
     assert net.centre is not None and not net.centre.waits
-
-
-def test_a_micro_batch_gives_the_same_update() -> None:
-    whole, parts = centred(micro_batch=6), centred(micro_batch=2)
-    for seed in range(3):
-        images = random_images(6, seed=seed)
-        assert torch.allclose(whole.predict(images).logits, parts.predict(images).logits, atol=1e-4)
-    for tensor, other in zip(whole.method.delta().values(), parts.method.delta().values(), strict=True):
-        assert torch.allclose(tensor, other, atol=1e-4)
 
 
 def test_images_that_are_not_fit_are_centred_and_not_followed() -> None:

@@ -105,11 +105,6 @@ def test_one_image_is_predicted_as_the_source_model_does() -> None:
     torch.testing.assert_close(made(LAME, tiny_vit())(random_images(1)).softmax(1), expected)
 
 
-def test_micro_batches_do_not_change_the_correction() -> None:
-    whole, parts = made(LAME, tiny_vit()), made(LAME, tiny_vit(), LAMEConfig(micro_batch=2))
-    torch.testing.assert_close(parts(random_images(7)), whole(random_images(7)))
-
-
 def test_nothing_is_learned_and_a_certain_prediction_stays_finite() -> None:
     lame = made(LAME, tiny_vit())
     lame(random_images(5))

@@ -12,6 +12,7 @@ from remtta.backbones.vit import ViT
 from remtta.errors import UsageError
 from remtta.methods.continual_mae import hog_size
 from remtta.methods.method import Method, build_method
+from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings import ALGORITHMS, METHOD_TABLE, REMConfig, algorithm_of, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options.option import read_pairs
@@ -364,10 +365,10 @@ def test_every_method_has_its_settings() -> None:
         build_method("tenth", tiny_vit())
 
 
-METHODS = ["rem", "sar", "cmf"]
+ANCHORED = ["rem", "sar", "cmf"]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ANCHORED)
 def test_a_step_with_the_anchor_is_the_step_and_then_a_share_of_the_way_back(name: str) -> None:
     images = random_images(8)
     plain, pulled = tiny_vit(), tiny_vit()
@@ -382,3 +383,36 @@ def test_a_step_with_the_anchor_is_the_step_and_then_a_share_of_the_way_back(nam
         assert torch.allclose(parameter, expected, atol=1e-6), key
         moved += float((parameter - source[key]).detach().abs().sum())
     assert moved > 0
+
+
+UNWATCHED = ["rem", "rem-n1", "tent"]
+
+
+@pytest.mark.parametrize("name", UNWATCHED)
+def test_a_step_reads_only_whether_its_gradients_are_finite(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[NamedOptimizer] = []
+
+    def read(optimizer: NamedOptimizer) -> bool:
+        reads.append(optimizer)
+        return True
+
+    monkeypatch.setattr(NamedOptimizer, "finite", read)
+    method = build_method(name, tiny_vit().to("meta"))  # nothing can be read from this device
+    method(random_images(4).to("meta"))
+    assert len(reads) == 1 and method.num_updates == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", UNWATCHED)
+def test_nothing_else_of_a_step_waits_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model: nn.Module = tiny_vit().cuda()
+    method, images = build_method(name, model), random_images(4).cuda()
+    method(images)  # sets up what PyTorch sets up at the first call
+    monkeypatch.setattr(NamedOptimizer, "finite", lambda self: True)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        method(images)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert method.num_updates == 2

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 from remtta.errors import OutputError
 from remtta.guard.observer import Answers
 from remtta.runs.batch import BatchResult
+from remtta.runs.folder import run_folder
 from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.writer import ReaderGone, RowWriter
 from remtta.streams.batches import Batch
@@ -199,3 +201,26 @@ def test_lines_the_system_takes_in_pieces_arrive_whole(tmp_path: Path, monkeypat
         writer.write([{"index": index, "source": "frame.png"} for index in range(4)])
         monkeypatch.undo()
     assert [row["index"] for row in _lines(path)] == [0, 1, 2, 3]
+
+
+def test_runs_begun_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    with contextlib.ExitStack() as runs, ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda number: runs.enter_context(run_folder(None, root)), range(40)))
+        assert len(set(folders)) == 40 and all(folder.is_dir() for folder in folders)
+        (folders[7] / "predictions.jsonl").touch()
+    assert list(root.iterdir()) == [folders[7]]  # the others are empty, and nobody's any more
+
+
+def test_a_folder_that_was_named_stays_as_it_is_and_one_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    with run_folder(tmp_path / "named") as folder:
+        assert not folder.exists()
+    with run_folder(None, tmp_path / "runs"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").touch()
+    with (
+        pytest.raises(OutputError, match=r"runs/.* cannot be written: Not a directory"),
+        run_folder(None, tmp_path / "runs"),
+    ):
+        pass

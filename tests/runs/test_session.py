@@ -12,24 +12,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from remtta import REM, REMConfig, adapt_stream, load_delta
+from remtta import REMConfig, adapt_stream, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.ledger import delta_path
-from remtta.guard.observed import ObservedMethod
-from remtta.methods.method import Method, Updater
+from remtta.methods.method import Updater
 from remtta.methods.settings import MethodConfig
 from remtta.methods.source import SourceConfig
-from remtta.models.card import card_of
 from remtta.options import EvalOptions, GuardOptions, RunOptions
-from remtta.runs.batch import BatchResult, Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.place import Place
-from remtta.runs.session import Listener, Policy, Session
 from remtta.runs.states import load_position
-from remtta.streams.batches import Batch
 from remtta.streams.frames import Frame
-from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 from tests.records import lines_of, record_of, rows_of
@@ -40,58 +34,6 @@ METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
     "rem+guard": (REMConfig(lr=0.05), QUICK),
     "source": (SourceConfig(), None),
 }
-
-
-class Diary(Listener):
-    """Listens, and remembers."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        self.results: list[BatchResult] = []
-
-    def answered(self, result: BatchResult) -> None:
-        self.told.append("answered")
-
-    def finished(self, result: BatchResult) -> None:
-        self.told.append("finished")
-        self.results.append(result)
-
-    def deliver(self, result: BatchResult) -> None:
-        self.told.append("pass on")
-
-
-def decoded(first: int, count: int, broken: tuple[int, ...] = ()) -> list[DecodedFrame]:
-    generator = torch.Generator().manual_seed(first)
-    images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    return [
-        DecodedFrame(index, f"{index}.png", None, None, None if index in broken else image, "no image")
-        if index in broken
-        else DecodedFrame(index, f"{index}.png", None, None, image)
-        for index, image in enumerate(images, first)
-    ]
-
-
-def session_on(method: Method, diary: Diary, **more: Any) -> Session:
-    card = card_of(method.net.model)
-    plain = {"policy": Policy(), "listener": diary, "interrupts": Interrupts()}
-    return Session(ObservedMethod(method), card, Counts(), **{**plain, **more})
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_a_listener_hears_of_each_batch_in_order(early: bool) -> None:
-    diary, method = Diary(), REM(tiny_vit(), REMConfig(lr=0.01))
-    session = session_on(method, diary, answer_early=early)
-    session.run([Batch(decoded(0, 4, broken=(1,))), Batch(decoded(4, 2), learn=False), Batch(decoded(6, 1, (6,)))])
-    assert diary.told == ["answered", *(["pass on", "finished"] if early else ["finished", "pass on"])] * 3
-    first, second, third = diary.results
-    assert first.logits is not None and first.logits.shape == (3, 7) and second.logits is not None
-    assert [(result.update, result.adapted, result.num_learned) for result in diary.results] == [
-        (0, True, 3),
-        (1, False, 0),
-        (1, False, 0),
-    ]
-    assert third.logits is None
-    assert session.counts == Counts(frames=7, skipped=2, updates=1, frames_in_delta=3, frames_since_reset=3)
 
 
 def write_domain(root: Path, count: int = 24) -> list[Path]:
