@@ -179,30 +179,6 @@ def test_a_stop_ends_the_wait_for_a_turn_of_those_that_wait(folders: dict[str, P
     assert begun == [held]
 
 
-def test_a_fast_stream_asks_again_behind_the_slow_ones() -> None:
-    turns, free = Turns(), threading.Event()
-    turns._worker.submit(free.wait, 100)
-    order: list[str] = []
-    asked = threading.Barrier(3)
-
-    def stream(name: str, batches: int) -> None:
-        asked.wait(10)
-        for _ in range(batches):
-            turns.take(partial(order.append, name), Interrupts())
-
-    threads = [threading.Thread(target=stream, args=args) for args in (("fast", 50), ("slow", 5))]
-    for thread in threads:
-        thread.start()
-    asked.wait(10)
-    assert happens(lambda: turns._worker._work_queue.qsize() == 2)
-    free.set()
-    for thread in threads:
-        thread.join()
-    turns.close()
-    assert order.count("fast") == 50 and order.count("slow") == 5
-    assert "slow" in order[:2]
-
-
 def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cotta changes every weight, so the streams of --streams could not share"):
         adapt_site(folders, tmp_path / "site", "cotta", config=METHOD_TABLE["cotta"].config())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from remtta.methods.settings import method_config
 from remtta.methods.source import Source
 from remtta.models.hashing import state_sha256
 from tests.backbones.tiny_models import WITH_BATCH_NORM, pictures, tiny
-from tests.conftest import NUM_CLASSES
 from tests.methods.making import made
 
 
@@ -280,52 +278,6 @@ def test_micro_batches_are_warned_of_once_and_rem_takes_the_whole_batch(caplog: 
     assert [message for message in caplog.messages if "micro-batch" in message] == [
         "batch norms normalise each micro-batch by its own statistics, so the update is not the whole batch's"
     ]
-
-
-def plain_views(model: nn.Module, images: Tensor, ratios: tuple[float, ...]) -> list[Tensor]:
-    """Each view a batch of its own; its patches, 2 x 2, go by the strength of the plain view's features."""
-    views: list[Tensor] = []
-    any_model: Any = model
-    strengths = any_model.forward_features(images).detach().pow(2).sum(1).sqrt().flatten(1)
-    for ratio in ratios:
-        masked = images.clone()
-        for number in range(len(images)):
-            for place in strengths[number].argsort(descending=True)[: 4 - int(4 * (1 - ratio))].tolist():
-                row, column = divmod(place, 2)
-                masked[number, :, 32 * row : 32 * (row + 1), 32 * column : 32 * (column + 1)] = 0
-        views.append(model(masked))
-    return views
-
-
-def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself() -> None:
-    ratios, lr = (0.0, 0.25, 0.5), 0.02
-    chosen: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "lr": lr, "bn_prior": 0, "mask_ratios": ratios}
-    rem: Any = make("rem", **chosen, confident_below=0.9, margin=0.1)
-    plain = as_tent(tiny("resnet"))
-    names = set(rem.adapted_names)
-    for seed in range(3):
-        rem.objective.memory["violating_share"].fill_(0.0)  # no way to save a graph
-        images = pictures(5, seed)
-        views = torch.stack(plain_views(plain, images, ratios))
-        probs, logs = views.softmax(-1), views.log_softmax(-1)
-        entropies = -(probs * logs).sum(-1)
-        loss = torch.zeros(5)
-        for i, j in combinations(range(3), 2):
-            loss = loss - (probs[i].detach() * logs[j]).sum(-1)
-            order = entropies[i] - entropies[j].detach() + rem.objective.config.margin * math.log(NUM_CLASSES)
-            loss = loss + order.clamp(min=0)
-        loss = loss * (entropies[0] < rem.objective.config.confident_below * math.log(NUM_CLASSES))
-        assert int((loss > 0).sum()) > 0
-        norms = [parameter for name, parameter in plain.named_parameters() if name in names]
-        gradients = torch.autograd.grad(loss.mean(), norms)
-        with torch.no_grad():
-            for parameter, gradient in zip(norms, gradients, strict=True):
-                parameter.sub_(lr * gradient)
-        torch.testing.assert_close(rem(images), views[0].detach(), atol=1e-4, rtol=1e-3)
-    moved = dict(plain.named_parameters())
-    for name, parameter in rem.net.model.named_parameters():
-        torch.testing.assert_close(parameter, moved[name], atol=1e-4, rtol=1e-3)
-    assert max(float(change.abs().max()) for change in rem.delta().values()) > 1e-3
 
 
 def test_frozen_and_folded_batch_norms_are_reported() -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import StreamError, UsageError
 from remtta.options import LiveOptions
@@ -153,30 +152,3 @@ def test_a_signal_ends_a_run_that_is_reconnecting_within_a_second(tmp_path: Path
     assert time.monotonic() - stopped_at[0] < 1.5
     assert summary.exit_reason == "SIGTERM"
     assert summary.num_frames + record_of(tmp_path)["counts"]["dropped"] == 2
-
-
-def test_latest_predicts_what_the_camera_shows_now_however_long_the_model_took(tmp_path: Path) -> None:
-    class Endless(FakeCapture):
-        def grab(self) -> bool:
-            time.sleep(0.001)
-            self.num_grabbed += 1
-            self.step = noise(self.num_grabbed)
-            return True
-
-    capture = Endless([])
-    source = LiveSource(0, LiveOptions(), connect=lambda: capture)
-    shown = []
-
-    def busy(summary: RunSummary) -> None:
-        before = capture.num_grabbed
-        assert happens(lambda: capture.num_grabbed > before + 30)
-        shown.append(capture.num_grabbed)
-
-    stream = Stream("0", "camera", islice(source.frames(), 12), live_source=source)
-    summary = adapt_tiny(stream, tmp_path, options={"batch_size": 3}, on_batch=busy)
-    frames = [row["frame"] for row in rows_of(tmp_path)]
-    assert len(frames) == 12 and frames == sorted(set(frames))
-    for batch, now in enumerate(shown[:3], 1):
-        assert frames[3 * batch] >= now - 3 - 1  # the batch's own length, and the frame in the reader's hand
-    dropped = record_of(tmp_path)["counts"]["dropped"]
-    assert dropped >= frames[-1] + 1 - 12 > 60 and f", {dropped} dropped for newer ones, " in summary.report()

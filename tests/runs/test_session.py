@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 from functools import partial
@@ -12,12 +13,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from remtta import REMConfig, adapt_stream, load_delta
+from remtta import adapt_stream, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.ledger import delta_path
 from remtta.methods.method import Updater
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings import MethodConfig, REMConfig
 from remtta.methods.source import SourceConfig
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
@@ -27,6 +28,7 @@ from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 from tests.records import lines_of, record_of, rows_of
+from tests.runs.tiny import adapt_tiny
 
 QUICK = GuardOptions("rollback", window=16, renewed=1, memory=1, least=4, doubt=1e-6, alarm=2e-6, retries=2)
 METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
@@ -137,3 +139,30 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
         assert (run / PREDICTIONS).read_bytes() == (whole / PREDICTIONS).read_bytes()
         again, wanted = load_delta(run), load_delta(whole)
         assert all(torch.equal(again.tensors[key], wanted.tensors[key]) for key in wanted.tensors)
+
+
+def test_predictions_are_out_before_the_update_and_stay_the_same(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapt_tiny(frames, tmp_path / "usual", options={"guard": None})
+    echo = io.BytesIO()
+    out_before: list[int] = []
+    learn = Updater.learn
+
+    def watched(self: Updater[Any]) -> None:
+        on_disk = (tmp_path / "early" / PREDICTIONS).read_bytes()
+        assert on_disk == echo.getvalue()
+        out_before.append(on_disk.count(b"\n"))
+        learn(self)
+
+    monkeypatch.setattr(Updater, "learn", watched)
+    adapt_tiny(frames, tmp_path / "early", echo=echo, options={"guard": None, "latency": True})
+    usual, early = rows_of(tmp_path / "usual"), rows_of(tmp_path / "early")
+    assert out_before == [min(3 * number, len(early)) for number in range(1, len(out_before) + 1)]
+    assert [(row["class"], row["update"], row["adapted"]) for row in early] == [
+        (row["class"], row["update"], row["adapted"]) for row in usual
+    ]
+    for row, wanted in zip(early, usual, strict=True):
+        assert row["entropy"] == pytest.approx(wanted["entropy"], abs=1e-4)
+    assert record_of(tmp_path / "early")["counts"] == record_of(tmp_path / "usual")["counts"]
+    assert record_of(tmp_path / "early")["options"]["latency"] is True
