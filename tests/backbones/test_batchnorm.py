@@ -294,6 +294,9 @@ def test_frozen_and_folded_batch_norms_are_reported() -> None:
     assert not running_statistics(batch_norms(folded))
 
 
+# --- NORM ------------------------------------------------------------------------------------------------------------
+
+
 @torch.no_grad()
 def norm_by_hand(model: nn.Module, images: torch.Tensor, prior: float) -> torch.Tensor:
     """Layer by layer, in the order of the forward pass: write blended statistics into each, then go on."""

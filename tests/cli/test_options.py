@@ -106,6 +106,9 @@ def test_empty_values_are_refused(args: list[str], what: str, capfd: pytest.Capt
     assert refusal_of(capfd, *args) == (2, told)
 
 
+# --- Help ------------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here(*command.split(), "--help") == 0

@@ -103,6 +103,9 @@ def test_the_module_as_a_program_tells_wrong_use_the_same_way(tmp_path: Path) ->
     assert done.stderr == b"Error: got 2 sources; quote the pattern: '*.jpg', or name the folder\n"
 
 
+# --- Messages as JSON lines ------------------------------------------------------------------------------------------
+
+
 def messages(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     """Return standard error as JSON Lines; fail if a line is not JSON."""
     lines = parsed(capfd.readouterr().err)

@@ -252,6 +252,9 @@ def test_a_centred_heads_bias_tells_which_classes_it_says_more_or_less_often() -
     assert classes_moved(norm) == classes_moved({**norm, "head.bias": bias, "head.weight": np.ones((4, 2))}) == []
 
 
+# --- The differences between two deltas, and the origin of one -------------------------------------------------------
+
+
 def test_distance_and_cosine_by_layer() -> None:
     first = {"a.weight": np.array([3.0, 4.0]), "a.bias": np.zeros(2), "b.weight": np.array([1.0])}
     second = {"a.weight": np.array([4.0, -3.0]), "a.bias": np.zeros(2), "c.weight": np.array([1e300])}

@@ -94,6 +94,9 @@ def test_without_ray_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyP
         next(on_ray(die, None, [0], interrupts=Interrupts()))
 
 
+# --- Which signals stop what; in a subprocess if the signal ends the process -----------------------------------------
+
+
 _SENDS = """
 import os, signal, sys
 from remtta.engines.interrupts import Interrupts

@@ -141,6 +141,9 @@ def test_the_only_severity_is_evaluated_and_reported(tmp_path: Path, caplog: pyt
         open_tree(tmp_path / "c")
 
 
+# --- From class folders to the model's class numbers -----------------------------------------------------------------
+
+
 def test_wnids_are_mapped_by_wnid_and_never_by_position() -> None:
     mapped = map_classes(["n01443537", "n15075141", "n01440764"], num_classes=1000)
     assert mapped.numbers == {"n01440764": 0, "n01443537": 1, "n15075141": 999}

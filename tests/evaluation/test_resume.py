@@ -1,4 +1,4 @@
-"""An evaluation that was stopped or killed goes on as if nothing had happened."""
+"""An evaluation that was stopped or killed goes on as if nothing had happened, and so do its workers."""
 
 from __future__ import annotations
 
@@ -155,6 +155,9 @@ def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset,
     (tmp_path / "new" / "results.json").write_text("[]")
     with pytest.raises(RemttaError, match=r"results\.json is damaged"):
         evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
+
+
+# --- Workers ---------------------------------------------------------------------------------------------------------
 
 
 class Soon(Interrupts):

@@ -62,6 +62,9 @@ def test_every_setting_that_the_page_names_exists() -> None:
     assert named >= {"answer", "affinity", "masking"} and named <= known
 
 
+# --- Settings --------------------------------------------------------------------------------------------------------
+
+
 def test_the_defaults_are_the_papers_for_imagenet_c() -> None:
     config = REMConfig()
     assert config.mask_ratios == (0.0, 0.1, 0.2)

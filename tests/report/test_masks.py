@@ -105,6 +105,9 @@ def test_runs_without_masks_are_refused(runs: Path, tmp_path: Path, capfd: pytes
     assert not target.exists()
 
 
+# --- Drawing ---------------------------------------------------------------------------------------------------------
+
+
 def test_a_picture_is_hatched_where_patches_are_left_out() -> None:
     pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
     painted = paint_over(pixels, [0, 4], (2, 2))  # of two rows of three patches

@@ -203,6 +203,9 @@ def test_lines_the_system_takes_in_pieces_arrive_whole(tmp_path: Path, monkeypat
     assert [row["index"] for row in _lines(path)] == [0, 1, 2, 3]
 
 
+# --- Folders without a given name ------------------------------------------------------------------------------------
+
+
 def test_runs_begun_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     with contextlib.ExitStack() as runs, ThreadPoolExecutor(8) as pool:

@@ -170,6 +170,9 @@ def test_impossible_options_are_refused(options: Any) -> None:
         open_stream("0", **options)
 
 
+# --- Frames that wait for the model: the newest, or all --------------------------------------------------------------
+
+
 @pytest.mark.parametrize(("keep", "newest"), [(1, [50]), (3, [30, 40, 50])])
 def test_latest_keeps_the_newest_frames_for_the_model_and_counts_the_others(keep: int, newest: list[int]) -> None:
     camera = FakeCamera([0, GATE, 10, 20, 30, 40, 50, HANGS])

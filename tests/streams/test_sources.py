@@ -266,6 +266,9 @@ def test_separating_by_nul_is_for_standard_input(frames: Path) -> None:
         open_stream(frames, null_separated=True)
 
 
+# --- Lists of sources ------------------------------------------------------------------------------------------------
+
+
 def test_a_list_has_names_and_addresses_in_its_order(tmp_path: Path) -> None:
     path = tmp_path / "cams.txt"
     path.write_text(
