@@ -183,7 +183,6 @@ def test_weights_of_torch_are_read_without_running_them(tmp_path: Path) -> None:
 
 
 PROCESSORS: dict[str, tuple[Make, Any]] = {
-    "vit": (_vit, ViTImageProcessorPil(size={"height": 32, "width": 32})),
     "vit, oblong": (
         lambda: _vit(image_size=(24, 40)),
         ViTImageProcessorPil(size={"height": 24, "width": 40}, resample=1, image_mean=[0.1, 0.2, 0.3]),
@@ -218,7 +217,6 @@ def test_images_become_what_transformers_makes_of_them(kind: str, tmp_path: Path
         ({"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, 32, 1.0, "squash"),
         ({"feature_extractor_type": "ConvNextFeatureExtractor", "size": 32, "crop_pct": 0.8}, 32, 0.8, "center"),
         ({"image_processor_type": "BitImageProcessor", "size": 40, "crop_size": 32}, 32, 0.8, "center"),
-        ({"image_processor_type": "ViTImageProcessorFast", "size": 32, "do_resize": False}, 32, 1.0, "squash"),
         ({"image_processor_type": "BitImageProcessorFast", "size": {"shortest_edge": 236}}, 224, 224 / 236, "center"),
     ],
     ids=str,

@@ -155,17 +155,7 @@ def test_a_model_that_cannot_be_is_reported_in_one_line(changes: dict[str, Any],
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        {"mean": (0.1, 0.2, 0.3)},
-        {"std": (0.4, 0.5, 0.6)},
-        {"interpolation": "lanczos"},
-        {"crop_pct": 1.0},
-        {"input_size": (24, 40)},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("override", [{"mean": (0.3, 0.2, 0.1)}, {"crop_pct": 1.0}, {"input_size": (24, 40)}], ids=str)
 def test_each_part_of_the_preprocessing_can_be_replaced_alone(override: dict[str, Any], local_dir: Path) -> None:
     weights = local_dir / "model.safetensors"
     if "input_size" in override:
