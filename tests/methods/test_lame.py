@@ -56,7 +56,7 @@ def test_corrected_predictions_equal_a_plain_loop() -> None:
     assert torch.equal(lame.last_views[0].softmax(1), corrected)
 
 
-@pytest.mark.parametrize(("affinity", "neighbours"), [("rbf", 50), ("linear", 5)])
+@pytest.mark.parametrize(("affinity", "neighbours"), [("rbf", 3), ("rbf", 50), ("linear", 5)])
 def test_dense_affinities_equal_a_plain_loop(affinity: Any, neighbours: int) -> None:
     model, images = tiny_vit(), random_images(9)
     unit = _features(model, images)
@@ -103,6 +103,11 @@ def test_one_image_is_predicted_as_the_source_model_does() -> None:
     with torch.no_grad():
         expected = tiny_vit()(random_images(1)).softmax(1)
     torch.testing.assert_close(made(LAME, tiny_vit())(random_images(1)).softmax(1), expected)
+
+
+def test_micro_batches_do_not_change_the_correction() -> None:
+    whole, parts = made(LAME, tiny_vit()), made(LAME, tiny_vit(), LAMEConfig(micro_batch=2))
+    torch.testing.assert_close(parts(random_images(7)), whole(random_images(7)))
 
 
 def test_nothing_is_learned_and_a_certain_prediction_stays_finite() -> None:

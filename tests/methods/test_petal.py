@@ -132,9 +132,21 @@ def test_petal_begins_at_the_posteriors_mean_and_a_reset_goes_back_there() -> No
     there.load_state_dict(mean)
     torch.testing.assert_close(begun, there(random_images(3)).detach(), atol=1e-5, rtol=1e-4)
     assert petal.num_updates == 0 and not torch.equal(begun, petal.predict_source(random_images(3)))
+    fresh = petal.state()
     petal(random_images(4))
     petal.reset()
     assert torch.equal(petal.predict(random_images(3)), begun)
+    resumed = _petal(dataclasses.replace(CONFIG, start="mean"))
+    resumed.load_state(fresh)
+    assert torch.equal(resumed(random_images(4)), begun_again(fresh)(random_images(4)))
+
+
+def begun_again(state: dict[str, Tensor]) -> Updater[PETAL]:
+    """On a method that has gone on before."""
+    petal = _petal(dataclasses.replace(CONFIG, start="mean"))
+    petal(random_images(2, 5))
+    petal.load_state(state)
+    return petal
 
 
 def test_a_delta_is_not_undone_by_the_posteriors_mean() -> None:

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from remtta.errors import UsageError
+from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
+from remtta.options import RunOptions
+from remtta.options.option import Bounds, members_of
+
+
+def test_the_defaults_are_the_papers_for_imagenet_c() -> None:
+    config = REMConfig()
+    assert config.mask_ratios == (0.0, 0.1, 0.2)
+    assert (config.ranking_weight, config.margin, config.lr) == (1.0, 0.0, 1e-3)
+    assert (config.optimizer, config.momentum, config.steps) == ("adam", 0.9, 1)
+    assert RunOptions().batch_size == 50
+
+
+def test_mask_ratios_may_come_as_any_sequence_of_numbers() -> None:
+    ratios: Any = [0, 0.25]
+    assert REMConfig(mask_ratios=ratios).mask_ratios == (0.0, 0.25)
+    assert REMConfig(mask_ratios=ratios) == REMConfig(mask_ratios=(0.0, 0.25))
+
+
+_START = "mask ratios must start with 0 and name at least one masked view, got "
+_ASCEND = "mask ratios must ascend within [0, 1), got "
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mask_ratios": ()}, _START + "none"),
+        ({"mask_ratios": (0.0,)}, _START + "0"),
+        ({"mask_ratios": (0.1, 0.2)}, _START + "0.1,0.2"),
+        ({"mask_ratios": (0.0, 0.1, 0.1)}, _ASCEND + "0,0.1,0.1"),
+        ({"mask_ratios": (0.0, 1.0)}, _ASCEND + "0,1"),
+        ({"mask_ratios": (0.0, 10.0, 20.0)}, _ASCEND + "0,10,20; they are fractions: 0,0.1,0.2?"),
+        ({"mask_ratios": (0.0, math.nan)}, _ASCEND + "0,nan"),
+        ({"optimizer": "adamw"}, "optimizer must be adam or sgd, got adamw"),
+        ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
+        ({"precision": "fp16"}, "precision must be auto, fp32 or bf16, got fp16"),
+    ],
+)
+def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        REMConfig(**changes)
+    assert str(caught.value) == message
+
+
+def test_no_setting_is_infinite_or_below_its_bounds() -> None:
+    for method, member in [(name, each) for name, named in METHOD_TABLE.items() for each in members_of(named.config)]:
+        bounds = member.first(Bounds) or Bounds()
+        assert member.type is not float or bounds != Bounds()
+        values: list[float] = [math.inf, -math.inf, math.nan] if member.type is float else []
+        values += [member.type(low) - 1 for low in (bounds.min, bounds.above) if low is not None and low > -math.inf]
+        for value in values:
+            with pytest.raises(UsageError, match=f"({member.name}|lambda) must be .*, got {value}$"):
+                method_config(method, {member.name: value}, batch_size=8)
+
+
+def test_the_edges_of_the_ranges_are_accepted() -> None:
+    config = REMConfig(mask_ratios=(0.0, 0.999), ranking_weight=0.0, margin=0.0, momentum=0.0, micro_batch=1)
+    options = RunOptions(batch_size=1, topk=1, save_every=1, reset_every=1)
+    assert (config.mask_ratios, config.micro_batch, options.reset_every) == ((0.0, 0.999), 1, 1)
