@@ -19,7 +19,6 @@ from remtta.adapt.many_streams import adapt_streams
 from remtta.adapt.one_stream import RunSummary
 from remtta.adapt.planning import Setup
 from remtta.adapt.site import SiteSummary
-from remtta.adapt.turns import Turns
 from remtta.deltas import DELTA
 from remtta.engines.interrupts import Interrupts
 from remtta.engines.processes import DIED, WorkersDied
@@ -150,33 +149,6 @@ def test_a_stop_saves_all_and_they_go_on(
     assert summary.exit_reason == "completed"
     for name in folders:
         assert_as_alone(tmp_path / "site" / name, alone / name)
-
-
-def test_a_stop_ends_the_wait_for_a_turn_of_those_that_wait(folders: dict[str, Path], tmp_path: Path) -> None:
-    turns, stop, free = Turns(), Interrupts(), threading.Event()
-    turns._worker.submit(free.wait, 100)
-    stop._received.append(15)
-    begun: list[Interrupts] = []
-    results: list[str] = []
-
-    def ask(interrupts: Interrupts) -> None:
-        try:
-            turns.take(lambda: begun.append(interrupts), interrupts)
-        except BaseException as error:
-            results.append(type(error).__name__)
-
-    waiting, held = stop.part(), stop.part()
-    threads = [threading.Thread(target=ask, args=(waiting,))]
-    with held.finishing():  # whose work is needed for a clean end
-        threads += [threading.Thread(target=ask, args=(held,))]
-        for thread in threads:
-            thread.start()
-        assert happens(lambda: results == ["Stopped"])
-        free.set()
-        for thread in threads:
-            thread.join()
-    turns.close()
-    assert begun == [held]
 
 
 def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import fcntl
 import hashlib
 import io
 import os
-import select
 import shutil
 import signal
 import threading
@@ -271,24 +270,3 @@ def test_a_signal_ends_a_run_whose_reader_is_stuck_after_a_clean_save(
     assert record_of(tmp_path / "run")["exit_reason"] == "SIGTERM"
     adapt_stream(tiny_vit(), frames, tmp_path / "run", options=dataclasses.replace(options, resume=True))
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
-
-
-def test_a_reader_that_is_only_slow_gets_the_rows_of_a_run_that_is_stopped(frames: Path, tmp_path: Path) -> None:
-    reading, writing = os.pipe()
-    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
-    got: list[bytes] = []
-
-    def read() -> None:
-        select.select([reading], [], [])  # the rest of the rows does not fit: the run waits
-        os.kill(os.getpid(), signal.SIGTERM)
-        while part := os.read(reading, 1000):
-            got.append(part)
-
-    reader = threading.Thread(target=read)
-    options = RunOptions(batch_size=12, logits=True, topk=7)
-    with os.fdopen(writing, "wb") as pipe, Interrupts() as interrupts:
-        reader.start()
-        adapt_stream(tiny_vit(), frames, tmp_path / "run", options=options, echo=pipe, interrupts=interrupts)
-    reader.join()
-    os.close(reading)
-    assert b"".join(got) == (tmp_path / "run" / "predictions.jsonl").read_bytes() != b""

@@ -104,7 +104,9 @@ def assert_like_twin(ours: nn.Module, twin: nn.Module, size: int, **settings: An
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "masking"), [("vit", "auto"), ("swin", "auto"), ("resnet", "gradcam")])
+@pytest.mark.parametrize(
+    ("kind", "masking"), [("vit", "auto"), ("vit", "features"), ("swin", "auto"), ("resnet", "gradcam")]
+)
 def test_torchvisions_models_adapt_as_their_twins_in_timm(kind: str, masking: Any, tmp_path: Path) -> None:
     make, name, kwargs = test_torchvision.KINDS[kind]
     theirs, size = test_torchvision._random(make()), kwargs.get("img_size", 64)
@@ -114,7 +116,7 @@ def test_torchvisions_models_adapt_as_their_twins_in_timm(kind: str, masking: An
     assert_like_twin(Described(theirs, preprocessing=Preprocessing((size, size))), twin, size, masking=masking)
 
 
-@pytest.mark.parametrize("kind", ["dinov2 with registers", "convnext"])
+@pytest.mark.parametrize("kind", ["vit", "dinov2 with registers", "convnext"])
 def test_transformers_models_adapt_as_their_twins_in_timm(kind: str, tmp_path: Path) -> None:
     theirs = test_huggingface._random(test_huggingface.KINDS[kind]())
     theirs.save_pretrained(tmp_path)

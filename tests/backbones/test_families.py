@@ -89,6 +89,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "relative, one bias": ("vit_relpos_base_patch16_224", {**SMALL, "shared_rel_pos": True}),
     "relative, by an MLP": ("vit_srelpos_small_patch16_224", {**SMALL, "rel_pos_dim": 24, "class_token": True}),
     "NaFlex": ("naflexvit_base_patch16_gap", FLEXIBLE),
+    "NaFlex, factorized": ("naflexvit_base_patch16_parfac_gap", FLEXIBLE),
     "NaFlex, attention pool": ("naflexvit_so150m2_patch16_reg1_map", {**FLEXIBLE, "mlp_ratio": 2}),
     "NaFlex, rotary": ("naflexvit_base_patch16_gap", {**FLEXIBLE, "rope_type": "axial", "attn_type": "rope"}),
 }
@@ -100,6 +101,7 @@ NO_ATTENTION |= {
     "relative, post-norm",
     "relative, one bias",
     "NaFlex",
+    "NaFlex, factorized",
     "NaFlex, rotary",
 }
 POOLED = {name for name in MODELS if "attention pool" in name or name.startswith("pool ")}

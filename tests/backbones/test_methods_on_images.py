@@ -21,7 +21,7 @@ from tests.records import record_of
 from tests.runs.test_resume import assert_goes_on
 
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
-RUNNING = [*(("resnet", name) for name in ("norm", "rem", "cotta", "ecotta")), ("swin", "rem")]
+RUNNING = [*(("resnet", name) for name in ("norm", "rem", "sar", "ecotta")), ("swin", "rem")]
 """One method of each way to learn."""
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 

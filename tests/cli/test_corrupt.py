@@ -263,17 +263,6 @@ def test_names_that_would_fall_together_stay_apart(tmp_path: Path) -> None:
     assert set(tree_of(tmp_path / "out")) == {f"contrast/5/{name}" for name in ("a.bmp.png", "a.png", "a.jpg.png")}
 
 
-def test_names_that_are_not_utf8_or_hold_control_characters(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    source = tmp_path / "in"
-    source.mkdir()
-    draw_image(0).save(tmp_path / "a.png")
-    os.rename(tmp_path / "a.png", os.path.join(os.fsencode(source), b"a\xff\n\x1b[31m.png"))
-    (source / "b\x1b[31m.png").write_text("no image")
-    assert remtta_here("corrupt", source, tmp_path / "out", "-c", "contrast", "-j", "1") == 0
-    assert len(tree_of(tmp_path / "out")) == 1
-    assert "\x1b" not in capfd.readouterr().err
-
-
 def test_a_record_cannot_have_other_folders_removed(frames: Path, tmp_path: Path) -> None:
     out, mine = tmp_path / "out", tmp_path / "mine"
     (mine / "5").mkdir(parents=True)

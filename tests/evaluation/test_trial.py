@@ -16,7 +16,6 @@ from remtta.evaluation.domains import Dataset
 from remtta.guard.guard import Guard
 from remtta.guard.observer import Answers
 from remtta.methods import rem as rem_module
-from remtta.methods.method import Updater
 from remtta.methods.rdumb import RDumbConfig
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import MethodConfig, REMConfig
@@ -44,21 +43,6 @@ def run_guarded(tree: Dataset, folder: Path, **changes: Any) -> Any:
 
 
 # --- The guard ---------------------------------------------------------------------------------------------------
-
-
-def test_rows_have_views_only_where_the_method_saw_their_images(
-    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step, seen = Updater.__call__, []
-
-    def counted(self: Updater[Any], images: Tensor, labels: Tensor | None = None) -> Tensor:
-        seen.append(len(images))
-        return step(self, images, labels)
-
-    monkeypatch.setattr(Updater, "__call__", counted)
-    assert run_guarded(tree, tmp_path / "run")["guard"]["retired"]
-    assert [row["index"] for row in rows_of(tmp_path / "run") if "tvd" in row] == list(range(sum(seen)))
-    assert 0 < sum(seen) < 28
 
 
 def test_a_retired_guard_has_the_source_answer_in_tests_without_learning_too(tree: Dataset, tmp_path: Path) -> None:

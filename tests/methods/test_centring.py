@@ -128,6 +128,15 @@ def test_a_method_follows_each_batch_once(name: str) -> None:
     assert net.centre is not None and not net.centre.waits
 
 
+def test_a_micro_batch_gives_the_same_update() -> None:
+    whole, parts = centred(micro_batch=6), centred(micro_batch=2)
+    for seed in range(3):
+        images = random_images(6, seed=seed)
+        assert torch.allclose(whole.predict(images).logits, parts.predict(images).logits, atol=1e-4)
+    for tensor, other in zip(whole.method.delta().values(), parts.method.delta().values(), strict=True):
+        assert torch.allclose(tensor, other, atol=1e-4)
+
+
 def test_images_that_are_not_fit_are_centred_and_not_followed() -> None:
     one, other = centred(lr=0.01), centred(lr=0.01)
     images, fit = random_images(6), torch.tensor([True, False, True, True, True, False])

@@ -326,18 +326,6 @@ def test_shuffled_images_of_any_size_keep_their_size_and_their_patches() -> None
 # --- COME --------------------------------------------------------------------------------------------------------
 
 
-def test_tent_on_come_is_its_rule() -> None:
-    method, plain = make("tent-come"), vivid_vit(4)
-    optimizer = torch.optim.SGD(norms(plain), lr=0.01, momentum=0.9)
-    for seed in range(3):
-        logits = plain(batch(seed))
-        torch.testing.assert_close(method(batch(seed)), logits.detach())
-        optimizer.zero_grad()
-        torch.stack([come_of(row) for row in logits]).mean().backward()
-        optimizer.step()
-    assert_same_weights(method, plain)
-
-
 @pytest.mark.parametrize("share", [1.0, 0.0])
 def test_rem_on_come_ranks_by_the_other_entropy_only(share: float) -> None:
     method, plain = make("rem-come", optimizer="sgd", margin=0.05), make("rem", optimizer="sgd", margin=0.05)

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from timm.data import create_transform
 from torch import nn
 
-from remtta.backbones.families import backbone_of
 from remtta.errors import CheckpointError, DownloadError, UsageError
 from remtta.models.building import reachable_or_offline
 from remtta.models.card import labels_of
@@ -319,25 +318,3 @@ def test_the_hash_changes_with_a_bit_a_name_a_dtype_or_a_shape_and_not_with_the_
     assert tensors_sha256({"a": zeros.T.contiguous().T}) == tensors_sha256({"a": zeros})
     others = {"flag": torch.tensor([True]), "scale": torch.ones(1, dtype=torch.bfloat16), "empty": torch.zeros(0)}
     assert len(tensors_sha256(others)) == 64
-
-
-@pytest.mark.parametrize(
-    ("name", "kwargs", "size", "patches"),
-    [
-        ("resnet18", {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}, (64, 96), 6),
-        (
-            "swin_tiny_patch4_window7_224",
-            {"depths": (1, 1, 1, 1), "embed_dim": 8, "num_heads": (1, 1, 1, 1), "window_size": 4},
-            (128, 128),
-            16,
-        ),
-        ("naflexvit_base_patch16_gap", {"embed_dim": 48, "depth": 1, "num_heads": 3}, (48, 64), 12),
-    ],
-)
-def test_other_families_take_an_input_size(
-    name: str, kwargs: dict[str, Any], size: tuple[int, int], patches: int, tmp_path: Path
-) -> None:
-    sized = {"img_size": size} if "swin" in name else {}
-    save_file(timm.create_model(name, num_classes=7, **kwargs, **sized).state_dict(), tmp_path / "w.safetensors")
-    model = load_model(name, checkpoint=tmp_path / "w.safetensors", num_classes=7, model_kwargs=kwargs, input_size=size)
-    assert (preprocessing_of(model).input_size, backbone_of(model).num_patches) == (size, patches)

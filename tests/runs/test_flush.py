@@ -88,28 +88,6 @@ def test_a_stop_predicts_the_frames_that_wait(tmp_path: Path) -> None:
     assert record_of(run)["counts"]["updates"] == 2
 
 
-def test_frames_of_a_list_that_a_stop_predicted_are_learned_from_later(frames: Path, tmp_path: Path) -> None:
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    paths = [frames / f"frame_{number}.png" for number in range(12)]
-    adapt_tiny(paths, whole)
-
-    def slowly() -> Iterator[Frame]:
-        for number, path in enumerate(paths):
-            if number == 5:
-                patient(run / PREDICTIONS, 3)
-                time.sleep(0.3)
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(30)
-            yield Frame(str(path), partial(draw_image, number))
-
-    with Interrupts() as interrupts:
-        adapt_tiny(Stream("paths", "paths", slowly()), run, interrupts=interrupts)
-    assert len(rows_of(run)) == record_of(run)["counts"]["frames"] == 5
-    adapt_tiny(paths, run, resume=True)
-    assert [row["class"] for row in rows_of(run)] == [row["class"] for row in rows_of(whole)]
-    assert record_of(run)["counts"] == record_of(whole)["counts"]
-
-
 def readable(index: int) -> DecodedFrame:
     return DecodedFrame(index, f"{index}.png", None, None, torch.zeros(3, 2, 2, dtype=torch.uint8))
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from remtta.adapt.one_stream import RunSummary
@@ -131,18 +129,6 @@ def test_a_readable_frame_does_not_wait_behind_any_number_of_unreadable_ones(fra
         assert len(rows_of(tmp_path / f"{batches}")) == 11 + batches
         adapt_tiny(source, tmp_path / f"{batches}", "tent", resume=True)
         assert_same_results(tmp_path / f"{batches}", tmp_path / "whole")
-
-
-def test_a_torn_last_line_is_repaired(frames: Path, tmp_path: Path) -> None:
-    whole = frames.parent / "whole"
-    full = (whole / PREDICTIONS).read_bytes()
-    for extra in (1, 700, 1500):
-        cut = tmp_path / f"cut{extra}"
-        finish(frames, cut, stopped=True)
-        settled = (cut / PREDICTIONS).stat().st_size
-        (cut / PREDICTIONS).write_bytes(full[: settled + extra])
-        adapt_tiny(frames, cut, resume=True)
-        assert_same_results(cut, whole)
 
 
 def test_predictions_that_come_out_differently_stay_and_are_reported(
@@ -305,30 +291,6 @@ def test_a_live_stream_continues_with_what_it_shows_now(tmp_path: Path) -> None:
     assert [row["index"] for row in rows] == list(range(12))
     assert [row["frame"] for row in rows[9:]] == [0, 1, 2]
     assert record_of(run)["counts"]["frames"] == 12
-
-
-@settings(max_examples=settings().max_examples // 2)  # each may be a run
-@given(data=st.data())
-def test_damaged_resume_files_are_reported_and_never_believed(
-    data: st.DataObject, frames: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    if not run.exists():
-        finish(frames, run)
-        shutil.copytree(run, tmp_path / "intact")
-    name = data.draw(st.sampled_from([STATE, RECORD]))
-    intact = (tmp_path / "intact" / name).read_bytes()
-    start = data.draw(st.integers(0, len(intact)))
-    damaged = intact[:start] + data.draw(st.binary(max_size=20)) + intact[start + data.draw(st.integers(1, 200)) :]
-    (run / name).write_bytes(damaged)
-    predictions = (run / PREDICTIONS).read_bytes()
-    try:
-        adapt_tiny(frames, run, resume=True)
-    except RemttaError as error:
-        assert str(error)
-    assert (run / PREDICTIONS).read_bytes() == predictions
-    for file in (STATE, RECORD):
-        shutil.copy(tmp_path / "intact" / file, run / file)
 
 
 @pytest.mark.parametrize(

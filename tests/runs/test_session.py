@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import signal
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from remtta import adapt_stream, load_delta
+from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.ledger import delta_path
@@ -166,3 +168,23 @@ def test_predictions_are_out_before_the_update_and_stay_the_same(
         assert row["entropy"] == pytest.approx(wanted["entropy"], abs=1e-4)
     assert record_of(tmp_path / "early")["counts"] == record_of(tmp_path / "usual")["counts"]
     assert record_of(tmp_path / "early")["options"]["latency"] is True
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for open files in /proc")
+def test_neither_open_files_nor_objects_grow_with_the_frames(tmp_path: Path) -> None:
+    """`REMTTA_FRAMES=20000` looks longer."""
+    num_frames = int(os.environ.get("REMTTA_FRAMES", "240"))
+    images = [draw_image(number) for number in range(3)]
+    frames = (Frame(f"{number}.png", partial(images.__getitem__, number % 3)) for number in range(num_frames))
+    seen: list[tuple[int, int]] = []
+    gc.freeze()  # what was there before
+
+    def look(summary: RunSummary) -> None:
+        gc.collect()
+        seen.append((len(os.listdir("/proc/self/fd")), len(gc.get_objects())))
+
+    stream = Stream("many", "folder", frames, num_frames)
+    adapt_tiny(stream, tmp_path / "run", on_batch=look, options={"batch_size": 20, "smooth": "auto"})
+    (early_files, early), (late_files, late) = seen[len(seen) // 2], seen[-1]
+    assert late_files <= early_files
+    assert late - early < num_frames // 4  # frames, rows or tensors that are kept would be one each, at the least
