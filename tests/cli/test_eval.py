@@ -114,3 +114,21 @@ def test_checkpoints_and_severities_apart_are_evaluations_of_their_own_in_one_ta
     plain = write_tree(tmp_path / "plain", ["fog"], severities=(), each=1)
     more[-1] = tmp_path / "no"
     assert "has domains without severities; leave --apart out" in refusal_of(capfd, "eval", plain, *options, *more)[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "shown"),
+    [
+        (["eval", "s3://bucket/c"], "s3://bucket/c"),
+        (["eval", "c", "--output", "gcs://me:secret@bucket/t"], "gcs://***@bucket/t"),
+        (["corrupt", "c", "simplecache::s3://bucket/c"], "simplecache::s3://bucket/c"),
+        (["report", "run1", "file:///run2", "-o", "page.html"], "file://run2"),
+    ],
+)
+def test_addresses_are_refused_where_a_path_is_expected(
+    args: list[str], shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = f"Error: {shown}: paths are local; mount the bucket, or copy the folder to this machine"
+    assert refusal_of(capfd, *args) == (2, told)
+    assert list(tmp_path.iterdir()) == []

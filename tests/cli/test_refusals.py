@@ -46,8 +46,6 @@ def _errors() -> list[Any]:
 
 _EVAL: list[tuple[list[str], str]] = [
     (["nowhere"], "nowhere: no such folder"),
-    (["s3://bucket/c"], "s3://bucket/c: paths are local; mount the bucket, or copy the folder to this machine"),
-    (["c", "--output", "gcs://me:secret@bucket/t"], "gcs://***@bucket/t: paths are local"),
     (["c", "--methods", "tenth"], 'unknown method "tenth"'),
     (["c", "--methods", "source,tent", "--margin", "0.1"], "none of source, tent has --margin"),
     (["c", "--methods", "rem", "--set", "rem.speed=1"], "a setting of rem must be one of"),

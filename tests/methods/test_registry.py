@@ -44,7 +44,7 @@ KINDS = ["source", "tent", "rem", "sar", "roid", "cotta", "vida", "memo", "foa",
 BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "becotta"]
 """One of each way to go through a batch in parts."""
 
-KEEP_AS_ANOTHER = ("eta", "eata-come", "tent-come", "sar-come", "rem-n1", "rem-come", "pseudo-label", "supervised")
+KEEP_AS_ANOTHER = ("eta", "rem-n1", "pseudo-label", "supervised")
 ON_VITS = [name for name in ALGORITHMS if name not in ("norm", *KEEP_AS_ANOTHER, *ZERO_SHOT)]  # norm needs batch norms
 
 _LEARNED: dict[str, dict[str, Tensor]] = {}
