@@ -114,12 +114,6 @@ def test_warn_reports_gradual_harm() -> None:
     assert "source answers" not in describe({"event": "doubt", "action": "warn"})
 
 
-def test_messages_say_that_the_gap_is_a_difference() -> None:
-    event = {"event": "doubt", "action": "stop", "gap": -0.105, "information": 0.47}
-    assert describe(event).endswith("(mutual information 0.105 nats below the source's 0.470)")
-    assert "information 0.020 nats above" in describe({**event, "event": "trust", "gap": 0.02})
-
-
 def test_a_class_that_no_image_ever_gets_hides_no_harm() -> None:
     generator = torch.Generator().manual_seed(0)
     source = torch.randn(64, 10, generator=generator) * 2

@@ -46,11 +46,6 @@ def test_ranking_loss_sums_the_falls_of_all_pairs() -> None:
     torch.testing.assert_close(loss.item(), 1.5 * LN3 - 2 * LN2)
 
 
-def test_margin_is_asked_of_every_pair() -> None:
-    views = _views(HALF, SURE, OPPOSITE)
-    torch.testing.assert_close(entropy_ranking_loss(views, 0.1).item(), 1.5 * LN3 - 2 * LN2 + 3 * 0.1)
-
-
 def test_one_image_in_order_does_not_pay_for_another_out_of_order() -> None:
     logits = torch.cat([_views(SURE, HALF), _views(HALF, SURE)], dim=1)
     # relu comes before the mean: (0 + (ln 2 - H_SURE)) / 2

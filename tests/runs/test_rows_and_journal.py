@@ -78,11 +78,6 @@ def test_a_row_has_the_fields_of_the_interface() -> None:
     assert list(row)[:5] == ["index", "source", "class", "label", "prob"]
 
 
-def test_a_frame_of_a_video_says_where_it_was() -> None:
-    (row,) = _rows([DecodedFrame(4, "clip.mp4", 40, 1.6, IMAGE)], LOGITS)
-    assert (row["index"], row["source"], row["frame"], row["time_s"]) == (4, "clip.mp4", 40, 1.6)
-
-
 def test_a_frame_that_cannot_be_read_has_its_reason_and_nothing_else() -> None:
     assert _rows([_unreadable(13)], None) == [{"index": 13, "source": "broken.png", "error": "is truncated"}]
     (row,) = _rows([DecodedFrame(2, "clip.mp4", 7, 0.28, None, "is damaged")], None)

@@ -8,7 +8,6 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 
 from remtta.errors import StreamError, UsageError
@@ -131,14 +130,6 @@ def test_a_source_that_never_gave_a_frame_fails_at_once(script: Script, told: st
     with pytest.raises(StreamError, match=told):
         next(source_of(camera, clock).frames())
     assert clock.sleeps == [] and len(camera.captures) == 1
-
-
-def test_frames_of_another_size_after_a_reconnect_are_frames_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    camera = FakeCamera([10], [np.full((20, 30, 3), 200, np.uint8)])
-    frames = list(islice(source_of(camera, Clock()).frames(), 2))
-    assert [frame.load().size for frame in frames] == [(40, 36), (30, 20)]
-    assert caplog.messages[-1] == "camera 0 now gives frames of 30 x 20 pixels"
 
 
 @pytest.mark.parametrize("buffer", ["latest", "all"])
