@@ -6,7 +6,6 @@ import json
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -103,15 +102,3 @@ def test_runs_without_masks_are_refused(runs: Path, tmp_path: Path, capfd: pytes
         code, told = refusal_of(capfd, "report", other, "--masks", "-o", target)
         assert code == 2 and reason in told
     assert not target.exists()
-
-
-# --- Drawing ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_picture_is_hatched_where_patches_are_left_out() -> None:
-    pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
-    painted = paint_over(pixels, [0, 4], (2, 2))  # of two rows of three patches
-    grey = np.array([[False, True, True], [True, False, True]]).repeat(2, 0).repeat(2, 1)
-    assert sorted(set(painted[grey].flatten().tolist())) == [70, 235]
-    assert painted[0, 2:, 0].tolist() == [70, 235] * 2 and painted[1, 2:, 0].tolist() == [235, 70] * 2  # diagonally
-    assert (painted[~grey] == pixels[~grey]).all()
