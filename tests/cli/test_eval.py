@@ -51,6 +51,23 @@ def test_the_table_is_printed_before_any_picture_can_fail(
     assert captured.err.splitlines()[-1] == "Error: plots/masks.png cannot be written: No space left on device"
 
 
+def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(
+    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = write_tree(tmp_path / "c", ["fog"], each=1)
+    options: list[str | Path] = ["--methods", "rem", "--no-plots", "-b", "4"]
+    first: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "a"]
+    assert remtta_here("eval", root, *options, *first) == 0
+    delta = tmp_path / "a" / "deltas" / "rem_seed0.safetensors"
+    more: list[str | Path] = ["--delta", delta, "--reset-every", "4", "--output", tmp_path / "b"]
+    assert remtta_here("eval", root, *options, *more) == 2  # which opens no file that a header names
+    assert "name them with --checkpoint" in capfd.readouterr().err
+    assert remtta_here("eval", root, *options, *more, "--checkpoint", checkpoint) == 0, capfd.readouterr().err
+    settings = json_of(tmp_path / "b" / "results.json")["settings"]
+    assert (settings["start_delta"]["updates"], settings["options"]["reset_every"]) == (2, 4)
+    assert [row["update"] for row in rows_of(tmp_path / "b")] == [2] * 4 + [0] * 3
+
+
 def test_one_table_takes_a_method_with_several_settings(
     checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
