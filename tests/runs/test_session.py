@@ -1,4 +1,4 @@
-"""The one loop: what it tells its listener, what a stop leaves, and that evaluations run through it, too."""
+"""The one loop: answers before updates, what a stop leaves, no leaks, and that evaluations run through it, too."""
 
 from __future__ import annotations
 
