@@ -156,8 +156,6 @@ class Updater(Generic[Kind]):
         """Adapt with the tensors returned by `source_statistics`, of this or an equal model."""
         self.objective.use_source(statistics)
         self._has_source = True
-        if self.objective.start() is not None and not self.drift():
-            self._descent.restart()
 
     @property
     def adapts(self) -> bool:

@@ -131,10 +131,6 @@ class Objective(Generic[Config]):
 
     # What it remembers.
 
-    def start(self) -> Mapping[str, Tensor] | None:
-        """Return the delta from which adaptation begins; None for the source weights."""
-        return None
-
     def begin(self) -> None:
         """Forget everything learned: set `memory` as before the first batch; weights and optimizer are reset
         already.
@@ -230,13 +226,9 @@ class Descent:
         return torch.cat(views, dim=1)
 
     def restart(self) -> None:
-        """Return to where adaptation begins, with nothing learned."""
+        """Return to the source weights, with nothing learned."""
         self.optimizer.zero_grad()  # the model outlives the method, and gradients are as large as weights
-        start = self._objective.start()
-        if start is None:
-            self._net.weights.reset()
-        else:
-            self._net.weights.load(start)
+        self._net.weights.reset()
         self.forget()
 
     @torch.no_grad()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -31,15 +30,12 @@ class PETALConfig(CoTTAConfig):
         swag_lr: Learning rate of the steps on clean images that estimate the posterior.
         swag_every: Interval, in these steps, at which the weights are sampled. The official code takes 8 samples in two
             passes over clean images.
-        start: Weights at which student and teacher begin, to which weights are restored, and whose confidence is used:
-            "source", or "mean" for the posterior's, as in the official code.
     """
 
     restore: BelowOne = 0.003
     posterior_weight: NonNegative = 1e-11
     swag_lr: Positive = 1e-4
     swag_every: Count = 1
-    start: Literal["source", "mean"] = "source"
     lr: Positive = 1e-2
     source_settings = ("swag_lr", "swag_every", "precision")
 
@@ -54,9 +50,6 @@ class PETAL(CoTTA):
     The posterior is SWAG's diagonal one: mean and variance of the weights along SGD on clean images. Since streams have
     no labels, it is assumed that each step uses the source model's own predictions as labels. `state` does not contain
     the posterior: pass it to `use_source` before resuming.
-
-    With `start="mean"` the posterior's mean takes the source's place in all of this: `use_source` sets the weights to
-    it, unless a delta was loaded, and `reset` restores it. Deltas are still differences from the source.
     """
 
     settings = PETALConfig
@@ -99,17 +92,6 @@ class PETAL(CoTTA):
         statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
         return {**statistics, **{_VARIANCE + name: (tensor / count).cpu() for name, tensor in spread.items()}}
 
-    def start(self) -> Mapping[str, Tensor] | None:
-        if self.config.start == "source" or not self.statistics:
-            return None
-        source = self.net.weights.source
-        return {name: mean - source[name] for name, mean in self.origin().items()}
-
-    def origin(self) -> Mapping[str, Tensor]:
-        if self.config.start == "source":
-            return super().origin()
-        return {name: self.statistics[_MEAN + name] for name in self.net.weights.parameters}
-
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         views, loss, count = super().loss(images, targets)
         return views, loss + self.config.posterior_weight * self._distance(), count
@@ -135,7 +117,7 @@ class PETAL(CoTTA):
 
     @torch.no_grad()
     def restore(self) -> None:
-        origin = self.origin()
+        source = self.net.weights.source
         for name, unimportant in self._unimportant.items():
             weight = self.student[name]
-            weight.copy_(torch.where(unimportant, origin[name], weight))
+            weight.copy_(torch.where(unimportant, source[name], weight))

@@ -462,16 +462,6 @@ def test_roid_and_cmf_are_their_rule(name: str, count: int) -> None:
         assert any(not torch.equal(one, two) for one, two in zip(hidden, plain.source, strict=True))
 
 
-def test_roids_prior_multiplies_logits_where_asked_to() -> None:
-    logits = vivid_vit(4)(batch(0)).detach()
-    prior = logits.softmax(-1).mean(0)
-    smoothing = max(1 / len(logits), 1 / NUM_CLASSES) / prior.max()
-    expected = logits * (prior + smoothing) / (1 + smoothing * NUM_CLASSES)
-    torch.testing.assert_close(make("roid", prior_on="logits")(batch(0)), expected)
-    with pytest.raises(UsageError, match="prior_on must be probabilities or logits"):
-        make("roid", prior_on="odds")
-
-
 @pytest.mark.parametrize("name", ["roid", "cmf"])
 def test_methods_that_compare_the_images_of_a_batch_refuse_micro_batches(name: str) -> None:
     with pytest.raises(UsageError, match="weigh each image against the whole batch, got 2"):
