@@ -16,7 +16,7 @@ from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Objective
-from remtta.methods.settings.base import NO_WEIGHTS, Count, MethodConfig, Positive
+from remtta.methods.settings.base import NO_NORMS, Count, FixedBatchNorms, MethodConfig, Positive
 
 Change = Callable[[int, Tensor, Tensor], Tensor]
 """Maps a part's index, its input and its output to the next part's input."""
@@ -37,8 +37,8 @@ class SideNetworksConfig(MethodConfig):
     entropy_margin: Positive = 0.4
     warmup_images: Count = 10_000
     warmup_lr: Positive = 1e-3
-    unused = NO_WEIGHTS
-    no_layers = "as no weight changes"
+    bn: FixedBatchNorms = "batch"
+    unused = NO_NORMS
 
 
 WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")

@@ -35,7 +35,7 @@ class EcoTTAConfig(SideNetworksConfig):
     lr: Positive = 2.5e-4
     optimizer: Optimizer = "sgd"
     lr_batch = 64
-    whole_batch = "EcoTTA, whose networks normalise by the whole batch"
+    unused = (*SideNetworksConfig.unused, "micro_batch")  # the networks normalise by the whole batch
     source_settings = WARM_UP
 
 

@@ -11,7 +11,7 @@ from remtta.methods.augmentations import augmix
 from remtta.methods.losses import log_mean_probs, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.settings.base import BatchNorms, Count, Positive, WholeModelConfig
+from remtta.methods.settings.base import Count, FixedBatchNorms, Positive, WholeModelConfig
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class MEMOConfig(WholeModelConfig):
     """
 
     num_augmentations: Count = 64
-    bn: BatchNorms = "running"  # the views are of one image
+    bn: FixedBatchNorms = "running"  # the views are of one image
     lr: Positive = 1e-5
     unused = (*WholeModelConfig.unused, "answer", "centre")
 

@@ -13,7 +13,7 @@ from remtta.methods.augmentations import random_view
 from remtta.methods.losses import entropy, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.settings.base import NO_WEIGHTS, BatchNorms, Count, MethodConfig, Positive, PositiveShare
+from remtta.methods.settings.base import NO_NORMS, Count, FixedBatchNorms, MethodConfig, Positive, PositiveShare
 from remtta.models.prompts import PLACE, filled
 from remtta.models.text_tower import TextTower
 from remtta.models.zero_shot import zero_shot_head
@@ -33,9 +33,8 @@ class TPTConfig(MethodConfig):
     num_views: Count = 64
     certain_share: PositiveShare = 0.1
     lr: Positive = 5e-3
-    bn: BatchNorms = "running"  # the views are of one image
-    unused = (*NO_WEIGHTS, "answer", "episodic", "centre")
-    no_layers = "as no weight changes"
+    bn: FixedBatchNorms = "running"  # the views are of one image
+    unused = (*NO_NORMS, "answer", "episodic", "centre")
 
 
 class TPT(Objective[TPTConfig]):

@@ -464,7 +464,7 @@ def test_roid_and_cmf_are_their_rule(name: str, count: int) -> None:
 
 @pytest.mark.parametrize("name", ["roid", "cmf"])
 def test_methods_that_compare_the_images_of_a_batch_refuse_micro_batches(name: str) -> None:
-    with pytest.raises(UsageError, match="weigh each image against the whole batch, got 2"):
+    with pytest.raises(UsageError, match=f"micro-batch must be left out, as {name.upper()} has no use for it, got 2"):
         method_config(name, {"micro_batch": 2}, batch_size=6)
 
 

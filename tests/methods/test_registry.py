@@ -50,7 +50,9 @@ _LEARNED: dict[str, dict[str, Tensor]] = {}
 def make(name: str, **settings: Any) -> Method:
     """A method at lr 0.01 with what it learns from source images, in fp32 whatever its precision."""
     own = {**PASSABLE.get(name, {}), **QUICK.get(name, {})}
-    config = method_config(name, {"lr": 0.01, **own, **settings}, batch_size=5)
+    settings = {"lr": 0.01, **own, **settings}
+    used = {key: settings[key] for key in settings if key != "lr" or key not in METHOD_TABLE[name].config.unused}
+    config = method_config(name, used, batch_size=5)
     method = build_method(name, tiny_vit(), config)
     if method.objective.needs_source:
         if name not in _LEARNED:
