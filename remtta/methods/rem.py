@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import combinations
 
 import torch
@@ -39,7 +38,6 @@ class RankedEntropy(Objective[REMConfig]):
     """REM: mask what each image attends to most, and minimise consistency and ranking loss of the views."""
 
     settings = REMConfig
-    entropy = staticmethod(entropy)
 
     def __init__(self, net: Net, config: REMConfig) -> None:
         super().__init__(net, config)
@@ -64,12 +62,12 @@ class RankedEntropy(Objective[REMConfig]):
 
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config
-        return rem_loss(views, config.ranking_weight, self._margin, self.entropy, config.consistency_weight)
+        return rem_loss(views, config.ranking_weight, self._margin, config.consistency_weight)
 
     def _confident(self, logits: Tensor) -> Tensor | None:
         """Return which images (B,) are confident enough in the plain view (B, C) to be learned from; None for all."""
         below = self.config.confident_below
-        return None if below is None else self.entropy(logits) < below * math.log(self.net.num_classes)
+        return None if below is None else entropy(logits) < below * math.log(self.net.num_classes)
 
     @torch.no_grad()
     def _violating(self, views: Tensor) -> Tensor:
@@ -78,7 +76,7 @@ class RankedEntropy(Objective[REMConfig]):
         """
         if not self.config.ranking_weight:  # without ranking, nothing is violated
             return torch.zeros(views.shape[1], dtype=torch.bool, device=views.device)
-        entropies = self.entropy(views)
+        entropies = entropy(views)
         return (entropies[0] + self._margin > entropies[1:]).any(0)
 
     def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
@@ -107,7 +105,6 @@ def rem_loss(
     logits: Tensor,
     ranking_weight: float,
     margin: float = 0.0,
-    measure: Callable[[Tensor], Tensor] = entropy,
     consistency_weight: float = 1.0,
 ) -> Tensor:
     """Return the complete loss of REM, in nats: consistency plus weighted ranking.
@@ -116,7 +113,6 @@ def rem_loss(
         logits: Shape (L, B, C), views by ascending mask ratio.
         ranking_weight: The paper's lambda.
         margin: Required entropy gap, in nats.
-        measure: Entropy of logits (..., C) by which the views are ranked.
         consistency_weight: Weight of the consistency loss, 1 in the paper.
 
     Raises:
@@ -125,7 +121,7 @@ def rem_loss(
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 5.
     """
     consistency = consistency_weight * masked_consistency_loss(logits)
-    return consistency + ranking_weight * entropy_ranking_loss(logits, margin, measure)
+    return consistency + ranking_weight * entropy_ranking_loss(logits, margin)
 
 
 def masked_consistency_loss(logits: Tensor) -> Tensor:
@@ -140,14 +136,14 @@ def masked_consistency_loss(logits: Tensor) -> Tensor:
     return torch.stack([-(targets[i] * log_probs[j]).sum(-1).mean() for i, j in _pairs(logits)]).sum()
 
 
-def entropy_ranking_loss(logits: Tensor, margin: float = 0.0, measure: Callable[[Tensor], Tensor] = entropy) -> Tensor:
+def entropy_ranking_loss(logits: Tensor, margin: float = 0.0) -> Tensor:
     """Penalise a less masked view whose entropy exceeds that of a more masked one.
 
     Sums relu(H_i - stop_gradient(H_j) + margin) over pairs i < j, averaged over the batch.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 4.
     """
-    entropies = measure(logits)
+    entropies = entropy(logits)
     fixed = entropies.detach()
     return torch.stack([F.relu(entropies[i] - fixed[j] + margin).mean() for i, j in _pairs(logits)]).sum()
 
