@@ -304,7 +304,6 @@ def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: 
     plain = as_tent(tiny("resnet"))
     names = set(rem.adapted_names)
     for seed in range(3):
-        rem.objective.memory["violating_share"].fill_(0.0)  # no way to save a graph
         images = pictures(5, seed)
         views = torch.stack(plain_views(plain, images, ratios))
         probs, logs = views.softmax(-1), views.log_softmax(-1)
