@@ -64,11 +64,11 @@ def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
     Source: Continual Test-Time Domain Adaptation, arXiv:2203.13591.
     """
-    height, width = pixels.shape[-2:]
+    size = list(pixels.shape[-2:])
     pixels = _moved(_recoloured(pixels, generator), generator, edges="edge")
     sigma = uniform(generator, 0.001, 0.5)
     pixels = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[sigma, sigma])
-    pixels = _flipped(T.center_crop(pixels, [height, width]), generator)
+    pixels = _flipped(T.center_crop(pixels, size), generator)
     noise = torch.randn(pixels.shape, generator=spawn(generator, pixels.device), device=pixels.device)
     return (pixels + 0.005 * noise).clamp(0, 1)
 

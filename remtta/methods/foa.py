@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from remtta.backbones.families import with_plain_tokens
 from remtta.backbones.vit import ViT
-from remtta.errors import ModelError, check
+from remtta.errors import ModelError
 from remtta.methods.cmaes import CMAES
 from remtta.methods.losses import entropy
 from remtta.methods.net import Net
@@ -53,10 +53,6 @@ class FOAConfig(MethodConfig):
     shift_decay: BelowOne = 0.9
     unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "centre")
     source_settings = ("precision",)
-
-    def __post_init__(self) -> None:
-        check(self.steps == 1, "steps", self.steps, "1, a generation per batch")
-        super().__post_init__()
 
 
 class FOA(Source[FOAConfig]):

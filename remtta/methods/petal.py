@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.errors import UsageError
 from remtta.methods.cotta import CoTTA, CoTTAConfig
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings.base import BelowOne, Count, NonNegative, Positive
+from remtta.methods.settings.base import BelowOne, NonNegative, Positive
 
 _MEAN, _VARIANCE = "mean.", "variance."
 _MIN_VARIANCE = 1e-6
@@ -28,16 +27,13 @@ class PETALConfig(CoTTAConfig):
         restore: Share of the weights, those with the smallest squared gradients, that are restored to the source.
         posterior_weight: Weight of the distance to the source's posterior.
         swag_lr: Learning rate of the steps on clean images that estimate the posterior.
-        swag_every: Interval, in these steps, at which the weights are sampled. The official code takes 8 samples in two
-            passes over clean images.
     """
 
     restore: BelowOne = 0.003
     posterior_weight: NonNegative = 1e-11
     swag_lr: Positive = 1e-4
-    swag_every: Count = 1
     lr: Positive = 1e-2
-    source_settings = ("swag_lr", "swag_every", "precision")
+    source_settings = ("swag_lr", "precision")
 
 
 class PETAL(CoTTA):
@@ -63,32 +59,26 @@ class PETAL(CoTTA):
         """Return mean and variance of the weights along SGD from the source, with one step per batch of clean images.
 
         Raises:
-            UsageError: If there are fewer batches than `swag_every`.
+            ValueError: If there is no image.
         """
         source = self.net.weights.source
         weights = {name: tensor.clone().requires_grad_() for name, tensor in source.items()}
         mean = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         spread = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         optimizer = torch.optim.SGD(weights.values(), lr=self.config.swag_lr, momentum=0.9)
-        step = count = 0
-        for step, images in enumerate(batches, start=1):
+        count = 0
+        for count, images in enumerate(batches, start=1):
             with torch.no_grad():
                 answers = self.run(source, images).argmax(-1)
             optimizer.zero_grad()
             F.cross_entropy(self.run(weights, images), answers).backward()
             optimizer.step()
-            if step % self.config.swag_every:
-                continue
-            count += 1
             for name, tensor in weights.items():  # Welford's running variance
                 off = tensor.detach() - mean[name]
                 mean[name] += off / count
                 spread[name] += off * (tensor.detach() - mean[name])
         if not count:
-            every = self.config.swag_every
-            raise UsageError(
-                f"petal takes every {every}. of {step} steps on clean images; lower swag_every, or give more"
-            )
+            raise ValueError("there are no source images to learn from")
         statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
         return {**statistics, **{_VARIANCE + name: (tensor / count).cpu() for name, tensor in spread.items()}}
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta.errors import UsageError
 from remtta.methods.method import Updater
 from remtta.methods.petal import PETAL, PETALConfig
 from tests.conftest import random_images, tiny_vit
@@ -25,7 +24,7 @@ def _petal(config: PETALConfig = CONFIG) -> Updater[PETAL]:
     return petal
 
 
-def _plain_posterior(every: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _plain_posterior() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     model, source = tiny_vit(), tiny_vit()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     seen: list[dict[str, Tensor]] = []
@@ -34,25 +33,23 @@ def _plain_posterior(every: int = 1) -> tuple[dict[str, Tensor], dict[str, Tenso
         nn.functional.cross_entropy(model(images), source(images).argmax(1)).backward()
         optimizer.step()
         seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
-    seen = seen[every - 1 :: every]
     stacked = {name: torch.stack([each[name] for each in seen]) for name in seen[0]}
     return {n: t.mean(0) for n, t in stacked.items()}, {n: t.var(0, correction=0) for n, t in stacked.items()}
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_the_posterior_is_the_mean_and_variance_along_sgd(every: int) -> None:
-    mean, variance = _plain_posterior(every)
-    statistics = _petal(dataclasses.replace(CONFIG, swag_every=every)).source_statistics(CLEAN)
+def test_the_posterior_is_the_mean_and_variance_along_sgd() -> None:
+    mean, variance = _plain_posterior()
+    statistics = _petal().source_statistics(CLEAN)
     assert len(statistics) == 2 * len(mean)
     for name in mean:
         torch.testing.assert_close(statistics["mean." + name], mean[name])
         torch.testing.assert_close(statistics["variance." + name], variance[name], atol=1e-9, rtol=1e-3)
-    assert bool(variance["head.weight"].max() > 1e-7) is (every == 1)  # a single snapshot has no variance
+    assert variance["head.weight"].max() > 1e-7
 
 
-def test_too_few_clean_images_for_a_snapshot_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"petal takes every 4\. of 3 steps on clean images; lower swag_every"):
-        _petal(dataclasses.replace(CONFIG, swag_every=4))
+def test_no_clean_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="no source images"):
+        made(PETAL, tiny_vit(), CONFIG).source_statistics([])
 
 
 def test_three_updates_equal_a_plain_student_and_teacher_near_the_posterior() -> None:
