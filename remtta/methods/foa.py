@@ -71,7 +71,6 @@ class FOA(Source[FOAConfig]):
     """
 
     settings = FOAConfig
-    is_source = False
     adapts = True
     needs_source = True
     delta_refusal = "FOA learns prompt tokens, which are not weights of the model"

@@ -43,7 +43,6 @@ class Objective(Generic[Config]):
     preset: ClassVar[Preset] = PUBLISHED  # how a method of another package runs unless told otherwise
     chosen: ClassVar[Chosen] = "norms"  # which weights adapt
     only_predicts: ClassVar[bool] = False  # uses the model's own forward pass, with source statistics in batch norms
-    is_source: ClassVar[bool] = False  # predicts as the source model does
     accumulates: ClassVar[bool] = True  # updates last to the next batch
     predicts_after: ClassVar[bool] = False  # the prediction comes from after the update
     needs_labels: ClassVar[bool] = False  # learns from true labels

@@ -36,7 +36,6 @@ class Source(Objective[Config]):
     settings: ClassVar[type[MethodConfig]] = SourceConfig
     chosen = "none"
     only_predicts = True
-    is_source = True
     predicts_after = True
     adapts = False
 
@@ -61,7 +60,6 @@ class CentredSource(Source[Config]):
     """
 
     settings: ClassVar[type[MethodConfig]] = CentreConfig
-    is_source = False
     adapts = True
 
     @torch.no_grad()
