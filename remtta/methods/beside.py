@@ -100,27 +100,19 @@ class SideNetworks(Objective[Config]):
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Warm up the networks with one Adam step per batch of clean images; return their tensors by name.
-
-        Raises:
-            ValueError: If there is no image.
-        """
+        """Warm up the networks with one Adam step per batch of clean images; return their tensors by name."""
         generator = torch.Generator().manual_seed(_SEED)
         parameters = list(self.networks.requires_grad_().train().parameters())
         optimizer = torch.optim.Adam(parameters, lr=self.config.warmup_lr)
-        started = False
-        for images in batches:
-            if not started:
+        for number, images in enumerate(batches):
+            if number == 0:
                 self.begin_warm_up(images)
-                started = True
             with torch.no_grad():
                 labels = self.net.source_logits(images).argmax(-1)
             loss = self.warm_up_loss(images, labels, generator)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        if not started:
-            raise ValueError("there are no source images to learn from")
         optimizer.zero_grad()
         self.networks.eval()
         return {name: tensor.detach().cpu().clone() for name, tensor in self.networks.state_dict().items()}

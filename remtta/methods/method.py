@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -148,8 +149,12 @@ class Updater(Generic[Kind]):
 
     @torch.inference_mode(False)
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return what the method learns from preprocessed source images (B, 3, H, W)."""
-        return self.objective.source_statistics(map(self.net.enter, batches))
+        """Return what the method learns from preprocessed source images (B, 3, H, W); ValueError if there are none."""
+        entered = map(self.net.enter, batches)
+        first = next(entered, None)
+        if first is None:
+            raise ValueError("there are no source images to learn from")
+        return self.objective.source_statistics(itertools.chain([first], entered))
 
     @torch.inference_mode(False)
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:

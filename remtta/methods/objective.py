@@ -151,7 +151,9 @@ class Objective(Generic[Config]):
             self.memory[name] = tensor.to(self.net.device if tensor.ndim else "cpu", copy=True)
 
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Compute statistics of clean source images (B, 3, H, W); return tensors on the CPU, for `use_source`."""
+        """Compute statistics of at least one batch of clean source images (B, 3, H, W); return tensors on the CPU, for
+        `use_source`.
+        """
         raise UsageError(f"{type(self).__name__} learns nothing from source images")
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:

@@ -56,11 +56,7 @@ class PETAL(CoTTA):
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return mean and variance of the weights along SGD from the source, with one step per batch of clean images.
-
-        Raises:
-            ValueError: If there is no image.
-        """
+        """Return mean and variance of the weights along SGD from the source, with a step per batch of clean images."""
         source = self.net.weights.source
         weights = {name: tensor.clone().requires_grad_() for name, tensor in source.items()}
         mean = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
@@ -77,8 +73,6 @@ class PETAL(CoTTA):
                 off = tensor.detach() - mean[name]
                 mean[name] += off / count
                 spread[name] += off * (tensor.detach() - mean[name])
-        if not count:
-            raise ValueError("there are no source images to learn from")
         statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
         return {**statistics, **{_VARIANCE + name: (tensor / count).cpu() for name, tensor in spread.items()}}
 
