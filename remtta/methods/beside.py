@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,7 @@ class SideNetworksConfig(MethodConfig):
     warmup_images: Count = 10_000
     warmup_lr: Positive = 1e-3
     bn: FixedBatchNorms = "batch"
-    unused = NO_NORMS
+    unused: ClassVar[tuple[str, ...]] = NO_NORMS
 
 
 WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")
