@@ -136,7 +136,6 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
         f"{_counts(delta)} from the source weights",
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
-        *_lineage_lines(delta["lineage"]),
         "",
         *aligned([("layer", "rms change", "largest change"), *rows]),
         *_class_lines(delta["classes"]),
@@ -150,19 +149,6 @@ def _counts(delta: dict[str, Any]) -> str:
 def _class_lines(classes: list[dict[str, Any]]) -> list[str]:
     moved = ", ".join(f"{each['class']} ({each['bias']:+.2f})" for each in classes)
     return ["", f"centred head, largest changes of the bias: class {moved}"] if moved else []
-
-
-def _lineage_lines(lineage: dict[str, Any]) -> list[str]:
-    """Return lines on the run that made a delta, its source, and its parent deltas."""
-    source = [lineage.get("made_by"), lineage.get("source"), lineage.get("kind") and f"({lineage['kind']})"]
-    run = f"run {lineage['run'][:12]}" if lineage.get("run") else None
-    parents = [
-        f"from         {parent['file_sha256'][:12]}, {parent['method']}, {_counts(parent)}"
-        f"{', ' + parent['source'] if parent.get('source') else ''}"
-        for parent in lineage.get("parents", [])
-    ]
-    made = ", ".join(filter(None, [" ".join(filter(None, source)), run]))
-    return [*([f"lineage      {made}"] if made else []), *parents]
 
 
 def _comparison_lines(layers: list[dict[str, Any]]) -> list[str]:

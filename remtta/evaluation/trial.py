@@ -190,9 +190,7 @@ class Trial(Listener):
         with writing(path):
             path.parent.mkdir(exist_ok=True)
         settings = hyperparameters(plan.methods[name], plan.options.batch_size)
-        made_by = {"made_by": "eval", "source": str(plan.dataset.root), "kind": plan.dataset.layout}
-        counts, committed = self._position, method.committed
-        save_delta(path, delta_of(plan.card, name, settings, committed, counts, start=plan.start, conditions=made_by))
+        save_delta(path, delta_of(plan.card, name, settings, method.committed, self._position))
 
     def _record(self) -> dict[str, Any]:
         """Return the trial's record."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import combinations
 
 import torch
@@ -15,7 +14,7 @@ from remtta.methods.method import Updater
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.rem_config import REMConfig
-from remtta.methods.views import LeanViews, MaskedViews
+from remtta.methods.views import MaskedViews
 
 
 def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntropy]:
@@ -39,20 +38,19 @@ class RankedEntropy(Objective[REMConfig]):
     """REM: mask what each image attends to most, and minimise consistency and ranking loss of the views."""
 
     settings = REMConfig
-    entropy = staticmethod(entropy)
 
     def __init__(self, net: Net, config: REMConfig) -> None:
         super().__init__(net, config)
         self.passes_per_step = (len(config.mask_ratios),) * 2
         self._margin = config.margin * math.log(net.num_classes)
         self._views = MaskedViews(net, config)
-        self._lean_views = LeanViews(self._views, self._violating)
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
-        views = self._lean_views(images, (targets[0], targets[1]) if targets else None)
-        learned = self._confident(views[0].detach())
-        if learned is None:
+        known = (targets[0], targets[1]) if targets else None
+        views = self._views.with_plain(images, known, self._violating) if known else self._views(images)[0]
+        if self.config.confident_below is None:
             return views, self._mean_loss(views), len(images)
+        learned = entropy(views[0].detach()) < self.config.confident_below * math.log(self.net.num_classes)
         share = float(learned.float().mean())  # the others' loss is zero, and stays in the mean
         return views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), len(images)
 
@@ -60,16 +58,11 @@ class RankedEntropy(Objective[REMConfig]):
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
         """Return the plain view of the whole batch if its parts must be centred by the whole batch."""
         in_parts = self.net.centre is not None and self.part_size(len(images)) < len(images)
-        return (self._lean_views.plain(images) if in_parts else None) or ()
+        return (self._views.plain(images) if in_parts else None) or ()
 
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config
-        return rem_loss(views, config.ranking_weight, self._margin, self.entropy, config.consistency_weight)
-
-    def _confident(self, logits: Tensor) -> Tensor | None:
-        """Return which images (B,) are confident enough in the plain view (B, C) to be learned from; None for all."""
-        below = self.config.confident_below
-        return None if below is None else self.entropy(logits) < below * math.log(self.net.num_classes)
+        return rem_loss(views, config.ranking_weight, self._margin, config.consistency_weight)
 
     @torch.no_grad()
     def _violating(self, views: Tensor) -> Tensor:
@@ -78,18 +71,15 @@ class RankedEntropy(Objective[REMConfig]):
         """
         if not self.config.ranking_weight:  # without ranking, nothing is violated
             return torch.zeros(views.shape[1], dtype=torch.bool, device=views.device)
-        entropies = self.entropy(views)
+        entropies = entropy(views)
         return (entropies[0] + self._margin > entropies[1:]).any(0)
 
     def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
-        plain = self._lean_views.plain(images)
+        plain = self._views.plain(images)
         return super().answer(images) if plain is None else (self.net.head(plain[0]), plain)
 
-    def begin(self) -> None:
-        self.memory = {"violating_share": self._lean_views.violating_share.fill_(1.0)}
-
     def part_size(self, batch_size: int) -> int:
-        return self._lean_views.part_size(batch_size)
+        return self._views.part_size(batch_size)
 
     @torch.no_grad()
     def views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -107,7 +97,6 @@ def rem_loss(
     logits: Tensor,
     ranking_weight: float,
     margin: float = 0.0,
-    measure: Callable[[Tensor], Tensor] = entropy,
     consistency_weight: float = 1.0,
 ) -> Tensor:
     """Return the complete loss of REM, in nats: consistency plus weighted ranking.
@@ -116,7 +105,6 @@ def rem_loss(
         logits: Shape (L, B, C), views by ascending mask ratio.
         ranking_weight: The paper's lambda.
         margin: Required entropy gap, in nats.
-        measure: Entropy of logits (..., C) by which the views are ranked.
         consistency_weight: Weight of the consistency loss, 1 in the paper.
 
     Raises:
@@ -125,7 +113,7 @@ def rem_loss(
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 5.
     """
     consistency = consistency_weight * masked_consistency_loss(logits)
-    return consistency + ranking_weight * entropy_ranking_loss(logits, margin, measure)
+    return consistency + ranking_weight * entropy_ranking_loss(logits, margin)
 
 
 def masked_consistency_loss(logits: Tensor) -> Tensor:
@@ -140,14 +128,14 @@ def masked_consistency_loss(logits: Tensor) -> Tensor:
     return torch.stack([-(targets[i] * log_probs[j]).sum(-1).mean() for i, j in _pairs(logits)]).sum()
 
 
-def entropy_ranking_loss(logits: Tensor, margin: float = 0.0, measure: Callable[[Tensor], Tensor] = entropy) -> Tensor:
+def entropy_ranking_loss(logits: Tensor, margin: float = 0.0) -> Tensor:
     """Penalise a less masked view whose entropy exceeds that of a more masked one.
 
     Sums relu(H_i - stop_gradient(H_j) + margin) over pairs i < j, averaged over the batch.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 4.
     """
-    entropies = measure(logits)
+    entropies = entropy(logits)
     fixed = entropies.detach()
     return torch.stack([F.relu(entropies[i] - fixed[j] + margin).mean() for i, j in _pairs(logits)]).sum()
 

@@ -32,7 +32,7 @@ def config_of(name: str, **settings: Any) -> MethodConfig:
         own["entropy_margin"] = 1.0
     if name == "rem":
         own["mask_ratios"] = (0.0, 0.25, 0.5)
-    lr = {} if name in ("norm", "lame", "source") else {"lr": 0.01}
+    lr = {} if name in ("norm", "lame", "source", "foa") else {"lr": 0.01}
     return method_config(name, {**lr, **own, **settings}, batch_size=5)
 
 

@@ -26,7 +26,6 @@ def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
     assert list(measured) == list(SUBJECTS)
     assert measured[FORWARD].forwards == 1
     assert measured["rem"].forwards > measured[FORWARD].forwards
-    assert measured["rem"].violating_share is not None
     assert all(each.cpu_s_per_1000 > 0 and each.images_per_s == 4 / each.seconds for each in measured.values())
 
 

@@ -256,12 +256,3 @@ def test_deltas_that_cannot_be_compared_are_refused(cameras: list[Path], tmp_pat
     assert told(cameras[0], "nowhere") == (2, "", "Error: nowhere: no such file or folder\n")
     code, _, err = told(cameras[0], str(tmp_path))
     assert code == 2 and "no such delta file" in err
-
-
-def test_where_a_delta_comes_from_is_shown(cameras: list[Path], tmp_path: Path) -> None:
-    assert f"lineage      adapt {cameras[0]}_frames (folder), run " in told(cameras[0])[1]
-    parent = {"file_sha256": "ab" * 32, "method": "tent", "frames": 6, "updates": 2, "created": "", "weight": 0.5}
-    mean = tmp_path / "mean.safetensors"  # of a version that made averages
-    lineage = json.dumps({"made_by": "average", "parents": [parent]})
-    with_header(cameras[0] / "delta.safetensors", mean, lineage=lineage)
-    assert "lineage      average\nfrom         abababababab, tent, 2 updates on 6 frames\n" in told(mean)[1]

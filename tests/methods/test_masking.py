@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from remtta.backbones.tokens import gather_patches
-from remtta.methods.masking import keep_indices, num_kept, random_scores
+from remtta.methods.views import keep_indices, num_kept, random_scores
 
 
 @pytest.mark.parametrize(

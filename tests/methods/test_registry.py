@@ -30,10 +30,10 @@ QUICK: dict[str, dict[str, Any]] = {
 WEIGHTS = sum(parameter.numel() for parameter in tiny_vit().parameters())
 LABELS = torch.tensor([0, 3, 6, 2, 2])
 
-_FILTERING = ("eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo", "ecotta", "becotta")
+_FILTERING = ("eta", "eata", "rdumb", "sar", "deyo", "ecotta", "becotta")
 PASSABLE: dict[str, dict[str, Any]] = {
     "pseudo-label": {"threshold": 0.35},
-    **{name: {"entropy_margin": 1.0 if "come" in name else 0.83} for name in _FILTERING},
+    **{name: {"entropy_margin": 0.83} for name in _FILTERING},
 }
 """Settings with which some of the tiny model's predictions pass a method's filters."""
 PASSABLE["deyo"]["plpd_margin"] = 0.0
@@ -53,7 +53,9 @@ _LEARNED: dict[str, dict[str, Tensor]] = {}
 def make(name: str, **settings: Any) -> Method:
     """A method at lr 0.01 with what it learns from source images, in fp32 whatever its precision."""
     own = {**PASSABLE.get(name, {}), **QUICK.get(name, {})}
-    config = method_config(name, {"lr": 0.01, **own, **settings}, batch_size=5)
+    settings = {"lr": 0.01, **own, **settings}
+    used = {key: settings[key] for key in settings if key != "lr" or key not in METHOD_TABLE[name].config.unused}
+    config = method_config(name, used, batch_size=5)
     method = build_method(name, tiny_vit(), config)
     if method.objective.needs_source:
         if name not in _LEARNED:

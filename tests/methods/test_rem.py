@@ -35,10 +35,10 @@ def test_logits_follow_the_plain_reference_over_many_updates(config: REMConfig) 
 def test_without_an_order_no_image_runs_twice() -> None:
     config = REMConfig((0.0, 0.4), ranking_weight=0.0, lr=0.01)
     lean, whole = REM(tiny_vit(), config), REM(tiny_vit(), config)
-    for seed in range(7):
-        whole.objective.memory["violating_share"].fill_(1.0)  # has the plain view run with a graph for all
-        torch.testing.assert_close(lean(random_images(5, seed)), whole(random_images(5, seed)))
-    assert lean.objective.memory["violating_share"] < 0.4 and lean.num_updates == 7
+    for seed in range(3):
+        torch.testing.assert_close(lean.answer(random_images(5, seed)), whole(random_images(5, seed)))
+        lean.learn()
+    torch.testing.assert_close(lean.delta(), whole.delta())
 
 
 def test_a_batch_that_is_not_finite_is_not_adapted_to() -> None:
@@ -104,10 +104,8 @@ def test_the_deferred_graph_of_the_plain_view_changes_no_update() -> None:
     config = REMConfig(lr=0.01, margin=0.05, micro_batch=3)
     always, deferred = REM(tiny_vit(), config), REM(tiny_vit(), config)
     for seed in range(3):
-        always.objective.memory["violating_share"].fill_(1.0)
-        deferred.objective.memory["violating_share"].fill_(0.0)
-        torch.testing.assert_close(always(random_images(8, seed)), deferred(random_images(8, seed)))
-        assert deferred.objective.memory["violating_share"] > 0  # some images have a gradient through the plain view
+        torch.testing.assert_close(deferred.answer(random_images(8, seed)), always(random_images(8, seed)))
+        deferred.learn()
     for name, change in always.delta().items():
         torch.testing.assert_close(deferred.delta()[name], change, rtol=1e-3, atol=1e-6)
 
