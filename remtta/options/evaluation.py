@@ -57,13 +57,6 @@ class DataOptions:
             common=True,
         ),
     ] = None
-    apart: Annotated[
-        bool,
-        _data(
-            "Evaluate each severity (by default all five) separately, from the source weights, in one table.",
-            more="evaluation.md#several-checkpoints-and-severities",
-        ),
-    ] = False
     image_list: Annotated[
         Path | None, _data("Evaluate only these images, in this order; one wnid/name per line.", metavar="FILE")
     ] = None
@@ -85,19 +78,15 @@ class DataOptions:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def by_severity(self, scenario: str) -> dict[tuple[tuple[str, str], ...], Sequence[int] | None]:
-        """Return the severities of each evaluation by its case in the grid; the case is empty for a single evaluation.
+    def severities_for(self, scenario: str) -> Sequence[int] | None:
+        """Return the severities that a scenario visits; None for the default.
 
         Raises:
             UsageError: If severities are given but the scenario determines them.
         """
-        if scenario == "gradual" and (self.severities is not None or self.apart):
-            option = "--severity" if self.severities is not None else "--apart"
-            raise UsageError(f"the gradual scenario visits all severities; leave {option} out")
-        severities = self.severities or (_ALL_SEVERITIES if scenario == "gradual" or self.apart else None)
-        if not self.apart:
-            return {(): severities}
-        return {(("severity", str(severity)),): [severity] for severity in severities or ()}
+        if scenario == "gradual" and self.severities is not None:
+            raise UsageError("the gradual scenario visits all severities; leave --severity out")
+        return _ALL_SEVERITIES if scenario == "gradual" else self.severities
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.results import summarise
-from remtta.evaluation.tables import csv_table, latex_table, markdown_table, notes, plain_table, table_rows
+from remtta.evaluation.tables import csv_table, markdown_table, notes, plain_table, table_rows
 from remtta.evaluation.tally import tally_rows
 from remtta.evaluation.trial import evaluation_rows
 from remtta.guard.observer import Answers
@@ -87,24 +87,6 @@ def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> Non
     )
     assert "| standard error | my_fog | mean | gain |" in markdown_table(results)
     assert "| a | 11.59 | 11.59 | 13.98 |" in markdown_table(results)
-
-
-def test_latex_is_whole_and_escaped(tmp_path: Path) -> None:
-    results = results_of(tmp_path, rows_from("source", "0011"), rows_from("a_b=rem", "0111"))
-    assert latex_table(results).splitlines() == [
-        r"% \usepackage{booktabs}",
-        r"\begin{tabular}{lrrrrrr}",
-        r"\toprule",
-        r"error in \% & my\_fog & mean & SE & gain & ECE \% & images/s \\",
-        r"\midrule",
-        r"source & 50.0 & 50.0 & 25.0 & +0.0 & 0.0 & 10.0 \\",
-        r"a\_b=rem & $\approx$25.0 & $\approx$25.0 & 21.7 & $\approx$+25.0 & 25.0 & 10.0 \\",
-        r"\bottomrule",
-        r"\multicolumn{7}{l}{\footnotesize $\approx$ at most 2 standard errors from source, compared image by image}"
-        r" \\",
-        r"\multicolumn{7}{l}{\footnotesize SE standard error of the mean, by the number of images} \\",
-        r"\end{tabular}",
-    ]
 
 
 def test_csv_has_numbers_by_domain_and_their_spread_over_seeds(tmp_path: Path) -> None:
