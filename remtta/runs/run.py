@@ -139,8 +139,6 @@ class Run:
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.resume_from(earlier)
         self._folder.reserve_space(self.plan.last_bytes)
-        if self.plan.options.replay:
-            self._scribe.replay()
         _log.info(
             "resuming %s after %s and %s", folder, counted(place.frames, "frame"), counted(place.updates, "update")
         )

@@ -24,7 +24,6 @@ from remtta.runs.writer import RowWriter
 from remtta.streams.fitness import near_equal
 from remtta.streams.prefetch import DecodedFrame
 
-_MAX_IN_PIPE = 2**20  # capacity of a pipe, unless root allowed more
 _QUIET_EVENTS = ("doubt", "trust", "pardon")  # not worth a warning
 _VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 
@@ -128,12 +127,6 @@ class Scribe(Listener):
         self.started -= place.seconds
         self._note_place()
 
-    def replay(self) -> None:
-        """Send again the rows that the reader may have missed when the place was saved, or since."""
-        assert self._rows is not None
-        num_lines = self._rows.replay(max(0, self.summary.place.passed_bytes - _MAX_IN_PIPE), self._interrupts)
-        _log.info("repeated the last %s", counted(num_lines, "row"))
-
     def expected_rows(self) -> list[Row]:
         """Return the rows of the earlier run that were not produced again yet."""
         return self._rows.expected_rows() if self._rows else []
@@ -184,7 +177,6 @@ class Scribe(Listener):
         """Send a batch's predictions down the pipe, if any, and to the viewers."""
         assert self._rows is not None
         self._rows.echo(self._interrupts)
-        self.summary.place.passed_bytes = self.summary.place.num_bytes
         guard = self._plan.adapter.guard
         rows = [row for row in self._written if "gap" not in row]
         for show in self._viewers:
