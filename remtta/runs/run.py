@@ -186,7 +186,7 @@ class Run:
 
     def _stop_if_ended(self) -> None:
         guard = self.plan.adapter.guard
-        if guard is not None and guard.judge.retired and guard.options.action == "stop":
+        if guard is not None and guard.judge.now.retired and guard.options.action == "stop":
             raise GuardStop
 
     def _close(self, *, refused: bool) -> None:

@@ -135,7 +135,6 @@ class Scribe(Listener):
         """Write a batch's predictions."""
         assert self._rows is not None
         batch = result.batch
-        self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_reported_readable)
         agreed, self._written = self._rows.num_changed == 0, prediction_rows(result, self._form)
         self._rows.write(self._written)
         if agreed and self._rows.num_changed:
@@ -144,9 +143,11 @@ class Scribe(Listener):
                 "another machine, device or number of threads?",
                 next(row["index"] for row in self._written if "index" in row),
             )
+        self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_reported_readable)
         last = batch.frames[-1]
         self.summary.place.last = [last.source, last.number]
-        nats = None if result.logits is None else float(entropy(result.logits).mean())
+        logits = result.answers.logits
+        nats = float(entropy(logits).mean()) if len(logits) else None
         self.summary.note_answer(batch.frames[0].read_at, nats)
         if self._plan.options.on_error == "skip":
             for frame in batch.unreported:
@@ -159,7 +160,7 @@ class Scribe(Listener):
         self._record.steps.add(result.seconds, len(result.batch.readable))
         place.dropped = self._record.num_dropped
         summary.num_alarms = self._plan.adapter.total_alarms
-        summary.estimates = result.estimates or summary.estimates
+        summary.estimates = result.answers.estimates or summary.estimates
         for frame in frames:
             self._record.reads.add(frame.read_s, 1)
             self._record.decodes.add(frame.decode_s, 1)

@@ -85,13 +85,12 @@ def test_a_listener_hears_of_each_batch_in_order(early: bool) -> None:
     session.run([Batch(decoded(0, 4, broken=(1,))), Batch(decoded(4, 2), learn=False), Batch(decoded(6, 1, (6,)))])
     assert diary.told == ["answered", *(["pass on", "finished"] if early else ["finished", "pass on"])] * 3
     first, second, third = diary.results
-    assert first.logits is not None and first.logits.shape == (3, 7) and second.logits is not None
+    assert [len(result.answers.logits) for result in (first, second, third)] == [3, 2, 0]
     assert [(result.update, result.adapted, result.num_learned) for result in diary.results] == [
         (0, True, 3),
         (1, False, 0),
         (1, False, 0),
     ]
-    assert third.logits is None
     assert session.counts == Counts(frames=7, skipped=2, updates=1, frames_in_delta=3, frames_since_reset=3)
 
 
