@@ -91,7 +91,7 @@ def evaluate(
 ) -> None:
     """Compare methods on labelled domains: error per domain, mean, calibration, speed.
 
-    Writes to the output folder: results.json, tables, plots, predictions.jsonl, deltas, confusion matrices.
+    Writes to the output folder: results.json, tables, plots, predictions.jsonl, deltas.
 
     Examples:
 

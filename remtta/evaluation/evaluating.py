@@ -22,7 +22,7 @@ from remtta.errors import UsageError, counted
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, delta_path
 from remtta.evaluation.plan import EvalPlan, checked_methods, read_earlier
-from remtta.evaluation.results import CONFUSION, summarise, write_results
+from remtta.evaluation.results import summarise, write_results
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.tables import TABLES
 from remtta.evaluation.tally import errors_by_round, tally_rows
@@ -49,7 +49,7 @@ _Shared = tuple[bytes | None, Mapping[str, Any], int]
 _Task = tuple[tuple[str, int], Path]
 """A trial's method and seed, and its folder."""
 
-_KEPT_IN = {DELTAS: "*.safetensors", PLOTS: "*.png", CONFUSION: "*.csv"}
+_KEPT_IN = {DELTAS: "*.safetensors", PLOTS: "*.png"}
 
 _log = logging.getLogger("remtta")
 
@@ -68,8 +68,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate methods on labelled domains.
 
-    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md`,
-    `table.csv` and a confusion matrix per method; also a delta per seed for each method that changes only
+    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md` and
+    `table.csv`; also a delta per seed for each method that changes only
     norms, and the guard's decisions as `events.jsonl` if a method is guarded.
 
     Args:
@@ -273,7 +273,7 @@ class _Evaluation:
             adapted = sum(domain.name not in plan.options.unseen for domain in plan.dataset.domains)
             for name, errors in errors_by_round(rows, adapted).items():
                 content["methods"][name]["error_by_round"] = errors
-        write_results(self._folder, content, tallies, dict(zip(plan.numbers, plan.card.labels or (), strict=False)))
+        write_results(self._folder, content)
         return content
 
 

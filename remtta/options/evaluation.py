@@ -19,7 +19,7 @@ _output = partial(Option, panel="Output and running")
 _data = partial(Option, panel="Data")
 _protocol = partial(Option, panel="Protocol")
 
-SCENARIOS = ("continual", "episodic", "gradual", "recurring", "irregular", "mixed", "label-shift", "time-constrained")
+SCENARIOS = ("continual", "episodic", "gradual", "recurring", "mixed", "label-shift", "time-constrained")
 """Orders in which an evaluation visits its domains."""
 
 Resize = Literal["auto", "always", "never"]
@@ -28,7 +28,7 @@ ProtocolName = Literal["rem-paper", "rem-paper-cifar"]
 _ALL_SEVERITIES = (1, 2, 3, 4, 5)
 _OWN = {
     "imbalance": ("label-shift",),
-    "dirichlet": ("label-shift", "irregular"),
+    "dirichlet": ("label-shift",),
     "visits": ("recurring",),
     "cost_ratio": ("time-constrained",),
 }
@@ -94,10 +94,10 @@ class EvalOptions:
     """Options of an evaluation; every method also has its own settings.
 
     Scenarios: "continual" (reset only at the start), "episodic" (reset at each domain), "gradual" (severities 1 to 5
-    and back in each corruption), "recurring" (all domains repeatedly), "irregular" (domains in pieces of random
-    lengths, in random order), "mixed" (all domains shuffled together), "label-shift", or "time-constrained". Batches
-    never span domains; tests without learning use the weights as they are, whatever `reset_every`. `guard` applies to
-    methods named with +guard. Progress is saved every `save_every_s` seconds.
+    and back in each corruption), "recurring" (all domains repeatedly), "mixed" (all domains shuffled together),
+    "label-shift", or "time-constrained". Batches never span domains; tests without learning use the weights as they
+    are, whatever `reset_every`. `guard` applies to methods named with +guard. Progress is saved every `save_every_s`
+    seconds.
     """
 
     scenario: Annotated[
@@ -140,10 +140,7 @@ class EvalOptions:
     imbalance: Annotated[float, _protocol("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
     dirichlet: Annotated[
         float | None,
-        _protocol(
-            "Dirichlet concentration of classes over time (label shift), or of the pieces' lengths (irregular).",
-            above=0,
-        ),
+        _protocol("Label shift: Dirichlet concentration of classes over time.", above=0),
         Fixed(),
     ] = None
     visits: Annotated[
