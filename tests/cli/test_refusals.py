@@ -23,7 +23,6 @@ def _errors() -> list[Any]:
         (["adapt", "text.mp4", *tiny], 1, "text.mp4 cannot be opened as a video"),
         (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "none of 1 frame could be read"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_225"], 2, "did you mean vit_tiny_patch16_224"),
-        (["adapt", "frames", *tiny, "--predictions", "-", "--replay"], 2, "add --predictions - and --resume"),
         (["adapt", "frames", *tiny, "--adapt-layers", "0-9"], 2, "no block 9: the model has blocks 0-1"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_224.x"], 2, "choose vit_tiny_patch16_224.augreg"),
         (["adapt", "frames", *tiny, "--predictions", "out.jsonl"], 2, "--predictions takes -"),

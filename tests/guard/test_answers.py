@@ -56,7 +56,7 @@ def test_the_window_holds_the_last_frames_and_the_classes_of_more() -> None:
     torch.testing.assert_close(window.adapted, window.source)  # a constant more is the same prediction
     torch.testing.assert_close(window.source.float().exp().sum(1), torch.ones(3), rtol=0, atol=2e-3)
     window.back_to_source()
-    assert torch.equal(window.adapted, window.source) and len(window) == 3
+    assert torch.equal(window.adapted, window.source) and len(window.source) == 3
 
 
 def test_with_many_classes_mutual_information_decides() -> None:
@@ -107,7 +107,7 @@ def test_a_mixture_is_that_of_the_probabilities() -> None:
 def test_both_count_for_half_whatever_the_lead() -> None:
     for lead in (-1.0, 0.0, 0.5, -math.inf):
         both, adapted = (Judge(GuardOptions(answer=answer)) for answer in ("both", "adapted"))
-        both._now.lead = adapted._now.lead = lead
+        both.now.lead = adapted.now.lead = lead
         assert (both.weight, adapted.weight) == (0.5, 1.0)
 
 
@@ -291,7 +291,7 @@ def test_a_doubt_ends_within_its_patience() -> None:
     assert verdicts == [False, False, False, True] * 2
     events = judge.events()
     assert [event["event"] for event in events] == ["doubt", "restart"] * 2
-    assert judge.total_alarms == 0 and judge.lr_scale == 1 and judge.verdict == "trust"
+    assert judge.now.total_alarms == 0 and judge.lr_scale == 1 and judge.verdict == "trust"
     assert "back to the source weights" in describe(events[1]) and events[1]["lead"] < -0.04
     for _ in range(2):
         judge.judge(source, behind, 20, drift=0.01)

@@ -121,28 +121,11 @@ def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_
     assert record_of(folder)["counts"] == record_of(tmp_path / "run")["counts"]
 
 
-def test_what_a_reader_may_not_have_had_is_passed_on_again(frames: Path, tmp_path: Path) -> None:
+def test_a_reader_gets_no_row_twice(frames: Path, tmp_path: Path) -> None:
     for folder in killed(frames, tmp_path / "run")[1:3]:  # just after a save, and between two
-        (tmp_path / "whole").write_bytes((tmp_path / "run" / PREDICTIONS).read_bytes())
-        usual, replayed = io.BytesIO(), io.BytesIO()
-        shutil.copytree(folder, tmp_path / f"again_{folder.name}")
-        adapt_tiny(frames, tmp_path / f"again_{folder.name}", resume=True, echo=usual)
-        promised = (folder / PREDICTIONS).read_bytes()
-        assert usual.getvalue() == (tmp_path / "whole").read_bytes()[len(promised) :]  # nothing twice
-        adapt_tiny(frames, folder, resume=True, echo=replayed, options={"replay": True})
-        assert replayed.getvalue() == (tmp_path / "whole").read_bytes()  # so small a file waits in a pipe as a whole
-        assert json.loads((folder / RECORD).read_text())["options"]["replay"] is True
-
-
-def test_rows_that_no_pipe_can_still_hold_are_not_passed_on_again(
-    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("remtta.runs.scribe._MAX_IN_PIPE", 100)
-    folder = killed(frames, tmp_path / "run")[2]
-    echo = io.BytesIO()
-    adapt_tiny(frames, folder, resume=True, echo=echo, options={"replay": True})
-    # The state was saved after the second batch, whose rows had been passed on.
-    assert [json.loads(line)["index"] for line in echo.getvalue().splitlines()] == list(range(6, 12))
+        written, echo = (folder / PREDICTIONS).read_bytes(), io.BytesIO()
+        adapt_tiny(frames, folder, resume=True, echo=echo)
+        assert written + echo.getvalue() == (tmp_path / "run" / PREDICTIONS).read_bytes()
 
 
 def test_a_state_without_a_position_is_reported(frames: Path, tmp_path: Path) -> None:

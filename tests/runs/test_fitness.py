@@ -123,7 +123,7 @@ def test_a_batch_is_answered_by_one_model_where_the_guard_changes_its_mind(
     judged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def judge(judge: Judge, *_: object) -> bool:
-        judge._now.doubting = judged
+        judge.now.doubting = judged
         return False
 
     monkeypatch.setattr(Judge, "judge", judge)

@@ -20,7 +20,7 @@ from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, STATE
 from remtta.runs.place import Place
 from remtta.runs.states import load_position
-from remtta.streams.batches import Batches, flush_after
+from remtta.streams.batches import Batches
 from remtta.streams.frames import Frame
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
@@ -111,8 +111,25 @@ def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
 
 def test_frames_of_a_live_source_wait_for_two_seconds_at_most_unless_told_otherwise() -> None:
     camera = Stream("0", "camera", iter(()), live_source=LiveSource(0))
-    assert flush_after(camera, RunOptions()) == 2.0
-    assert flush_after(camera, RunOptions(flush_after=600)) == 600
-    assert flush_after(Stream("clip.mp4", "video", iter(())), RunOptions()) is None
+    assert longest_wait(camera) == 2.0
+    assert longest_wait(camera, flush_after=600.0) == 600.0
+    assert longest_wait(Stream("clip.mp4", "video", iter(()))) is None
     camera.live_source.finite = True  # type: ignore[union-attr]  # a video behind an address: the same at each reading
-    assert flush_after(camera, RunOptions()) is None
+    assert longest_wait(camera) is None
+
+
+def longest_wait(source: Stream, **options: float) -> float | None:
+    """Return the time after which a lone frame is predicted early, if it is within 1,000 seconds."""
+    now = 0.0
+
+    def stream() -> Iterator[DecodedFrame]:
+        nonlocal now
+        yield readable(0)
+        while now < 1000:
+            now += 1.0
+            yield PAUSE
+
+    run = RunOptions(batch_size=4, **options)  # type: ignore[arg-type]
+    for batch in Batches(source, run, preprocessing_of(tiny_vit()), clock=lambda: now).of(stream()):
+        return now if batch.early else None
+    return None

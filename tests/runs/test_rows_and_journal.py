@@ -38,8 +38,7 @@ def _unreadable(index: int) -> DecodedFrame:
 def _rows(frames: list[DecodedFrame], answered: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
     excluded, weight = changes.pop("excluded", {}), changes.pop("weight", 1.0)
     form = RowFormat(**{"labels": ["cat", "dog", "owl"], "topk": 2, **changes})
-    none = torch.empty(0)
-    answers = None if answered is None else Answers(cast(Any, None), none, none, logits=answered, weight=weight)
+    answers = Answers(cast(Any, None), logits=torch.empty(0) if answered is None else answered, weight=weight)
     told: dict[str, Any] = {
         "update": 3,
         "updates_after": 4,
