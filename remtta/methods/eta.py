@@ -44,6 +44,7 @@ class ETA(Objective[ETAConfig]):
     """
 
     settings = ETAConfig
+    entropy = staticmethod(entropy)
 
     def __init__(self, net: Net, config: ETAConfig) -> None:
         super().__init__(net, config)
@@ -53,13 +54,13 @@ class ETA(Objective[ETAConfig]):
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.net.logits(images)
         kept = self._kept(logits.detach())
-        entropies = entropy(logits[kept])
+        entropies = self.entropy(logits[kept])
         weights = (self._margin - entropies.detach()).exp()
         return logits.unsqueeze(0), (weights * entropies).mean(), int(kept.sum())
 
     def _kept(self, logits: Tensor) -> Tensor:
         """Return which images (B,) are learned from."""
-        kept = entropy(logits) < self._margin
+        kept = self.entropy(logits) < self._margin
         if _MEAN_PROBS in self.memory:
             kept &= F.cosine_similarity(self.memory[_MEAN_PROBS], logits.softmax(-1)).abs() < self._max_cosine
         return kept

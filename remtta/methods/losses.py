@@ -6,12 +6,26 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def entropy(logits: Tensor) -> Tensor:
     """Return the Shannon entropy (...) of the softmax of logits (..., C), in nats."""
     log_probs = logits.log_softmax(-1)
     return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def come_entropy(logits: Tensor) -> Tensor:
+    """Return the entropy (...) of the subjective opinion for which logits (..., C) are evidence, in nats.
+
+    Class beliefs are exp(z) / (sum exp(z) + C), and the uncertainty is C / (sum exp(z) + C). The logits' norm has no
+    gradient.
+
+    Source: COME (Zhang et al., ICLR 2025), arXiv:2410.10894.
+    """
+    fixed_norm = F.normalize(logits, dim=-1) * logits.detach().norm(dim=-1, keepdim=True)
+    unknown = torch.full_like(logits[..., :1], math.log(logits.shape[-1]))  # exp of this is C
+    return entropy(torch.cat([fixed_norm, unknown], dim=-1))
 
 
 def soft_likelihood_ratio(logits: Tensor, clip: float) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import combinations
 
 import torch
@@ -38,6 +39,7 @@ class RankedEntropy(Objective[REMConfig]):
     """REM: mask what each image attends to most, and minimise consistency and ranking loss of the views."""
 
     settings = REMConfig
+    entropy = staticmethod(entropy)
 
     def __init__(self, net: Net, config: REMConfig) -> None:
         super().__init__(net, config)
@@ -50,7 +52,7 @@ class RankedEntropy(Objective[REMConfig]):
         views = self._views.with_plain(images, known, self._violating) if known else self._views(images)[0]
         if self.config.confident_below is None:
             return views, self._mean_loss(views), len(images)
-        learned = entropy(views[0].detach()) < self.config.confident_below * math.log(self.net.num_classes)
+        learned = self.entropy(views[0].detach()) < self.config.confident_below * math.log(self.net.num_classes)
         share = float(learned.float().mean())  # the others' loss is zero, and stays in the mean
         return views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), len(images)
 
@@ -62,7 +64,7 @@ class RankedEntropy(Objective[REMConfig]):
 
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config
-        return rem_loss(views, config.ranking_weight, self._margin, config.consistency_weight)
+        return rem_loss(views, config.ranking_weight, self._margin, self.entropy, config.consistency_weight)
 
     @torch.no_grad()
     def _violating(self, views: Tensor) -> Tensor:
@@ -71,7 +73,7 @@ class RankedEntropy(Objective[REMConfig]):
         """
         if not self.config.ranking_weight:  # without ranking, nothing is violated
             return torch.zeros(views.shape[1], dtype=torch.bool, device=views.device)
-        entropies = entropy(views)
+        entropies = self.entropy(views)
         return (entropies[0] + self._margin > entropies[1:]).any(0)
 
     def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
@@ -97,6 +99,7 @@ def rem_loss(
     logits: Tensor,
     ranking_weight: float,
     margin: float = 0.0,
+    measure: Callable[[Tensor], Tensor] = entropy,
     consistency_weight: float = 1.0,
 ) -> Tensor:
     """Return the complete loss of REM, in nats: consistency plus weighted ranking.
@@ -105,6 +108,7 @@ def rem_loss(
         logits: Shape (L, B, C), views by ascending mask ratio.
         ranking_weight: The paper's lambda.
         margin: Required entropy gap, in nats.
+        measure: Entropy of logits (..., C) by which the views are ranked.
         consistency_weight: Weight of the consistency loss, 1 in the paper.
 
     Raises:
@@ -113,7 +117,7 @@ def rem_loss(
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 5.
     """
     consistency = consistency_weight * masked_consistency_loss(logits)
-    return consistency + ranking_weight * entropy_ranking_loss(logits, margin)
+    return consistency + ranking_weight * entropy_ranking_loss(logits, margin, measure)
 
 
 def masked_consistency_loss(logits: Tensor) -> Tensor:
@@ -128,14 +132,14 @@ def masked_consistency_loss(logits: Tensor) -> Tensor:
     return torch.stack([-(targets[i] * log_probs[j]).sum(-1).mean() for i, j in _pairs(logits)]).sum()
 
 
-def entropy_ranking_loss(logits: Tensor, margin: float = 0.0) -> Tensor:
+def entropy_ranking_loss(logits: Tensor, margin: float = 0.0, measure: Callable[[Tensor], Tensor] = entropy) -> Tensor:
     """Penalise a less masked view whose entropy exceeds that of a more masked one.
 
     Sums relu(H_i - stop_gradient(H_j) + margin) over pairs i < j, averaged over the batch.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 4.
     """
-    entropies = entropy(logits)
+    entropies = measure(logits)
     fixed = entropies.detach()
     return torch.stack([F.relu(entropies[i] - fixed[j] + margin).mean() for i, j in _pairs(logits)]).sum()
 

@@ -63,6 +63,7 @@ class SAR(Objective[SARConfig]):
 
     settings = SARConfig
     passes_per_step = 2, 2
+    entropy = staticmethod(entropy)
 
     def __init__(self, net: Net, config: SARConfig) -> None:
         super().__init__(net, config)
@@ -70,7 +71,7 @@ class SAR(Objective[SARConfig]):
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.net.logits(images)
-        entropies = entropy(logits)
+        entropies = self.entropy(logits)
         certain = entropies < self._margin
         for before in targets:  # images that were confident before the step up
             certain = certain & before
@@ -78,14 +79,14 @@ class SAR(Objective[SARConfig]):
 
     def gradients(self, descent: Descent, images: Tensor, targets: Targets) -> Tensor:
         views = descent.gradients(images, ())
-        certain = entropy(views[0]) < self._margin
+        certain = self.entropy(views[0]) < self._margin
         if certain.any():
             with _climbed(self.net.weights, self.config.rho):
                 if self.net.batch_norms.mixes:  # batch statistics need the other images
                     above = descent.gradients(images, (certain,))[:, certain]
                 else:
                     above = descent.gradients(images[certain], ())
-            self._note_loss(entropy(above[0]))
+            self._note_loss(self.entropy(above[0]))
         return views
 
     def _note_loss(self, entropies: Tensor) -> None:

@@ -25,7 +25,8 @@ class Tent(Objective[TentConfig]):
     """Predict a batch, then minimise the mean entropy of its predictions."""
 
     settings = TentConfig
+    entropy = staticmethod(entropy)
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.net.logits(images)
-        return logits.unsqueeze(0), entropy(logits).mean(), len(images)
+        return logits.unsqueeze(0), self.entropy(logits).mean(), len(images)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,14 +15,15 @@ from torch import Tensor, nn
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace, clean_jitter
 from remtta.methods.deyo import shuffle_patches
-from remtta.methods.losses import soft_likelihood_ratio
+from remtta.methods.losses import come_entropy, soft_likelihood_ratio
 from remtta.methods.method import Method, build_method
+from remtta.methods.rem import rem_loss
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images
 from tests.methods.making import vivid_vit
 
 LN_C = math.log(NUM_CLASSES)
-FILTERING = ["eta", "eata", "rdumb", "sar", "deyo"]
+FILTERING = ["eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo"]
 
 
 def batch(seed: int, count: int = 6) -> Tensor:
@@ -49,6 +50,15 @@ def entropy_of(logits: Tensor) -> Tensor:
     return -(probs * probs.log()).sum()
 
 
+def come_of(logits: Tensor) -> Tensor:
+    """From the Dirichlet's parameters e^z + 1: belief e^z / S, uncertainty C / S, S their sum."""
+    logits = logits / logits.norm() * logits.norm().detach()
+    evidence = logits.exp()
+    strength = (evidence + 1).sum()
+    masses = torch.cat([evidence, torch.tensor([float(NUM_CLASSES)])]) / strength
+    return -(masses * masses.log()).sum()
+
+
 def cosine(first: Tensor, second: Tensor) -> float:
     return float((first * second).sum() / first.norm() / second.norm())
 
@@ -68,15 +78,17 @@ class PlainETA:
     def __init__(
         self,
         max_cosine: float,
+        measure: Callable[[Tensor], Tensor] = entropy_of,
         fisher: Sequence[Tensor] | None = None,
         weight: float = 0.0,
+        margin: float = 0.4,
     ) -> None:
         self.model = vivid_vit(4)
         self.parameters = norms(self.model)
         self.source = [parameter.detach().clone() for parameter in self.parameters]
         self.optimizer = torch.optim.SGD(self.parameters, lr=0.01, momentum=0.9)
-        self.max_cosine, self.fisher, self.weight = max_cosine, fisher, weight
-        self.margin = 0.4 * LN_C
+        self.max_cosine, self.measure, self.fisher, self.weight = max_cosine, measure, fisher, weight
+        self.margin = margin * LN_C
         self.mean: Tensor | None = None
         self.uncertain = self.redundant = 0
 
@@ -84,7 +96,7 @@ class PlainETA:
         logits: Tensor = self.model(images)
         terms, kept = [], []
         for row in logits:
-            nats = entropy_of(row)
+            nats = self.measure(row)
             if nats >= self.margin:
                 self.uncertain += 1
             elif self.mean is not None and abs(cosine(self.mean, row.detach().softmax(-1))) >= self.max_cosine:
@@ -144,9 +156,11 @@ def test_the_fisher_information_is_of_the_first_images_only(micro_batch: int | N
         method.source_statistics([])
 
 
-def test_eata_is_its_rule() -> None:
-    plain = PlainETA(scaled(0.08), plain_fisher([batch(90, 4), batch(91, 4)]), 3.0)
-    method, free = (make("eata", max_cosine=0.08, fisher_weight=weight) for weight in (3.0, 0.0))
+@pytest.mark.parametrize(("name", "measure", "margin"), [("eata", entropy_of, 0.4), ("eata-come", come_of, 0.6)])
+def test_eata_is_its_rule(name: str, measure: Callable[[Tensor], Tensor], margin: float) -> None:
+    settings = {"max_cosine": 0.08, "fisher_weight": 3.0, "entropy_margin": margin}
+    plain = PlainETA(scaled(0.08), measure, plain_fisher([batch(90, 4), batch(91, 4)]), 3.0, margin)
+    method, free = make(name, **settings), make(name, **{**settings, "fisher_weight": 0.0})
     for seed in range(3):
         torch.testing.assert_close(method(batch(seed)), plain.step(batch(seed)))
         free(batch(seed))
@@ -184,23 +198,23 @@ def test_rdumb_is_eta_that_starts_again() -> None:
 class PlainSAR:
     """The rule of SAR on two models: the one that learns, and one a step up the loss."""
 
-    def __init__(self, rho: float) -> None:
-        self.model, self.rho, self.margin = vivid_vit(4), rho, 0.4 * LN_C
+    def __init__(self, rho: float, measure: Callable[[Tensor], Tensor], margin: float) -> None:
+        self.model, self.rho, self.measure, self.margin = vivid_vit(4), rho, measure, margin * LN_C
         self.optimizer = torch.optim.SGD(norms(self.model, 3), lr=0.01, momentum=0.9)
         self.ema: float | None = None
         self.lost = 0
 
     def step(self, images: Tensor) -> Tensor:
         logits: Tensor = self.model(images)
-        first = [row for row in range(len(images)) if entropy_of(logits[row]) < self.margin]
-        loss = sum((entropy_of(logits[row]) for row in first), torch.zeros(())) / len(first)
+        first = [row for row in range(len(images)) if self.measure(logits[row]) < self.margin]
+        loss = sum((self.measure(logits[row]) for row in first), torch.zeros(())) / len(first)
         gradients = torch.autograd.grad(loss, norms(self.model, 3))
         length = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
         above = copy.deepcopy(self.model)
         with torch.no_grad():
             for parameter, gradient in zip(norms(above, 3), gradients, strict=True):
                 parameter.add_(self.rho / length * gradient)
-        nats = [entropy_of(row) for row in above(images[first])]
+        nats = [self.measure(row) for row in above(images[first])]
         second = [each for each in nats if each < self.margin]
         self.lost += len(first) - len(second)
         loss = sum(second, torch.zeros(())) / len(second)
@@ -211,9 +225,13 @@ class PlainSAR:
         return logits.detach()
 
 
-@pytest.mark.parametrize("rho", [0.3, 0.05])
-def test_sar_is_its_rule(rho: float) -> None:
-    method, plain = make("sar", rho=rho, reset_below=0.0), PlainSAR(rho)
+@pytest.mark.parametrize(
+    ("name", "measure", "rho", "margin"),
+    [("sar", entropy_of, 0.3, 0.4), ("sar", entropy_of, 0.05, 0.4), ("sar-come", come_of, 0.3, 0.6)],
+)
+def test_sar_is_its_rule(name: str, measure: Callable[[Tensor], Tensor], rho: float, margin: float) -> None:
+    method = make(name, rho=rho, reset_below=0.0, entropy_margin=margin)
+    plain = PlainSAR(rho, measure, margin)
     for seed in range(3):
         torch.testing.assert_close(method(batch(seed)), plain.step(batch(seed)))
     assert plain.lost > 0 or rho < 0.1  # the second filter matters where the step is long
@@ -241,7 +259,7 @@ def test_sar_goes_back_to_the_source_when_its_loss_has_collapsed() -> None:
 def test_sar_does_not_step_if_nothing_is_certain_after_the_climb() -> None:
     method = make("sar", rho=30.0)
     source = vivid_vit(4).state_dict()
-    assert any(entropy_of(row) < 0.4 * LN_C for row in method(batch(0)))
+    assert (method.objective.entropy(method(batch(0))) < 0.4 * LN_C).any()
     assert method.num_updates == 0 and not method.objective.memory
     assert all(torch.equal(tensor, source[name]) for name, tensor in method.net.model.state_dict().items())
 
@@ -304,6 +322,52 @@ def test_shuffled_images_of_any_size_keep_their_size_and_their_patches() -> None
     assert not torch.equal(images, shuffled)
     odd = torch.full((1, 3, 30, 33), 0.25)
     torch.testing.assert_close(shuffle_patches(odd, 4, generator), odd)
+
+
+# --- COME --------------------------------------------------------------------------------------------------------
+
+
+def test_the_entropy_of_come_is_that_of_the_opinion_and_leaves_the_norm_alone() -> None:
+    # Evidence e^0 = 1 twice, C = 2: beliefs 1/4, 1/4, uncertainty 1/2: (1/2) ln 4 + (1/2) ln 2 = 1.5 ln 2.
+    torch.testing.assert_close(come_entropy(torch.zeros(2)), torch.tensor(1.5 * math.log(2)))
+    logits = vivid_vit(4)(batch(0)).detach().requires_grad_()
+    nats = come_entropy(logits)
+    torch.testing.assert_close(nats, torch.stack([come_of(row) for row in logits]))
+    nats.sum().backward()
+    assert logits.grad is not None and logits.grad.norm() > 0.01
+    torch.testing.assert_close((logits.grad * logits).sum(-1), torch.zeros(6), atol=1e-5, rtol=0)
+
+
+def test_tent_on_come_is_its_rule() -> None:
+    method, plain = make("tent-come"), vivid_vit(4)
+    optimizer = torch.optim.SGD(norms(plain), lr=0.01, momentum=0.9)
+    for seed in range(3):
+        logits = plain(batch(seed))
+        torch.testing.assert_close(method(batch(seed)), logits.detach())
+        optimizer.zero_grad()
+        torch.stack([come_of(row) for row in logits]).mean().backward()
+        optimizer.step()
+    assert_same_weights(method, plain)
+
+
+@pytest.mark.parametrize("share", [1.0, 0.0])
+def test_rem_on_come_ranks_by_the_other_entropy_only(share: float) -> None:
+    method, plain = make("rem-come", optimizer="sgd", margin=0.05), make("rem", optimizer="sgd", margin=0.05)
+    for seed in range(2):
+        # At 0 the plain view gets its graph only where it violates the order.
+        method.objective.memory["violating_share"].fill_(share)
+        logits = plain.objective._views(batch(seed))[0]
+        torch.testing.assert_close(method(batch(seed)), logits[0].detach())
+        consistency = rem_loss(logits, 0.0)
+        ranking = torch.zeros(())
+        for i, j in ((0, 1), (0, 2), (1, 2)):
+            for less, more in zip(logits[i], logits[j], strict=True):
+                ranking = ranking + (come_of(less) - come_of(more).detach() + 0.05 * LN_C).clamp(min=0) / 6
+        plain._descent.optimizer.zero_grad()
+        (consistency + ranking).backward()
+        plain._descent.optimizer.step()
+    assert ranking > 0
+    assert_same_weights(method, plain.net.model)
 
 
 # --- ROID, CMF ---------------------------------------------------------------------------------------------------

@@ -114,10 +114,15 @@ METHOD_TABLE: dict[str, Named] = {
     "norm": Named("norm.NORM", "batch norms use the batch's statistics; no training (Schneider et al., NeurIPS 2020)"),
     "pseudo-label": Named("pseudo_label.PseudoLabel", "train on the model's own confident predictions (Lee, 2013)"),
     "tent": Named("tent.Tent", "minimise the entropy of predictions (Wang et al., ICLR 2021)"),
+    "tent-come": Named(
+        "come.TentCOME", "Tent with an entropy that includes uncertainty (COME, Zhang et al., ICLR 2025)"
+    ),
     "eta": Named("eta.ETA", "minimise the entropy of confident, diverse images (Niu et al., ICML 2022)"),
     "eata": Named("eata.EATA", "ETA with a Fisher penalty, needs clean images (Niu et al., ICML 2022)"),
+    "eata-come": Named("come.EATACOME", "EATA with COME's entropy"),
     "rdumb": Named("rdumb.RDumb", "ETA with periodic resets (Press et al., NeurIPS 2023)"),
     "sar": Named("sar.SAR", "sharpness-aware entropy minimisation on confident images (Niu et al., ICLR 2023)"),
+    "sar-come": Named("come.SARCOME", "SAR with COME's entropy"),
     "deyo": Named("deyo.DeYO", "minimise the entropy of images recognised by shape (Lee et al., ICLR 2024)"),
     "roid": Named("roid.ROID", "weighted likelihood ratio, source weights mixed in (Marsden et al., WACV 2024)"),
     "cmf": Named("cmf.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
@@ -127,6 +132,7 @@ METHOD_TABLE: dict[str, Named] = {
     "rem-n1": Named(
         "rem.RankedEntropy", "REM with one masked view, in two thirds of the time", own=ONE_MASK, kind=REMConfig
     ),
+    "rem-come": Named("come.REMCOME", "REM with COME's entropy in the ranking", kind=REMConfig),
     "supervised": Named("supervised.Supervised", "train on the true labels: an upper bound, in remtta eval only"),
     "cotta": Named("cotta.CoTTA", "mean teacher, random restoration of weights (Wang et al., CVPR 2022)"),
     "lame": Named(
