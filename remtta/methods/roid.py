@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,12 +26,15 @@ class ROIDConfig(MethodConfig):
         temperature: Temperature of the weights exp(diversity * certainty / temperature).
         probs_momentum: Share of the running mean of the probabilities kept at each update.
         source_momentum: Share of the adapted weights kept after each step; the rest comes from the source weights.
+        prior_on: What the batch's smoothed class prior multiplies: "probabilities" or, as in the official code,
+            "logits".
     """
 
     clip: ProperShare = 0.99
     temperature: Positive = 1 / 3
     probs_momentum: Share = 0.9
     source_momentum: Share = 0.99
+    prior_on: Literal["probabilities", "logits"] = "probabilities"
     lr: Positive = 2.5e-4
     optimizer: Optimizer = "sgd"
     nesterov: bool = True
@@ -49,8 +53,8 @@ class ROID(Objective[ROIDConfig]):
     size. After the step, a small share of the source weights is mixed back in.
 
     The prediction is corrected for the batch's classes: its probabilities are multiplied by the batch's smoothed mean
-    probabilities. The official code multiplies the logits themselves, which has a much stronger effect on large logits,
-    raises negative logits of rare classes, and does not yield meaningful probabilities.
+    probabilities. The official code multiplies the logits themselves (`prior_on="logits"`), which has a much stronger
+    effect on large logits, raises negative logits of rare classes, and does not yield meaningful probabilities.
     """
 
     settings = ROIDConfig
@@ -94,7 +98,7 @@ class ROID(Objective[ROIDConfig]):
         prior = logits.softmax(-1).mean(0)
         smoothing = max(1 / num_images, 1 / num_classes) / prior.max()
         smoothed = (prior + smoothing) / (1 + smoothing * num_classes)
-        return logits + smoothed.log()
+        return logits * smoothed if self.config.prior_on == "logits" else logits + smoothed.log()
 
 
 def _stretch(values: Tensor) -> Tensor:

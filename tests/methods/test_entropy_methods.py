@@ -350,12 +350,9 @@ def test_tent_on_come_is_its_rule() -> None:
     assert_same_weights(method, plain)
 
 
-@pytest.mark.parametrize("share", [1.0, 0.0])
-def test_rem_on_come_ranks_by_the_other_entropy_only(share: float) -> None:
+def test_rem_on_come_ranks_by_the_other_entropy_only() -> None:
     method, plain = make("rem-come", optimizer="sgd", margin=0.05), make("rem", optimizer="sgd", margin=0.05)
     for seed in range(2):
-        # At 0 the plain view gets its graph only where it violates the order.
-        method.objective.memory["violating_share"].fill_(share)
         logits = plain.objective._views(batch(seed))[0]
         torch.testing.assert_close(method(batch(seed)), logits[0].detach())
         consistency = rem_loss(logits, 0.0)
@@ -460,6 +457,16 @@ def test_roid_and_cmf_are_their_rule(name: str, count: int) -> None:
         hidden = [tensor for key, tensor in state.items() if key.startswith("hidden.")]
         torch.testing.assert_close(hidden, plain.hidden)
         assert any(not torch.equal(one, two) for one, two in zip(hidden, plain.source, strict=True))
+
+
+def test_roids_prior_multiplies_logits_where_asked_to() -> None:
+    logits = vivid_vit(4)(batch(0)).detach()
+    prior = logits.softmax(-1).mean(0)
+    smoothing = max(1 / len(logits), 1 / NUM_CLASSES) / prior.max()
+    expected = logits * (prior + smoothing) / (1 + smoothing * NUM_CLASSES)
+    torch.testing.assert_close(make("roid", prior_on="logits")(batch(0)), expected)
+    with pytest.raises(UsageError, match="prior_on must be probabilities or logits"):
+        make("roid", prior_on="odds")
 
 
 @pytest.mark.parametrize("name", ["roid", "cmf"])

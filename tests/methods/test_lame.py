@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -9,7 +10,15 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.lame import LAME, LAMEConfig, laplacian_correction, neighbour_affinity
+from remtta.methods.lame import (
+    LAME,
+    LAMEConfig,
+    cosine_affinity,
+    gaussian_affinity,
+    laplacian_correction,
+    neighbour_affinity,
+)
+from remtta.methods.settings import method_config
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 
@@ -47,6 +56,41 @@ def test_corrected_predictions_equal_a_plain_loop() -> None:
     assert torch.equal(lame.last_views[0].softmax(1), corrected)
 
 
+@pytest.mark.parametrize(("affinity", "neighbours"), [("rbf", 3), ("rbf", 50), ("linear", 5)])
+def test_dense_affinities_equal_a_plain_loop(affinity: Any, neighbours: int) -> None:
+    model, images = tiny_vit(), random_images(9)
+    unit = _features(model, images)
+    with torch.no_grad():
+        q: Tensor = model(images).softmax(1)
+    distance = [[float((one - other).norm()) for other in unit] for one in unit]
+    # an image is its own first neighbour, and no batch has more than its images
+    scale = sum(sorted(row)[min(neighbours, 9) - 1] for row in distance) / 9
+    z = q.clone()
+    for _ in range(100):
+        rows = []
+        for i in range(9):
+            pull = torch.zeros(len(q[i]))
+            for j in range(9):
+                near = math.exp(-(distance[i][j] ** 2) / (2 * scale**2)) if affinity == "rbf" else unit[i] @ unit[j]
+                pull = pull + near * z[j]
+            rows.append(q[i] * pull.exp() / (q[i] * pull.exp()).sum())
+        z = torch.stack(rows)
+    corrected = made(LAME, tiny_vit(), LAMEConfig(affinity=affinity, neighbours=neighbours))(images).softmax(1)
+    torch.testing.assert_close(corrected, z, atol=1e-4, rtol=1e-3)
+    assert (corrected - q).abs().max() > 0.05
+
+
+def test_dense_affinities_by_hand_even_of_equal_images() -> None:
+    right, up = [2.0, 0.0], [0.0, 5.0]
+    near = math.exp(-1)  # a distance of sqrt(2), and as much to the second neighbour each: exp(-1 / 2)
+    torch.testing.assert_close(
+        gaussian_affinity(torch.tensor([right, up]), 2), torch.tensor([[1.0, near**0.5], [near**0.5, 1.0]])
+    )
+    assert gaussian_affinity(torch.tensor([right, right, up]), 1).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    assert gaussian_affinity(torch.tensor([up]), 5).tolist() == [[1.0]]
+    assert cosine_affinity(torch.tensor([right, up, right])).tolist() == [[1, 0, 1], [0, 1, 0], [1, 0, 1]]
+
+
 def test_it_stops_where_one_more_step_changes_nothing() -> None:
     generator = torch.Generator().manual_seed(178)  # a batch that takes many steps
     log_q = (2 * torch.randn(40, 10, generator=generator)).log_softmax(-1)
@@ -74,6 +118,8 @@ def test_nothing_is_learned_and_a_certain_prediction_stays_finite() -> None:
     assert torch.isfinite(laplacian_correction(certain, torch.ones(2, 2))).all()
 
 
-def test_no_neighbours_are_refused() -> None:
+def test_an_unknown_affinity_and_no_neighbours_are_refused() -> None:
+    with pytest.raises(UsageError, match="affinity must be knn, rbf or linear, got cosine"):
+        method_config("lame", {"affinity": "cosine"}, batch_size=8)
     with pytest.raises(UsageError, match="neighbours must be >= 1, got 0"):
         LAMEConfig(neighbours=0)
