@@ -69,6 +69,11 @@ def check(holds: bool, name: str, value: object, rule: str) -> None:
         raise UsageError(f"{name} must be {rule}, got {value}")
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an exception's message, or else the name of its class."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def counted(number: int, noun: str) -> str:
     """Return a count with its noun: "1 frame", "2 frames"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

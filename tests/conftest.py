@@ -130,6 +130,10 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # so that the interpreter can free modules at its end; libraries report those left over
+
+
 def random_images(count: int, seed: int = 1, size: int = 32) -> Tensor:
     import torch
 

@@ -92,7 +92,7 @@ def is_taken(command: str, words: list[str]) -> bool:
     """
     try:
         COMMANDS[command].make_context(command, list(words))
-    except typer.Exit as end:  # --print-config
+    except typer.Exit as end:  # --help
         return end.exit_code == 0
     return True
 

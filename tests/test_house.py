@@ -1,4 +1,4 @@
-"""The sizes that keep every file, class and command short enough to be read at once; and names of files, one each."""
+"""Sizes and names that keep the code easy to read, and what the package says of itself."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ import ast
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+
+import remtta
+
+
+def test_every_public_name_can_be_imported_and_is_documented() -> None:
+    for name in remtta.__all__:
+        public = getattr(remtta, name)
+        assert isinstance(public, str) or public.__doc__
+    assert dir(remtta) == sorted(remtta.__all__)
+
+
+def test_the_changelog_names_the_version() -> None:
+    changelog = Path(__file__).parent.parent / "CHANGELOG.md"
+    assert f"## [{remtta.__version__}]" in changelog.read_text()
+
 
 ROOT = Path(__file__).parent.parent
 MAX_LINES = {"file": 350, "class": 200, "command": 60}

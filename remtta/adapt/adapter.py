@@ -306,8 +306,8 @@ class _FrameResults(Listener):
         for frame in result.batch.unreported:
             if frame.error:
                 _log.warning("left out frame %d, %s: %s", frame.index, frame.source, frame.error)
-        readable = result.batch.readable[result.batch.num_reported_readable :]
-        logits = torch.empty(0) if result.logits is None else result.logits[result.batch.num_reported_readable :]
+        start = result.batch.num_reported_readable
+        readable, logits = result.batch.readable[start:], result.answers.logits[start:]
         self.results = [
             Result(
                 frame.index,

@@ -86,7 +86,7 @@ class AnyClassifier(Backbone):
     @property
     def classifiers(self) -> Mapping[str, nn.Module]:
         head = self._inside.trace.head
-        return {} if head is None else {head: self.module.get_submodule(head)}
+        return super().classifiers if head is None else {head: self.module.get_submodule(head)}
 
     def embed(self, images: Tensor) -> Tensor:
         return images

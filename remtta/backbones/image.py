@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from timm.models.byobnet import ByobNet
 from timm.models.convnext import ConvNeXt
 from timm.models.efficientnet import EfficientNet
@@ -19,8 +17,6 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 
 from remtta.backbones.any_classifier import AnyClassifier
-from remtta.backbones.layouts import Size, positions
-from remtta.models.heads import classifiers_of
 from remtta.models.inside import Inside
 
 LAYOUTS: Mapping[type[nn.Module], tuple[str, str]] = {
@@ -67,37 +63,12 @@ class ImageBackbone(AnyClassifier):
         if len(stages) == 1:
             stages = [f"{stages[0]}.{name}" for name, _ in module.get_submodule(stages[0]).named_children()]
         super().__init__(Inside(module, module), (stages, stem))
-        self._grids: dict[Size, Size] = {}
         self.module: Any = module
 
     @property
     def input_size(self) -> tuple[int, int] | None:
         embed: Any = getattr(self.module, "patch_embed", None)
         return tuple(embed.img_size) if getattr(embed, "strict_img_size", False) else None
-
-    @property
-    def classifiers(self) -> Mapping[str, nn.Module]:
-        return classifiers_of(self.module)
-
-    def _grid(self, images: Tensor) -> Size:
-        size = images.shape[2], images.shape[3]
-        if size not in self._grids:
-            self._grids[size] = self._layout.grid if size == self._inside.trace.input_size else self._measured(size)
-        return self._grids[size]
-
-    def _measured(self, size: Size) -> Size:
-        """Return the rows and columns of the last feature map, from a pass of meta tensors, which have no content."""
-        place, shapes = self._layout.map, list[torch.Size]()
-        if place is None:
-            return super()._grid(torch.empty(1, 3, *size, device="meta"))
-        named = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        empty = {name: torch.empty_like(tensor, device="meta") for name, tensor in named.items()}
-        layer = self.module.get_submodule(place)
-        compiled = any(block._compiled_call_impl is not None for block in self.blocks)
-        eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
-        with torch.no_grad(), eager, layer.register_forward_hook(lambda *call: shapes.append(call[2].shape)):
-            torch.func.functional_call(self.module, empty, torch.empty(1, 3, *size, device="meta"))
-        return positions(shapes[-1], self.channel_axis)
 
     def _with_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
         features = self.module.forward_features(images)

@@ -52,7 +52,6 @@ class Measurement:
     forwards: float  # the same as a multiple of a plain fp32 forward pass
     images_per_s: float
     peak_bytes: int | None  # peak memory of two steps beyond that of the loaded model, if measured
-    violating_share: float | None  # REM: recent share of images that violate the entropy ranking
     cpu_s_per_1000: float  # CPU time over all cores for 1,000 images, in seconds
 
 
@@ -69,12 +68,11 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
     prepared = {name: prepare(name, options) for name in names}
     device = select_device(options.device)
     for subject in prepared.values():
-        subject.step()  # warms up, and lets REM estimate how many images violate the ranking
+        subject.step()  # warms up
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(options.repeats):
         for name, subject in prepared.items():
             times[name].append(_timed(subject.step, device))
-    shares = {name: _violating_share(subject.method) for name, subject in prepared.items()}
     del prepared
     medians = {name: tuple(map(statistics.median, zip(*taken, strict=True))) for name, taken in times.items()}
     plain_s, _ = medians[FORWARD]
@@ -85,7 +83,6 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
             forwards=seconds / plain_s,
             images_per_s=options.batch_size / seconds,
             peak_bytes=_peak_in_a_process(name, options) if options.memory else None,
-            violating_share=shares[name],
             cpu_s_per_1000=1000 * cpu_s / options.batch_size,
         )
         for name, (seconds, cpu_s) in medians.items()
@@ -196,8 +193,3 @@ def processor() -> dict[str, object]:
         "cores": os.cpu_count(),
         "used_by_torch": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-def _violating_share(method: Method | None) -> float | None:
-    share = method.objective.memory.get("violating_share") if method else None
-    return None if share is None else float(share)

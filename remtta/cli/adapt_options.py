@@ -111,10 +111,6 @@ class AdaptOptions:
             raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
         if self.predictions and sys.stdout is None:
             raise UsageError("--predictions - needs standard output, which is closed")
-        if run.replay and not (self.predictions and run.resume):
-            raise UsageError(
-                "--replay repeats what the reader may have missed before the stop; add --predictions - and --resume"
-            )
         if run.resume and self.output is None:
             raise UsageError("--resume continues the run in a folder; name it with --output")
         if self.streams and self.predictions:

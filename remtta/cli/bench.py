@@ -24,7 +24,7 @@ _MIB = 2**20
 def bench(
     bench: BenchOptions,
     printed: PrintOptions,
-    running: Annotated[RunningOptions, Only("device", "threads", "config", "print_config", "quiet", "debug")],
+    running: Annotated[RunningOptions, Only("device", "threads", "config", "quiet", "debug")],
 ) -> None:
     """Measure the time and memory of a step on this machine, relative to a plain fp32 forward pass.
 
@@ -60,11 +60,6 @@ def _table(measured: list[Measurement]) -> str:
     lines = [f"{'':<10} {'ms/step':>9} {'forwards':>9} {'images/s':>9} {'CPU s/1k':>9} {'peak MiB':>9}"]
     for each in measured:
         peak = "" if each.peak_bytes is None else f"{each.peak_bytes / _MIB:.0f}"
-        share = (
-            ""
-            if each.violating_share is None
-            else f"  {each.violating_share:.0%} of images violate the entropy ranking"
-        )
         figures = f"{1000 * each.seconds:9.1f} {each.forwards:9.2f} {each.images_per_s:9.1f} {each.cpu_s_per_1000:9.1f}"
-        lines.append(f"{each.subject:<10} {figures} {peak:>9}{share}".rstrip())
+        lines.append(f"{each.subject:<10} {figures} {peak:>9}".rstrip())
     return "\n".join(lines)

@@ -62,22 +62,6 @@ def load_start(path: Path | None) -> Delta | None:
     return None if path is None else load_delta(path)
 
 
-def load_adapted(run: Path, model: ModelOptions, device: str) -> nn.Module:
-    """Load the adapted model of a run.
-
-    Raises:
-        RemttaError: If the run left no delta, or the model cannot be loaded or is not the delta's.
-    """
-    from remtta.deltas.base_model import base_options
-    from remtta.deltas.delta import apply_delta, load_delta
-    from remtta.models.loading import load
-
-    delta = load_delta(run)
-    adapted = load(base_options(delta, model), device=device)
-    apply_delta(adapted, delta)
-    return adapted
-
-
 def load_classifier(model: ModelOptions, device: str, *, start: Delta | None = None, quiet: bool = False) -> nn.Module:
     """Load the model.
 

@@ -1,9 +1,8 @@
-"""Read a command's options from a YAML file, and print them as one."""
+"""Read a command's options from a YAML file."""
 
 from __future__ import annotations
 
 import difflib
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import typer
 from remtta.errors import UsageError
 from remtta.options.option import read_regular
 
-_NOT_IN_FILES = ("help", "config", "print_config")
+_NOT_IN_FILES = ("help", "config")
 _MAX_BYTES = 1024**2
 _TRUTH = {"true": True, "false": False}
 
@@ -36,15 +35,6 @@ def read_config(ctx: typer.Context, path: Path | None) -> Path | None:
         values[option.name] = _value(f"{path}: {given}", option, value)
     ctx.default_map = values
     return path
-
-
-def config_text(ctx: typer.Context) -> str:
-    """Return a command's options as a file for --config; null means not given."""
-    import yaml
-
-    content = {_key(option): _plain(ctx.params[option.name]) for option in _options(ctx)}
-    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
-    return f"# remtta {ctx.info_name} --config FILE; null means not given\n{text}"
 
 
 def _options(ctx: typer.Context) -> list[Any]:
@@ -112,13 +102,4 @@ def _text(where: str, value: Any) -> str:
         raise UsageError(f"{where} takes a single value, a list of them, or pairs; got {value}")
     if not value:
         raise UsageError(f"{where} is empty; give a value, or leave it out")
-    return value
-
-
-def _plain(value: Any) -> Any:
-    """Return a value in YAML's form; infinities become strings, since YAML writes them differently."""
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, Path) or (isinstance(value, float) and not math.isfinite(value)):
-        return str(value)
     return value

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from remtta.cli.progress import heartbeat
+from remtta.cli.progress import progress
 from remtta.cli.running import RunningOptions
 from remtta.options.option import Only, Option
 from remtta.runs.folder import run_folder
+
+_log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,20 @@ def demo(drive: DriveOptions, running: Annotated[RunningOptions, Only("threads",
       remtta demo --output demo
     """
     with running.command() as interrupts, contextlib.ExitStack() as during:
-        tell = during.enter_context(heartbeat("loading torch ..."))
+        _log.info("loading torch ...")
+        from remtta.demo.bad_weather import CONDITIONS
         from remtta.demo.drive import FRAMES_PER_CONDITION, run_demo
 
         running.set_threads()
+        frames = drive.frames or FRAMES_PER_CONDITION
+        advance = during.enter_context(progress(frames * len(CONDITIONS), hidden=running.quiet))
         with run_folder(drive.output) as folder:
             result = run_demo(
                 folder,
-                frames_per_condition=drive.frames or FRAMES_PER_CONDITION,
+                frames_per_condition=frames,
                 seed=drive.seed,
                 overwrite=drive.overwrite,
-                on_progress=tell,
+                on_batch=advance,
                 interrupts=interrupts,
             )
         during.close()

@@ -30,7 +30,7 @@ class _Leaf(NamedTuple):
 def flat(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command in a form for Typer: a function of all options of its groups.
 
-    Its `members` are the options by name; its `check` builds all groups from values, so that invalid ones raise.
+    Its `members` are the options by name.
 
     Raises:
         TypeError: If `Only` names an option that its group does not have.
@@ -44,15 +44,9 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     def flattened(**values: Any) -> None:
         command(**{member.name: _value(member, values) for member in own})
 
-    def check(values: Mapping[str, Any]) -> None:
-        for member in own:
-            if member.is_group and not any(values.get(name) is None for name in _required(member)):
-                _value(member, values)
-
     flattened.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by Typer
     flattened.__annotations__ = {each.name: each.annotation for each in parameters}
     flattened.members = {leaf.member.name: leaf.member for leaf in leaves}  # type: ignore[attr-defined]
-    flattened.check = check  # type: ignore[attr-defined]
     return flattened
 
 
@@ -90,10 +84,6 @@ def _place(leaf: _Leaf) -> int:
     """Return the position of an option's panel in `--help`."""
     panel = leaf.member.option.panel if leaf.member.option else None
     return PANELS.index(panel) if panel else -1
-
-
-def _required(member: Member) -> list[str]:
-    return [leaf.member.name for leaf in _leaves(member) if _default(leaf) is inspect.Parameter.empty]
 
 
 def _value(member: Member, values: Mapping[str, Any]) -> Any:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError, counted
-from remtta.options.option import Only, Option
+from remtta.options.option import Only
 from remtta.runs.reading import aligned, printable
 
 _COUNTS = ("frames", "skipped", "updates")
-
-
-@dataclass(frozen=True)
-class RowsOptions(PrintOptions):
-    """The content and format of standard output."""
-
-    rows_as: Annotated[
-        Literal["csv", "parquet"] | None,
-        Option("Print the predictions as a table.", flags=("--format",), more="files.md#as-a-table"),
-    ] = None
 
 
 def inspect(
@@ -32,7 +20,7 @@ def inspect(
         Path,
         typer.Argument(metavar="PATH", help="A delta, or the folder of a run, of many streams or of an evaluation."),
     ],
-    printed: RowsOptions,
+    printed: PrintOptions,
     running: Annotated[RunningOptions, Only("debug")],
     other: Annotated[
         Path | None,
@@ -48,8 +36,6 @@ def inspect(
       remtta inspect run1/delta.safetensors --json | jq .delta.layers
 
       remtta inspect night1 night2
-
-      remtta inspect run1 --format csv > run1.csv
     """
     with running.command():
         from remtta.report.inspection import compare_deltas, describe_delta, describe_folder
@@ -57,26 +43,11 @@ def inspect(
         for each in (path, other or path):
             if not each.exists():
                 raise UsageError(f"{each}: no such file or folder")
-        if printed.rows_as is not None:
-            _print_rows(path, other, printed)
-            return
         if other is not None:
             content = compare_deltas(path, other)
         else:
             content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
         printed.show(content, lambda: "\n".join(map(printable, _lines(content))))
-
-
-def _print_rows(folder: Path, other: Path | None, printed: RowsOptions) -> None:
-    from remtta.report.tabular import write_table
-
-    assert printed.rows_as
-    if other is not None or printed.as_json:
-        raise UsageError("--format prints the predictions of one run; leave out --json and the second run")
-    if printed.rows_as == "parquet" and sys.stdout.isatty():
-        raise UsageError("--format parquet writes binary data; add > FILE.parquet")
-    write_table(folder, printed.rows_as, sys.stdout.buffer)
-    sys.stdout.buffer.flush()
 
 
 def _lines(content: dict[str, Any]) -> list[str]:
@@ -136,7 +107,6 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
         f"{_counts(delta)} from the source weights",
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
-        *_lineage_lines(delta["lineage"]),
         "",
         *aligned([("layer", "rms change", "largest change"), *rows]),
         *_class_lines(delta["classes"]),
@@ -150,19 +120,6 @@ def _counts(delta: dict[str, Any]) -> str:
 def _class_lines(classes: list[dict[str, Any]]) -> list[str]:
     moved = ", ".join(f"{each['class']} ({each['bias']:+.2f})" for each in classes)
     return ["", f"centred head, largest changes of the bias: class {moved}"] if moved else []
-
-
-def _lineage_lines(lineage: dict[str, Any]) -> list[str]:
-    """Return lines on the run that made a delta, its source, and its parent deltas."""
-    source = [lineage.get("made_by"), lineage.get("source"), lineage.get("kind") and f"({lineage['kind']})"]
-    run = f"run {lineage['run'][:12]}" if lineage.get("run") else None
-    parents = [
-        f"from         {parent['file_sha256'][:12]}, {parent['method']}, {_counts(parent)}"
-        f"{', ' + parent['source'] if parent.get('source') else ''}"
-        for parent in lineage.get("parents", [])
-    ]
-    made = ", ".join(filter(None, [" ".join(filter(None, source)), run]))
-    return [*([f"lineage      {made}"] if made else []), *parents]
 
 
 def _comparison_lines(layers: list[dict[str, Any]]) -> list[str]:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING
 
 from remtta.errors import counted
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from remtta.runs.summary import RunSummary
 
 SECONDS_BETWEEN_LINES = 30.0
-SECONDS_BETWEEN_BEATS = 10.0
 
 _log = logging.getLogger("remtta")
 
@@ -78,29 +75,6 @@ def _shown(doing: str, unit: str, hidden: bool, lines: bool = False, rate: str =
             bar.update(task, completed=done, total=total, done=counts, rate=speed)
 
         yield show
-
-
-@contextlib.contextmanager
-def heartbeat(doing: str, every_s: float = SECONDS_BETWEEN_BEATS) -> Iterator[Callable[[str], None]]:
-    """Say what is being done, now and every few seconds, until the block ends.
-
-    Yields:
-        A function to call with what is being done by then; it returns at once.
-    """
-    latest, over = [doing], threading.Event()
-
-    def beat() -> None:
-        while not over.wait(every_s):
-            _log.info("%s", latest[0])
-
-    _log.info("%s", doing)
-    thread = threading.Thread(target=beat, name="remtta-heartbeat", daemon=True)
-    thread.start()
-    try:
-        yield partial(latest.__setitem__, 0)
-    finally:
-        over.set()
-        thread.join()
 
 
 class _Lines:

@@ -51,7 +51,6 @@ class RunningOptions:
             help="Read options from this YAML file; the command line takes precedence.",
         ),
     ] = None
-    print_config: Annotated[bool, _output("Print all options in the form of --config, and exit.")] = False
     verbose: Annotated[bool, _output("Show more messages.", flags=("--verbose", "-v"), common=True)] = False
     quiet: Annotated[bool, _output("Show errors only.", flags=("--quiet", "-q"), common=True)] = False
     debug: Annotated[bool, _output("Show tracebacks.")] = False

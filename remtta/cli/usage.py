@@ -1,8 +1,7 @@
-"""Parsing of the command line: spread values, --config, --print-config, --help-all, and usage errors in one line."""
+"""Parsing of the command line: spread values, --config, --help-all, and usage errors in one line."""
 
 from __future__ import annotations
 
-import copy
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -13,7 +12,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from remtta.cli.config_files import config_text
 from remtta.cli.reporting import EXIT_CODES, one_line, say
 from remtta.errors import UsageError, without_password
 
@@ -64,9 +62,8 @@ class Command(TyperCommand):
             print_all_help(ctx)
         if not ctx.resilient_parsing:
             refuse_empty(args)
-        printing = "--print-config" in args
         try:
-            rest = TyperCommand.parse_args(_with_nothing_required(self) if printing else self, ctx, spread_values(args))
+            rest = super().parse_args(ctx, spread_values(args))
         except Exception as error:
             option = getattr(error, "param", None)
             if option is None or ctx.get_parameter_source(option.name).name != "DEFAULT_MAP":
@@ -76,10 +73,6 @@ class Command(TyperCommand):
             source = [ctx.params["source"]] if self.name == "adapt" else []
             raise UsageError(_too_many(source, rest))
         _refuse_addresses(ctx.params.values())
-        if printing:
-            self.callback.check(ctx.params)  # type: ignore[union-attr]
-            typer.echo(config_text(ctx), nl=False)
-            ctx.exit()
         return rest
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
@@ -128,15 +121,6 @@ def _refuse_addresses(values: Iterable[Any]) -> None:
         if isinstance(path, PurePath) and re.match(r"[a-z][a-z0-9+.:-]+:/", path.as_posix(), re.IGNORECASE):
             shown = without_password(path.as_posix().replace(":/", "://", 1))
             raise UsageError(f"{shown}: paths are local; mount the bucket, or copy the folder to this machine")
-
-
-def _with_nothing_required(command: TyperCommand) -> TyperCommand:
-    """Return the same command with nothing required."""
-    lenient = copy.copy(command)
-    lenient.params = [copy.copy(parameter) for parameter in command.params]
-    for parameter in lenient.params:
-        parameter.required = False
-    return lenient
 
 
 def refuse_empty(args: Sequence[str]) -> None:

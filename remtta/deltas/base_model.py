@@ -33,28 +33,13 @@ _OPTIONS = (
 )
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz")
-_MAX = {
-    "img_size": 8_192,
-    "patch_size": 1_024,
-    "num_classes": 1_000_000,
-    "in_chans": 3,
-    "embed_dim": 16_384,
-    "depth": 256,
-    "num_heads": 512,
-    "mlp_ratio": 64,
-    "init_values": 1e3,
-    "reg_tokens": 1_024,
-    "class_token": 1,
-    "qkv_bias": 1,
-    "qk_norm": 1,
-    "pre_norm": 1,
-    "fc_norm": 1,
-    "final_norm": 1,
-    "no_embed_class": 1,
-    "dynamic_img_size": 1,
-    "dynamic_img_pad": 1,
-}
-"""Model arguments that a header may set, with the largest value of each; booleans count as 0 and 1."""
+_ARGUMENTS = (
+    *("img_size", "patch_size", "num_classes", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio"),
+    *("init_values", "reg_tokens", "class_token", "qkv_bias", "qk_norm", "pre_norm", "fc_norm", "final_norm"),
+    *("no_embed_class", "dynamic_img_size", "dynamic_img_pad"),
+)
+"""Model arguments that a header may set: numbers up to a bound, and booleans."""
+_MOST, _MOST_CLASSES = 16_384, 1_000_000
 _POOLS = ("", "avg", "avgmax", "max", "token", "map")
 
 
@@ -161,11 +146,12 @@ def _is_safe(name: str, value: Any) -> bool:
     """Return whether a header may set this model argument to this value."""
     if name == "global_pool":
         return value in _POOLS
-    if name not in _MAX:
+    if name not in _ARGUMENTS:
         return False
+    most = _MOST_CLASSES if name == "num_classes" else _MOST
     values = value if isinstance(value, (list, tuple)) else [value]
     numbers = len(values) <= 2 and all(value is None or isinstance(value, (bool, int, float)) for value in values)
-    return numbers and all(value is None or 0 <= value <= _MAX[name] for value in values)
+    return numbers and all(value is None or 0 <= value <= most for value in values)
 
 
 def _recorded_checkpoint(delta: Delta) -> str | None:

@@ -45,7 +45,6 @@ class Delta:
         preprocessing: Preprocessing of its images (`Preprocessing.as_dict`).
         created: UTC time, ISO 8601.
         remtta_version: Version that wrote it.
-        lineage: The run that made it, its source, and parent deltas; empty if an older version wrote it.
         path: File from which it was read, if any.
         file_sha256: Hash of that file.
     """
@@ -61,7 +60,6 @@ class Delta:
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     remtta_version: str = __version__
-    lineage: Mapping[str, Any] = field(default_factory=dict)
     path: str | None = None
     file_sha256: str | None = None
 
@@ -70,12 +68,6 @@ class Delta:
         """The delta's origin, for the record of a run that starts from it."""
         names = ("path", "file_sha256", "method", "frames", "updates", "created")
         return {name: getattr(self, name) for name in names}
-
-    def as_parent(self) -> dict[str, Any]:
-        """Return the entry of this delta in the lineage of one that builds on it."""
-        names = ("run", "source")
-        own = {name: value for name, value in self.origin.items() if name != "path"}
-        return {**own, **{name: self.lineage[name] for name in names if name in self.lineage}}
 
 
 def save_delta(path: str | Path, delta: Delta) -> None:
@@ -100,7 +92,6 @@ def save_delta(path: str | Path, delta: Delta) -> None:
         "frames": str(delta.frames),
         "updates": str(delta.updates),
         "created": delta.created,
-        **({"lineage": json.dumps(delta.lineage, sort_keys=True)} if delta.lineage else {}),
     }
     save_tensors(Path(path), delta.tensors, header)
 

@@ -100,36 +100,9 @@ def _fields(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
             **{
                 name: _mapping(header.get(name, "{}")) for name in ("hyperparameters", "model_options", "preprocessing")
             },
-            "lineage": parsed_lineage(header.get("lineage", "{}")),
         }
     except (ValueError, RecursionError) as error:
         raise DeltaError(f"{path} has a damaged header: {error}") from error
-
-
-def parsed_lineage(text: str) -> dict[str, Any]:
-    """Parse a delta's lineage: the run that made it, its source, and its "parents", the deltas on which it builds.
-
-    Raises:
-        ValueError: If it is malformed.
-    """
-    lineage = _mapping(text)
-    parents = lineage.get("parents", [])
-    if not (isinstance(parents, list) and all(map(_is_parent, parents)) and _has_texts(lineage)):
-        raise ValueError("its lineage is malformed")
-    return lineage
-
-
-def _is_parent(content: Any) -> bool:
-    kinds = {"file_sha256": str, "method": str, "frames": int, "updates": int, "created": str}
-    return (
-        isinstance(content, Mapping)
-        and all(isinstance(content.get(name), kind) for name, kind in kinds.items())
-        and _has_texts(content)
-    )
-
-
-def _has_texts(content: Mapping[str, Any]) -> bool:
-    return all(isinstance(content.get(name, ""), str) for name in ("made_by", "run", "source", "kind", "started"))
 
 
 def _mapping(text: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 
@@ -100,7 +99,7 @@ def run_demo(
     frames_per_condition: int = FRAMES_PER_CONDITION,
     seed: int = 0,
     overwrite: bool = False,
-    on_progress: Callable[[str], None] = lambda doing: None,
+    on_batch: Callable[[RunSummary], None] | None = None,
     interrupts: Interrupts | None = None,
 ) -> DemoResult:
     """Run the embedded model through every condition, without and with adaptation.
@@ -109,7 +108,7 @@ def run_demo(
     `demo.png`.
 
     Args:
-        on_progress: Called with what is being done, often.
+        on_batch: Called after every batch with the counts of the current method's run.
 
     Raises:
         UsageError: If the folder is not empty and may not be overwritten.
@@ -128,34 +127,26 @@ def run_demo(
         )
     _log.info("drawing %d frames under %d conditions", frames_per_condition * len(CONDITIONS), len(CONDITIONS))
     with writing(output / FRAMES):
-        frames = draw_drive(output, frames_per_condition, seed, on_progress)
+        frames = draw_drive(output, frames_per_condition, seed)
         label_drive(output, frames)
     wrong = {}
     for method in METHODS:
-        doing = f"running {'the source model' if method == 'source' else method}"
-        _log.info("%s", doing)
-        on_progress(doing)
-        tell = partial(_tell, on_progress, method, len(frames))
+        _log.info("running %s", "the source model" if method == "source" else method)
         summary = adapt_stream(
             load_model(EMBEDDED),
             output / FRAMES,
             output / method,
             method=method,
             options=RunOptions(batch_size=BATCH_SIZE, overwrite=overwrite),
-            on_batch=tell,
+            on_batch=on_batch,
             interrupts=interrupts,
         )
         if summary.signum is not None:
             raise Stopped(summary.signum)
         wrong[method] = _mistakes(output / method / PREDICTIONS, frames)
     result = DemoResult(frames, wrong, output)
-    on_progress("drawing the picture")
     draw_picture(result, result.picture)
     return result
-
-
-def _tell(on_progress: Callable[[str], None], method: str, num_frames: int, summary: RunSummary) -> None:
-    on_progress(f"{method}: {summary.num_frames} of {num_frames} frames")
 
 
 def _clear_folder(output: Path, overwrite: bool) -> None:
@@ -167,11 +158,8 @@ def _clear_folder(output: Path, overwrite: bool) -> None:
             (output / name).mkdir()
 
 
-def draw_drive(
-    folder: Path, frames_per_condition: int, seed: int, on_progress: Callable[[str], None] = lambda doing: None
-) -> list[DrivenFrame]:
+def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[DrivenFrame]:
     """Draw the frames of a drive into `folder/frames`, in order, and write `folder/labels.csv`."""
-    total = frames_per_condition * len(CONDITIONS)
     rng = np.random.default_rng([_STREAM_SEED, seed])
     frames = []
     for position, (condition, change) in enumerate(CONDITIONS.items()):
@@ -182,7 +170,6 @@ def draw_drive(
             path = place / f"{number:04d}.png"
             Image.fromarray(change(render_sign(label, rng), rng)).save(path, compress_level=1)
             frames.append(DrivenFrame(path, condition, label))
-            on_progress(f"drawing frames: {len(frames)} of {total}")
     lines = [f"{frame.path.relative_to(folder)},{frame.label},{CLASS_NAMES[frame.label]}" for frame in frames]
     (folder / "labels.csv").write_text("\n".join(["frame,class,name", *lines]) + "\n", encoding="utf-8")
     return frames

@@ -19,11 +19,10 @@ from remtta.deltas.delta import Delta, check_base
 from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes, num_jobs
 from remtta.errors import UsageError, counted
-from remtta.evaluation.axes import refuse_earlier
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, delta_path
 from remtta.evaluation.plan import EvalPlan, checked_methods, read_earlier
-from remtta.evaluation.results import CONFUSION, summarise, write_results
+from remtta.evaluation.results import summarise, write_results
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.tables import TABLES
 from remtta.evaluation.tally import errors_by_round, tally_rows
@@ -37,7 +36,7 @@ from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import EvalOptions
-from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS
+from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, refuse_others_files
 from remtta.runs.reading import read_rows
 from remtta.runs.record import environment
 from remtta.runs.states import load_position, save_state
@@ -50,7 +49,7 @@ _Shared = tuple[bytes | None, Mapping[str, Any], int]
 _Task = tuple[tuple[str, int], Path]
 """A trial's method and seed, and its folder."""
 
-_KEPT_IN = {DELTAS: "*.safetensors", PLOTS: "*.png", CONFUSION: "*.csv"}
+_KEPT_IN = {DELTAS: "*.safetensors", PLOTS: "*.png"}
 
 _log = logging.getLogger("remtta")
 
@@ -69,8 +68,8 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate methods on labelled domains.
 
-    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md`,
-    `table.tex`, `table.csv` and a confusion matrix per method; also a delta per seed for each method that changes only
+    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md` and
+    `table.csv`; also a delta per seed for each method that changes only
     norms, and the guard's decisions as `events.jsonl` if a method is guarded.
 
     Args:
@@ -120,6 +119,25 @@ def evaluate(
         return _Evaluation(plan, Path(output), interrupts or Interrupts()).execute(source_data)
 
 
+def check_output(folder: Path, *, overwrite: bool, resume: bool) -> None:
+    """Raise UsageError before any work if a folder cannot hold the evaluation."""
+    _refuse_earlier(folder, overwrite=overwrite, resume=resume)
+    if not (overwrite or resume):
+        refuse_others_files(folder)
+
+
+def _refuse_earlier(folder: Path, *, overwrite: bool, resume: bool) -> None:
+    """Raise UsageError if a folder holds an earlier evaluation that may not be replaced, and cannot be resumed."""
+    earlier = [name for name in (RESULTS, PREDICTIONS) if (folder / name).exists()]
+    if earlier == [PREDICTIONS] and resume:
+        raise UsageError(f"{folder} has no {RESULTS}, so it cannot be resumed; --overwrite replaces it")
+    if earlier and not (overwrite or resume):
+        raise UsageError(
+            f"{folder} holds an earlier evaluation; continue it with --resume, replace it with --overwrite, "
+            "or choose another --output"
+        )
+
+
 class _Evaluation:
     """All trials of one evaluation, in one folder."""
 
@@ -139,7 +157,7 @@ class _Evaluation:
             remove_leftovers(folder / name, (pattern,))
         try:
             if source_data is not None:
-                refuse_earlier(folder, overwrite=self._plan.options.overwrite, resume=self._plan.options.resume)
+                _refuse_earlier(folder, overwrite=self._plan.options.overwrite, resume=self._plan.options.resume)
                 self._plan.learn(source_data, self._interrupts.check)
             return self._run_or_resume()
         finally:
@@ -209,7 +227,7 @@ class _Evaluation:
     def _begin(self) -> None:
         """Prepare the folder: remove what is left of an earlier evaluation."""
         folder, options = self._folder, self._plan.options
-        refuse_earlier(folder, overwrite=options.overwrite, resume=options.resume)
+        _refuse_earlier(folder, overwrite=options.overwrite, resume=options.resume)
         with writing(folder):
             (folder / PROGRESS).unlink(missing_ok=True)
             shutil.rmtree(folder / TRIALS, ignore_errors=True)
@@ -255,7 +273,7 @@ class _Evaluation:
             adapted = sum(domain.name not in plan.options.unseen for domain in plan.dataset.domains)
             for name, errors in errors_by_round(rows, adapted).items():
                 content["methods"][name]["error_by_round"] = errors
-        write_results(self._folder, content, tallies, dict(zip(plan.numbers, plan.card.labels or (), strict=False)))
+        write_results(self._folder, content)
         return content
 
 

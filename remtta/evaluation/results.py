@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
@@ -13,10 +12,9 @@ import numpy as np
 
 from remtta.evaluation.tables import AGAIN, TABLES
 from remtta.evaluation.tally import TOP, Tallies, Tally, counts_by, mean_and_std, padded_sum, tally_of
-from remtta.files import write_atomically, write_json, writing
+from remtta.files import write_atomically, write_json
 from remtta.runs.folder import RESULTS
 
-CONFUSION = "confusion"
 MAX_CLASSES = 1000  # listed individually in results.json
 
 _AVERAGED = ("mean", "top5", "ece", "diversity", "tvd")
@@ -25,24 +23,11 @@ Outcomes = Mapping[str, Tally]
 """A trial's predictions by domain."""
 
 
-def write_results(folder: Path, content: dict[str, Any], tallies: Tallies, names: Mapping[int, str]) -> None:
-    """Write the tables, a confusion matrix per method, and finally `results.json`, which marks completion."""
-    with writing(folder):
-        (folder / CONFUSION).mkdir(exist_ok=True)
-    for method in content["methods"]:
-        write = partial(_write_confusion, tally=tally_of(tallies, method), names=names)
-        write_atomically(folder / CONFUSION / f"{method}.csv", write)
+def write_results(folder: Path, content: dict[str, Any]) -> None:
+    """Write the tables, and finally `results.json`, which marks completion."""
     for name, table in TABLES.items():
         write_atomically(folder / name, partial(Path.write_text, data=table(content), encoding="utf-8"))
     write_json(folder / RESULTS, content)
-
-
-def _write_confusion(path: Path, tally: Tally, names: Mapping[int, str]) -> None:
-    """Write the nonzero entries of the confusion matrix."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(["true", "predicted", "images", "true_label", "predicted_label"])
-        rows.writerows([*each, *(names.get(number, "") for number in each[:2])] for each in tally.confusion.T.tolist())
 
 
 def summarise(

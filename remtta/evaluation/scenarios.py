@@ -72,9 +72,6 @@ def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit
         visits = [visit(number) for number in _gradually(dataset.domains, seen)]
     elif scenario == "recurring":
         visits += [visit(number, again) for again in range(1, options.visits or _VISITS) for number in seen]
-    elif scenario == "irregular":
-        rng = np.random.default_rng([seed, _IRREGULAR_SEED])
-        visits = _irregularly(visits, _PIECES if options.dirichlet is None else options.dirichlet, rng)
     elif scenario == "mixed":
         items = np.concatenate([each.items for each in visits])
         visits = [Visit(np.random.default_rng([seed, _MIXED_SEED]).permutation(items))]
@@ -84,27 +81,9 @@ def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit
     return visits
 
 
-_NAMES_SEED, _MIXED_SEED, _IRREGULAR_SEED = 1, 2, 3
+_NAMES_SEED, _MIXED_SEED = 1, 2
 _VISITS = 20  # per domain, in PeTTA's protocol of recurring domains (Hoang et al., NeurIPS 2024)
-_PIECES = 1.0  # concentration in DPCore's protocol
 _SHOWN = 5
-
-
-def _irregularly(visits: Sequence[Visit], concentration: float, rng: np.random.Generator) -> list[Visit]:
-    """Split the domains into pieces of random lengths and interleave them, keeping the order within each domain.
-
-    Source: the continual dynamic change of DPCore (Zhang et al., ICML 2025), with domains in place of the classes of
-    `dirichlet_order`.
-    """
-    numbers = np.repeat(np.arange(len(visits)), [len(visit.items) for visit in visits])
-    drawn = numbers[dirichlet_order(numbers, concentration, rng)]
-    starts = np.flatnonzero(np.diff(drawn, prepend=-1))
-    taken = [0] * len(visits)
-    pieces = []
-    for number, length in zip(drawn[starts], np.diff(starts, append=len(drawn)), strict=True):
-        first, taken[number] = taken[number], taken[number] + length
-        pieces.append(Visit(visits[number].items[first : first + length]))
-    return pieces
 
 
 def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:

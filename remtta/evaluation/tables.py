@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from remtta.evaluation.tally import mean_and_std
@@ -20,19 +19,7 @@ SAME = "≈"
 AGAIN = ("unseen", "revisit")
 """Phases of an evaluation that test again without learning."""
 _CSV = ("method", "phase", "domain", "error", "error_std", "error_se", "top5_error", "gain", "gain_se", "ece")
-_LATEX = {
-    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    SAME: r"$\approx$",
-    "±": r"$\pm$",
-}
-
 Table = tuple[list[str], list[list[str]]]
-
-Case = tuple[tuple[str, str], ...]
-"""An evaluation's value on each axis of a grid: (("checkpoint", "vit"), ("severity", "3"))."""
 
 
 def table_rows(results: Mapping[str, Any]) -> Table:
@@ -61,9 +48,9 @@ def table_rows(results: Mapping[str, Any]) -> Table:
     return [*header, *extra, "images/s"], rows
 
 
-def notes(results: Mapping[str, Any], table: Table | None = None) -> list[str]:
-    """Return a line for each sign used in a table of errors, by default the main one."""
-    header, rows = table or table_rows(results)
+def notes(results: Mapping[str, Any]) -> list[str]:
+    """Return a line for each sign used in the main table."""
+    _, rows = table_rows(results)
     cells = " ".join(cell for row in rows for cell in row[1:])
     num_seeds = len(next(iter(results["methods"].values()))["seeds"])
     meanings = {
@@ -71,36 +58,7 @@ def notes(results: Mapping[str, Any], table: Table | None = None) -> list[str]:
         "±": f"± standard deviation over {num_seeds} seeds",
     }
     entries = [text for sign, text in meanings.items() if sign in cells]
-    return [*entries, *(["SE standard error of the mean, by the number of images"] if "SE" in header else [])]
-
-
-def axes_rows(evaluations: Mapping[Case, Mapping[str, Any]]) -> Table:
-    """Return header and rows of mean errors in percent: a column per evaluation, per value of either axis, and the
-    mean.
-    """
-    first = next(iter(evaluations))
-    columns = {", ".join(f"{axis} {value}" for axis, value in case): [case] for case in evaluations}
-    if len(first) > 1:  # each value, averaged over the other axis
-        for place in sorted(dict.fromkeys(itertools.chain(*evaluations)), key=lambda place: place[0]):
-            columns[" ".join(place)] = [case for case in evaluations if place in case]
-    columns["mean"] = list(evaluations)
-    rows = []
-    for name in evaluations[first]["methods"]:
-        contents = {case: results["methods"][name] for case, results in evaluations.items()}
-        rows.append([name, *(_mean_of([contents[case] for case in cases]) for cases in columns.values())])
-    return ["error in %", *columns], rows
-
-
-def _mean_of(contents: Sequence[Mapping[str, Any]]) -> str:
-    if len(contents) == 1:
-        return _cell(contents[0])
-    return f"{mean_and_std([content['mean'] for content in contents])[0]:.1f}"
-
-
-def axes_table(evaluations: Mapping[Case, Mapping[str, Any]]) -> str:
-    """Return the table of a grid in Markdown, followed by its legend."""
-    table = axes_rows(evaluations)
-    return "\n".join([_markdown(table), *_legend(notes(next(iter(evaluations.values())), table))])
+    return [*entries, "SE standard error of the mean, by the number of images"]
 
 
 def _cell(content: Mapping[str, Any], domain: str | None = None) -> str:
@@ -151,11 +109,7 @@ def cost_rows(results: Mapping[str, Any]) -> Table:
 def markdown_table(results: Mapping[str, Any]) -> str:
     """Return the main table in Markdown, followed by its legend, standard errors and costs."""
     first, *others = map(_markdown, (table_rows(results), uncertainty_rows(results), cost_rows(results)))
-    return "\n".join([first, *_legend(notes(results)), *others])
-
-
-def _legend(entries: Sequence[str]) -> list[str]:
-    return [f"{'; '.join(entries)}.\n"] if entries else []
+    return "\n".join([first, f"{'; '.join(notes(results))}.\n", *others])
 
 
 def _markdown(table: Table) -> str:
@@ -164,58 +118,23 @@ def _markdown(table: Table) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
-def plain_table(results: Mapping[str, Any], table: Table | None = None) -> str:
-    """Return a table, by default the main one, in aligned columns for a terminal, followed by its legend."""
-    header, rows = table or table_rows(results)
-    return "\n".join([*aligned(zip(header, *rows, strict=True)), *notes(results, table)])
-
-
-def latex_table(results: Mapping[str, Any]) -> str:
-    """Return the main table in LaTeX for the booktabs package, followed by its legend."""
+def plain_table(results: Mapping[str, Any]) -> str:
+    """Return the main table in aligned columns for a terminal, followed by its legend."""
     header, rows = table_rows(results)
-
-    def line(cells: Sequence[str]) -> str:
-        return rf"{' & '.join(map(_escaped, cells))} \\"
-
-    legend = [rf"\multicolumn{{{len(header)}}}{{l}}{{\footnotesize {_escaped(text)}}} \\" for text in notes(results)]
-    lines = [
-        r"% \usepackage{booktabs}",
-        rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-        r"\toprule",
-        line(header),
-        r"\midrule",
-        *map(line, rows),
-        r"\bottomrule",
-        *legend,
-        r"\end{tabular}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(text: str) -> str:
-    return "".join(_LATEX.get(sign, sign) for sign in text)
+    return "\n".join([*aligned(zip(header, *rows, strict=True)), *notes(results)])
 
 
 def csv_table(results: Mapping[str, Any]) -> str:
     """Return CSV of all errors in percent and the calibration error in [0, 1]: a line per method and domain, one for
     the mean.
     """
-    return csv_tables({(): results})
-
-
-def csv_tables(evaluations: Mapping[Case, Mapping[str, Any]]) -> str:
-    """Return the CSV of several evaluations, with each case's value on every axis in front."""
     text = io.StringIO()
-    axes = [axis for axis, _ in next(iter(evaluations))]
-    rows = csv.DictWriter(text, (*axes, *_CSV), lineterminator="\n")
+    rows = csv.DictWriter(text, _CSV, lineterminator="\n")
     rows.writeheader()
-    for case, results in evaluations.items():
-        for name, content in results["methods"].items():
-            for row in _csv_rows(content):
-                rows.writerow(
-                    {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
-                    | {"method": name, **dict(case)}
-                )
+    for name, content in results["methods"].items():
+        for row in _csv_rows(content):
+            shown = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
+            rows.writerow({"method": name, **shown})
     return text.getvalue()
 
 
@@ -245,5 +164,5 @@ def _csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 TABLE = "table.md"
-TABLES = {TABLE: markdown_table, "table.tex": latex_table, "table.csv": csv_table}
+TABLES = {TABLE: markdown_table, "table.csv": csv_table}
 """The table files of an evaluation, and the functions that write them."""

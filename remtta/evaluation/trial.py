@@ -190,9 +190,7 @@ class Trial(Listener):
         with writing(path):
             path.parent.mkdir(exist_ok=True)
         settings = hyperparameters(plan.methods[name], plan.options.batch_size)
-        made_by = {"made_by": "eval", "source": str(plan.dataset.root), "kind": plan.dataset.layout}
-        counts, committed = self._position, method.committed
-        save_delta(path, delta_of(plan.card, name, settings, committed, counts, start=plan.start, conditions=made_by))
+        save_delta(path, delta_of(plan.card, name, settings, method.committed, self._position))
 
     def _record(self) -> dict[str, Any]:
         """Return the trial's record."""
@@ -250,12 +248,12 @@ def evaluation_rows(
 
 def _ranks(result: BatchResult) -> list[int]:
     """Return the rank of the true class: 1 if it was predicted, else at least 2."""
-    if result.logits is None:
+    logits, truths = result.answers.logits, result.batch.labels
+    if not len(logits):
         return []
-    assert result.batch.labels is not None
-    truths = result.batch.labels.to(result.logits.device)
-    likelier = (result.logits > result.logits.gather(1, truths[:, None])).sum(1)
-    predicted = result.logits.softmax(-1).max(-1).indices == truths  # among equal logits, only one is predicted
+    assert truths is not None
+    likelier = (logits > logits.gather(1, truths[:, None])).sum(1)
+    predicted = logits.softmax(-1).max(-1).indices == truths  # among equal logits, only one is predicted
     ranks: list[int] = torch.where(predicted, 1, (likelier + 1).clamp(min=2)).tolist()
     return ranks
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from remtta.backbones.norms import norm_modules
-from remtta.errors import DeltaError, RemttaError, UsageError, needed
+from remtta.errors import DeltaError, RemttaError, UsageError, first_line, needed
 from remtta.export.adapted import AdaptedModel
 
 FILE = "model.onnx"
@@ -50,13 +50,13 @@ def _runner(content: bytes) -> Any:
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
         name = session.get_inputs()[0].name
     except Exception as error:  # its own exceptions, which onnxruntime does not expose
-        raise RemttaError(f"onnxruntime cannot load it: {_first_line(error)}") from error
+        raise RemttaError(f"onnxruntime cannot load it: {_shown(error)}") from error
 
     def answer(images: Tensor) -> Any:
         try:
             return session.run(None, {name: images.numpy()})[0]
         except Exception as error:
-            raise RemttaError(f"onnxruntime cannot run it on {len(images)} images: {_first_line(error)}") from error
+            raise RemttaError(f"onnxruntime cannot run it on {len(images)} images: {_shown(error)}") from error
 
     return answer
 
@@ -79,7 +79,7 @@ def _exported(adapted: AdaptedModel) -> Any:
                 verbose=False,
             )
         except Exception as error:  # anything, e.g. from code not made for tracing
-            raise RemttaError(f"torch cannot export {adapted.delta.model} to ONNX: {_first_line(error)}") from error
+            raise RemttaError(f"torch cannot export {adapted.delta.model} to ONNX: {_shown(error)}") from error
     assert program is not None
     proto = program.model_proto
     del proto.graph.value_info[:]  # intermediate shapes, which onnxruntime's quantiser cannot handle
@@ -96,7 +96,7 @@ def _patched(adapted: AdaptedModel, path: Path) -> Any:
         tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
         values = {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
     except Exception as error:  # of protobuf, numpy or the system
-        raise UsageError(f"{path} is not a readable ONNX file: {_first_line(error)}") from error
+        raise UsageError(f"{path} is not a readable ONNX file: {_shown(error)}") from error
     used = sorted({node.op_type for node in proto.graph.node} & {*_INT8, "QLinearConv", "QLinearMatMul"})
     if used:
         raise DeltaError(
@@ -130,5 +130,5 @@ def _replaced(adapted: AdaptedModel, values: dict[str, np.ndarray], path: Path) 
     return {name: value for name, value in found.items() if name in norms}
 
 
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0][:200]}"
+def _shown(error: Exception) -> str:
+    return f"{type(error).__name__}: {first_line(error)[:200]}"

@@ -33,15 +33,13 @@ class Window:
         self.adapted = torch.empty(0, 0, dtype=torch.float16)
         self.votes = torch.empty(0, dtype=torch.int32)
 
-    def __len__(self) -> int:
-        return len(self.source)
-
     def add(self, source: Tensor, adapted: Tensor) -> None:
         """Add frames by both models' logits (B, C), and drop the oldest."""
         self.votes = torch.cat([self.votes, source.argmax(1).to("cpu", torch.int32)])[-self._memory :]
+        both = [each.float().log_softmax(-1).clamp(min=_LEAST).to("cpu", torch.float16) for each in (source, adapted)]
         self.source, self.adapted = (
             torch.cat([kept if len(kept) else new[:0], new])[-self._size :]
-            for kept, new in ((self.source, _compact(source)), (self.adapted, _compact(adapted)))
+            for kept, new in zip((self.source, self.adapted), both, strict=True)
         )
 
     def back_to_source(self) -> None:
@@ -137,7 +135,3 @@ def mixture(adapted: Tensor, source: Tensor, weight: float) -> Tensor:
     """Return log-probabilities (B, C) of a mixture of two models' logits; `weight`, in (0, 1), is the adapted one's."""
     shares = (math.log(weight) + adapted.log_softmax(-1), math.log1p(-weight) + source.log_softmax(-1))
     return torch.logaddexp(*shares)
-
-
-def _compact(logits: Tensor) -> Tensor:
-    return logits.float().log_softmax(-1).clamp(min=_LEAST).to("cpu", torch.float16)

@@ -19,7 +19,7 @@ from remtta.guard.judge import NOT_FINITE, Judge
 from remtta.guard.observer import Answers, Observer
 from remtta.methods.method import Method
 from remtta.methods.settings import MethodConfig
-from remtta.methods.source import CentredSource
+from remtta.methods.source import CentredSource, Source
 from remtta.options import GuardOptions
 
 _LOOKED = "looked"
@@ -33,7 +33,7 @@ def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) 
     """
     forgets = config.episodic and config.answer is None  # and predicts before it learns
     same = isinstance(method.objective, CentredSource) and not method.net.batch_norms.mixes  # as the source, centred
-    if options is None or method.objective.is_source or forgets or same:
+    if options is None or type(method.objective) is Source or forgets or same:
         return None
     options = options.filled()
     if not method.persists:

@@ -17,58 +17,48 @@ NOT_FINITE = "outputs that are not finite numbers"
 
 
 @dataclass
-class _JudgeState:
+class JudgeState:
     """The judge's state, apart from the window."""
 
     unjudged: int = 0  # frames since the last verdict
-    lead: float = 0.0
+    lead: float = 0.0  # relative lead of the adapted model at the last verdict
     alarms: int = 0  # not yet forgiven
     total_alarms: int = 0
     calm: int = 0  # frames since the last alarm or pardon
     doubted: int = 0  # frames since the doubt began
     doubting: bool = False
     warned: bool = False  # of the current alarm
-    retired: bool = False
+    retired: bool = False  # adaptation has ended for good
 
 
 class Judge:
-    """Holds the window of the last frames, weights the models by it, and raises alarms."""
+    """Holds the window of the last frames, weights the models by it, and raises alarms.
+
+    Attributes:
+        window: The last frames, as both models predict them.
+        now: Its counts and verdict so far.
+    """
 
     def __init__(self, options: GuardOptions) -> None:
         self.window = Window(options.window, options.memory)
         self._options = options.filled()
-        self._now = _JudgeState()
+        self.now = JudgeState()
         self._events: list[dict[str, Any]] = []
-
-    @property
-    def retired(self) -> bool:
-        """True if adaptation has ended for good."""
-        return self._now.retired
 
     @property
     def verdict(self) -> str:
         """Judgment of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
-        return "retired" if self.retired else "doubt" if self._now.doubting else "trust"
-
-    @property
-    def total_alarms(self) -> int:
-        """Number of alarms so far."""
-        return self._now.total_alarms
+        return "retired" if self.now.retired else "doubt" if self.now.doubting else "trust"
 
     @property
     def lr_scale(self) -> float:
         """Factor for the learning rate."""
-        return self._options.lr_factor**self._now.alarms
-
-    @property
-    def lead(self) -> float:
-        """Relative lead of the adapted model at the last verdict."""
-        return self._now.lead
+        return self._options.lr_factor**self.now.alarms
 
     @property
     def weight(self) -> float:
         """The adapted model's current weight in predictions."""
-        now, options = self._now, self._options
+        now, options = self.now, self._options
         if now.retired:
             return 0.0
         if options.answer == "both":
@@ -87,14 +77,14 @@ class Judge:
         Returns:
             True to restore the source weights, and predict with them.
         """
-        now, options = self._now, self._options
+        now, options = self.now, self._options
         self.window.add(source, adapted)
         now.unjudged += len(source)
         now.calm += num_frames
         now.doubted += num_frames * now.doubting
         if drift > options.most_drift:
             return self.alarm("weights far from the source's", drift=drift)
-        if len(self.window) < options.least or now.unjudged < options.renewed:
+        if len(self.window.source) < options.least or now.unjudged < options.renewed:
             return False
         now.unjudged = 0
         evidence = evidence_of(self.window)
@@ -120,7 +110,7 @@ class Judge:
 
     def alarm(self, reason: str, **numbers: float) -> bool:
         """Raise an alarm; return whether to restore the source weights."""
-        now = self._now
+        now = self.now
         if not self._options.acts:  # without undoing harm, every batch would raise an alarm
             now.lead = numbers.get("lead", -math.inf)
             if not now.warned:
@@ -138,7 +128,7 @@ class Judge:
     def reset(self) -> None:
         """Record that the weights are the source's again."""
         self.window.back_to_source()
-        now = self._now
+        now = self.now
         now.doubting = now.warned = False
         now.doubted, now.lead = 0, 0.0
 
@@ -149,21 +139,21 @@ class Judge:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next decision depends on."""
-        own = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self._now).items()}
+        own = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self.now).items()}
         return {**own, **self.window.state()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
-        kinds = {name: type(value) for name, value in asdict(_JudgeState()).items()}
-        self._now = _JudgeState(**{name: kind(state[name].item()) for name, kind in kinds.items()})
+        kinds = {name: type(value) for name, value in asdict(JudgeState()).items()}
+        self.now = JudgeState(**{name: kind(state[name].item()) for name, kind in kinds.items()})
         self.window.load_state(state)
 
     def _note(self, event: str, **details: Any) -> None:
         if self._options.action == "off":
             return
         numbers = {name: round(value, 6) if isinstance(value, float) else value for name, value in details.items()}
-        counts = {"alarms": self._now.alarms, "lr_scale": self.lr_scale}
-        rest = {"frames": len(self.window), "action": self._options.action, "answer": self._options.answer}
+        counts = {"alarms": self.now.alarms, "lr_scale": self.lr_scale}
+        rest = {"frames": len(self.window.source), "action": self._options.action, "answer": self._options.answer}
         self._events.append({"event": event, **numbers, **counts, **rest})
 
 

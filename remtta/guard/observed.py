@@ -38,12 +38,12 @@ class ObservedMethod:
     @property
     def retired(self) -> bool:
         """True if the guard has ended adaptation for good."""
-        return self.guard is not None and self.guard.judge.retired
+        return self.guard is not None and self.guard.judge.now.retired
 
     @property
     def total_alarms(self) -> int:
         """Number of alarms of the guard so far."""
-        return self.guard.judge.total_alarms if self.guard else 0
+        return self.guard.judge.now.total_alarms if self.guard else 0
 
     @property
     def learns(self) -> bool:
@@ -95,8 +95,8 @@ class ObservedMethod:
             if self.guard is not None:  # source predictions first: the adapted model's centring uses them
                 answers.compute_source()
             answers.adapted = self._step(images, learned, labels, later=later)
-            if not later:
-                self._note_update(answers)
+            for observer in () if later else self.observers:
+                observer.learned(answers)
         if self.guard is None:
             answers.mix(1.0)
         for observer in self.observers:
@@ -109,7 +109,8 @@ class ObservedMethod:
         answers, self._waiting = self._waiting, None
         if answers is not None and answers.learned.any():
             self.method.learn()
-            self._note_update(answers)
+            for observer in self.observers:
+                observer.learned(answers)
 
     def _step(self, images: Tensor, learned: Tensor, labels: Tensor | None, *, later: bool) -> Tensor:
         """Return the logits (B, C) from before the update on the learned images."""
@@ -123,10 +124,6 @@ class ObservedMethod:
         logits = others.new_empty(len(images), others.shape[1])
         logits[learned], logits[~learned] = own.to(logits), others
         return logits
-
-    def _note_update(self, answers: Answers) -> None:
-        for observer in self.observers:
-            observer.learned(answers)
 
     def reset(self) -> None:
         """Restore the source weights, exactly."""

@@ -35,8 +35,8 @@ class Answers:
     """
 
     method: Method
-    images: Tensor
-    learned: Tensor
+    images: Tensor = _NONE
+    learned: Tensor = _NONE
     fit: Tensor | None = None
     early: bool = False
     adapted: Tensor | None = None

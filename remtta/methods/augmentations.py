@@ -15,9 +15,8 @@ from torchvision.transforms.v2 import functional as T
 
 Augmentation = Callable[[Tensor, torch.Generator], Tensor]
 
-Colour = tuple[float, float, float]
-_BLACK: Colour = (0.0, 0.0, 0.0)
 _BILINEAR = InterpolationMode.BILINEAR
+_BORDER = [128 / 255, 0.0, 0.0]  # beyond an image's edges in AugMix: what Pillow makes of MEMO's official 128
 
 
 def spawn(generator: torch.Generator, device: torch.device | str = "cpu") -> torch.Generator:
@@ -65,11 +64,11 @@ def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
     Source: Continual Test-Time Domain Adaptation, arXiv:2203.13591.
     """
-    height, width = pixels.shape[-2:]
+    size = list(pixels.shape[-2:])
     pixels = _moved(_recoloured(pixels, generator), generator, edges="edge")
     sigma = uniform(generator, 0.001, 0.5)
     pixels = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[sigma, sigma])
-    pixels = _flipped(T.center_crop(pixels, [height, width]), generator)
+    pixels = _flipped(T.center_crop(pixels, size), generator)
     noise = torch.randn(pixels.shape, generator=spawn(generator, pixels.device), device=pixels.device)
     return (pixels + 0.005 * noise).clamp(0, 1)
 
@@ -113,11 +112,11 @@ def _flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
     return pixels.flip(-1) if integer(generator, 0, 1) else pixels
 
 
-def augmix(pixels: Tensor, generator: torch.Generator, border: Colour = _BLACK) -> Tensor:
+def augmix(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """Apply AugMix at severity 1 to a random crop and flip of an image (3, H, W) in [0, 1].
 
     Three chains of 1 to 3 operations are averaged with weights from a flat Dirichlet distribution, and the result is
-    mixed with the crop by a uniform weight in [0, 1). `border` is the colour beyond the crop's edges, in [0, 1].
+    mixed with the crop by a uniform weight in [0, 1).
 
     Source: AugMix, arXiv:1912.02781; the operations and their ranges are those of its appendix.
     """
@@ -127,7 +126,7 @@ def augmix(pixels: Tensor, generator: torch.Generator, border: Colour = _BLACK) 
     for weight in (weights / weights.sum()).tolist():
         chain = crop
         for _ in range(integer(generator, 1, 3)):
-            chain = _OPERATIONS[integer(generator, 0, len(_OPERATIONS) - 1)](chain, generator, border)
+            chain = _OPERATIONS[integer(generator, 0, len(_OPERATIONS) - 1)](chain, generator)
         mixed += weight * chain
     return torch.lerp(crop, mixed, uniform(generator, 0, 1))
 
@@ -161,45 +160,32 @@ def _signed(generator: torch.Generator, value: float) -> float:
 
 
 def _affine(
-    pixels: Tensor,
-    border: Colour,
-    angle: float = 0.0,
-    shift: tuple[float, float] = (0.0, 0.0),
-    shear: tuple[float, float] = (0.0, 0.0),
+    pixels: Tensor, angle: float = 0.0, shift: tuple[float, float] = (0.0, 0.0), shear: tuple[float, float] = (0.0, 0.0)
 ) -> Tensor:
     degrees = [math.degrees(math.atan(factor)) for factor in shear]
     corner = [0.0, 0.0] if any(shear) else None  # fixed point: the corner for a shear, the centre for a rotation
-    return T.affine(
-        pixels,
-        angle,
-        list(shift),
-        1.0,
-        degrees,
-        interpolation=_BILINEAR,
-        fill=list(border),
-        center=corner,
-    )
+    return T.affine(pixels, angle, list(shift), 1.0, degrees, interpolation=_BILINEAR, fill=_BORDER, center=corner)
 
 
-def _shift(pixels: Tensor, generator: torch.Generator, border: Colour, axis: int) -> Tensor:
+def _shift(pixels: Tensor, generator: torch.Generator, axis: int) -> Tensor:
     size = pixels.shape[-1 - axis]
     amount = _signed(generator, int(_level(generator) * size / 3))
-    return _affine(pixels, border, shift=(0.0, amount) if axis else (amount, 0.0))
+    return _affine(pixels, shift=(0.0, amount) if axis else (amount, 0.0))
 
 
-def _shear(pixels: Tensor, generator: torch.Generator, border: Colour, axis: int) -> Tensor:
+def _shear(pixels: Tensor, generator: torch.Generator, axis: int) -> Tensor:
     amount = _signed(generator, 0.3 * _level(generator))
-    return _affine(pixels, border, shear=(0.0, amount) if axis else (amount, 0.0))
+    return _affine(pixels, shear=(0.0, amount) if axis else (amount, 0.0))
 
 
-_OPERATIONS: tuple[Callable[[Tensor, torch.Generator, Colour], Tensor], ...] = (
-    lambda pixels, generator, border: T.autocontrast(pixels),
-    lambda pixels, generator, border: T.equalize(pixels),
-    lambda pixels, generator, border: T.posterize(pixels, 4 - int(4 * _level(generator))),
-    lambda pixels, generator, border: T.solarize(pixels, 1 - int(256 * _level(generator)) / 256),
-    lambda pixels, generator, border: _affine(pixels, border, angle=_signed(generator, int(30 * _level(generator)))),
-    lambda pixels, generator, border: _shear(pixels, generator, border, 0),
-    lambda pixels, generator, border: _shear(pixels, generator, border, 1),
-    lambda pixels, generator, border: _shift(pixels, generator, border, 0),
-    lambda pixels, generator, border: _shift(pixels, generator, border, 1),
+_OPERATIONS: tuple[Augmentation, ...] = (
+    lambda pixels, generator: T.autocontrast(pixels),
+    lambda pixels, generator: T.equalize(pixels),
+    lambda pixels, generator: T.posterize(pixels, 4 - int(4 * _level(generator))),
+    lambda pixels, generator: T.solarize(pixels, 1 - int(256 * _level(generator)) / 256),
+    lambda pixels, generator: _affine(pixels, angle=_signed(generator, int(30 * _level(generator)))),
+    lambda pixels, generator: _shear(pixels, generator, 0),
+    lambda pixels, generator: _shear(pixels, generator, 1),
+    lambda pixels, generator: _shift(pixels, generator, 0),
+    lambda pixels, generator: _shift(pixels, generator, 1),
 )

@@ -7,7 +7,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Objective
-from remtta.methods.settings.base import NO_WEIGHTS, Count, MethodConfig, Positive
+from remtta.methods.settings.base import NO_NORMS, Count, FixedBatchNorms, MethodConfig, Positive
 
 Change = Callable[[int, Tensor, Tensor], Tensor]
 """Maps a part's index, its input and its output to the next part's input."""
@@ -37,8 +37,8 @@ class SideNetworksConfig(MethodConfig):
     entropy_margin: Positive = 0.4
     warmup_images: Count = 10_000
     warmup_lr: Positive = 1e-3
-    unused = NO_WEIGHTS
-    no_layers = "as no weight changes"
+    bn: FixedBatchNorms = "batch"
+    unused: ClassVar[tuple[str, ...]] = NO_NORMS
 
 
 WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")
@@ -100,27 +100,19 @@ class SideNetworks(Objective[Config]):
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Warm up the networks with one Adam step per batch of clean images; return their tensors by name.
-
-        Raises:
-            ValueError: If there is no image.
-        """
+        """Warm up the networks with one Adam step per batch of clean images; return their tensors by name."""
         generator = torch.Generator().manual_seed(_SEED)
         parameters = list(self.networks.requires_grad_().train().parameters())
         optimizer = torch.optim.Adam(parameters, lr=self.config.warmup_lr)
-        started = False
-        for images in batches:
-            if not started:
+        for number, images in enumerate(batches):
+            if number == 0:
                 self.begin_warm_up(images)
-                started = True
             with torch.no_grad():
                 labels = self.net.source_logits(images).argmax(-1)
             loss = self.warm_up_loss(images, labels, generator)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        if not started:
-            raise ValueError("there are no source images to learn from")
         optimizer.zero_grad()
         self.networks.eval()
         return {name: tensor.detach().cpu().clone() for name, tensor in self.networks.state_dict().items()}

@@ -29,8 +29,7 @@ class CLIPArTTConfig(MethodConfig):
     steps: Steps = 10
     episodic: bool = True
     adapt_layers: str | None = "all"
-    unused = ("answer", "centre")
-    whole_batch = "CLIPArTT, whose steps have the whole batch"
+    unused = ("answer", "centre", "micro_batch")  # the loss compares all images of a batch
 
 
 class CLIPArTT(Objective[CLIPArTTConfig]):

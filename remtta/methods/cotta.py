@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from remtta.methods.augmentations import jitter
 from remtta.methods.losses import symmetric_cross_entropy
-from remtta.methods.net import Net, of_layers
+from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import BelowOne, Count, Optimizer, Positive, Share, WholeModelConfig
 from remtta.methods.teacher import Teacher, restore_at_random
@@ -30,15 +29,12 @@ class CoTTAConfig(WholeModelConfig):
         augment_below: Augment if the source model's mean confidence over the batch is lower than this. None for the
             official code's values: 0.92 for 10 classes, 0.72 for 100, 0.1 for 1,000, interpolated in log C.
         restore: Probability of restoring each weight to the source.
-        all_parameters: Whether all parameters learn, or only those named weight or bias, as in the official code: not
-            position embeddings, the class token or layer scales.
     """
 
     teacher_decay: BelowOne = 0.999
     num_augmentations: Count = 32
     augment_below: Share | None = None
     restore: BelowOne = 0.001
-    all_parameters: bool = True
     lr: Positive = 1e-4
     optimizer: Optimizer = "sgd"
     nesterov: bool = True
@@ -58,8 +54,6 @@ class CoTTA(Teacher[CoTTAConfig]):
 
     def __init__(self, net: Net, config: CoTTAConfig) -> None:
         super().__init__(net, config)
-        if not config.all_parameters:
-            self.trained = self.student = of_layers(self.student)
         given = config.augment_below
         self._augment_below = published_confidence(net.num_classes) if given is None else given
 
@@ -75,14 +69,10 @@ class CoTTA(Teacher[CoTTAConfig]):
         share = augmented / max(1, batches)
         return self.config.steps * (3 + share * (self.config.num_augmentations - 1)), self.config.steps
 
-    def origin(self) -> Mapping[str, Tensor]:
-        """Return the weights that decide about augmentation, and to which weights are restored."""
-        return self.net.weights.source
-
     @torch.no_grad()
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
-        origin = self.origin()
-        source = self.in_parts(lambda part: self.run(origin, part), images)
+        weights = self.net.weights.source
+        source = self.in_parts(lambda part: self.run(weights, part), images)
         unsure = bool(source.softmax(-1).amax(-1).mean() < self._augment_below)
         self.memory[_COUNTS] += torch.tensor([1, int(unsure)])
         if not unsure:
@@ -103,7 +93,7 @@ class CoTTA(Teacher[CoTTAConfig]):
 
     def restore(self) -> None:
         """Restore some of the student's weights to the source's."""
-        restore_at_random(self.student, self.origin(), self.config.restore, self.net.generator)
+        restore_at_random(self.student, self.net.weights.source, self.config.restore, self.net.generator)
 
 
 def published_confidence(num_classes: int) -> float:

@@ -50,11 +50,7 @@ class EATA(ETA):
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return the Fisher information of each adapted weight, by parameter name, from the first `fisher_images`.
-
-        Raises:
-            ValueError: If there is no image.
-        """
+        """Return the Fisher information of each adapted weight, by parameter name, from the first `fisher_images`."""
         sums = [torch.zeros_like(parameter) for parameter in self.trained.values()]
         left, num_batches = self.config.fisher_images, 0
         for batch in batches:
@@ -64,8 +60,6 @@ class EATA(ETA):
             left, num_batches = left - len(images), num_batches + 1
             if not left:
                 break
-        if not num_batches:
-            raise ValueError("there are no source images to learn from")
         if left:
             wanted = self.config.fisher_images
             _log.warning("EATA learned from %d source images, fewer than %d", wanted - left, wanted)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from remtta.methods.augmentations import jitter
 from remtta.methods.beside import WARM_UP, Change, SideNetworks, SideNetworksConfig
 from remtta.methods.losses import entropy
-from remtta.methods.objective import Descent, Loss, Targets
+from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import NonNegative, Optimizer, Positive
 from remtta.models.preprocessing import preprocessing_of
 
@@ -29,15 +29,13 @@ class EcoTTAConfig(SideNetworksConfig):
 
     Attributes:
         distance_weight: Weight of the distance of each part's output from the frozen model's.
-        two_steps: Whether distance and entropy have separate steps, as in a community implementation, or a joint one.
     """
 
     distance_weight: NonNegative = 0.5
-    two_steps: bool = False
     lr: Positive = 2.5e-4
     optimizer: Optimizer = "sgd"
     lr_batch = 64
-    whole_batch = "EcoTTA, whose networks normalise by the whole batch"
+    unused = (*SideNetworksConfig.unused, "micro_batch")  # the networks normalise by the whole batch
     source_settings = WARM_UP
 
 
@@ -46,8 +44,7 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
 
     The output of a part with input x is BN(part(x)) + ReLU(BN(conv(x))). The loss is the mean entropy of the images
     below the margin, plus the weighted mean L1 distance between each part's output and part(x). The distance's gradient
-    stays within the part. With `two_steps`, as in a community implementation, a step on the distance comes first; a
-    second pass then predicts, followed by a step on the entropy.
+    stays within the part.
 
     Parts are the stages of a model; with more than five blocks or stages they end at a sixth, a third, two thirds and
     the end, like the published ones of a WideResNet with 12. Convolutions are 3 x 3 over maps and 1 x 1 over tokens,
@@ -60,11 +57,6 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
     settings = EcoTTAConfig
     delta_refusal = "EcoTTA learns networks beside the model, which are not weights of the model"
     networks: nn.ModuleList
-    _terms: tuple[str, ...] = ("distance", "entropy")
-
-    def passes(self) -> tuple[float, float]:
-        passes = self.config.steps * (2 if self.config.two_steps else 1)
-        return passes, passes
 
     def parts(self) -> Sequence[Sequence[nn.Module]]:
         blocks = self.net.backbone.blocks
@@ -101,25 +93,12 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         return F.cross_entropy(self.logits(self.net.pixels.augment(images, jitter, generator)), labels)
 
-    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        if not self.config.two_steps:
-            return super().adapt(descent, images, labels, targets)
-        views = [self._two_steps(descent, images) for _ in range(self.config.steps)]
-        return views[-1 if self.config.answer == "last" else 0]
-
-    def _two_steps(self, descent: Descent, images: Tensor) -> Tensor:
-        self._terms = ("distance",)
-        descent.step(images)
-        self._terms = ("entropy",)
-        return descent.step(images)
-
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         distances: list[Tensor] = []
 
         def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
             network, frozen = self.networks[number], leaving.detach()
-            if "distance" in self._terms:
-                distances.append(F.l1_loss(network(entering.detach(), frozen).float(), frozen.float()))
+            distances.append(F.l1_loss(network(entering.detach(), frozen).float(), frozen.float()))
             return network(entering, leaving)
 
         with self.net.context(images.device):
@@ -127,9 +106,9 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
         terms = [self.config.distance_weight * distance for distance in distances]
         entropies = entropy(logits)
         kept = entropies.detach() < self.margin
-        if "entropy" in self._terms and kept.any():
+        if kept.any():
             terms.append(entropies[kept].mean())
-        return logits.unsqueeze(0), torch.stack(terms).sum() if terms else torch.zeros(()), len(images)
+        return logits.unsqueeze(0), torch.stack(terms).sum(), len(images)
 
 
 class _MetaNetwork(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from remtta.backbones.families import with_plain_tokens
 from remtta.backbones.vit import ViT
-from remtta.errors import ModelError, check
+from remtta.errors import ModelError
 from remtta.methods.cmaes import CMAES
 from remtta.methods.losses import entropy
 from remtta.methods.net import Net
@@ -54,10 +54,6 @@ class FOAConfig(MethodConfig):
     unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "centre")
     source_settings = ("precision",)
 
-    def __post_init__(self) -> None:
-        check(self.steps == 1, "steps", self.steps, "1, a generation per batch")
-        super().__post_init__()
-
 
 class FOA(Source[FOAConfig]):
     """Search prompt tokens that make features resemble the source's, without gradients, and shift the class feature.
@@ -75,7 +71,6 @@ class FOA(Source[FOAConfig]):
     """
 
     settings = FOAConfig
-    is_source = False
     adapts = True
     needs_source = True
     delta_refusal = "FOA learns prompt tokens, which are not weights of the model"

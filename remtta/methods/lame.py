@@ -48,7 +48,6 @@ class LAME(Source[LAMEConfig]):
     """
 
     settings = LAMEConfig
-    is_source = False
     delta_refusal = "LAME corrects predictions and changes no weights"
 
     def __init__(self, net: Net, config: LAMEConfig) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,11 +11,7 @@ from remtta.methods.augmentations import augmix
 from remtta.methods.losses import log_mean_probs, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.settings.base import BatchNorms, Count, Positive, WholeModelConfig
-
-_RED = (128 / 255, 0.0, 0.0)  # beyond the image's edges in a view: what Pillow makes of the official code's 128
-
-_augmented = partial(augmix, border=_RED)
+from remtta.methods.settings.base import Count, FixedBatchNorms, Positive, WholeModelConfig
 
 
 @dataclass(frozen=True)
@@ -28,13 +23,10 @@ class MEMOConfig(WholeModelConfig):
 
     Attributes:
         num_augmentations: Number of augmented views of each image.
-        keep_optimizer: Keep the optimizer's state from image to image, as in the official code, instead of resetting it
-            with the weights.
     """
 
     num_augmentations: Count = 64
-    keep_optimizer: bool = False
-    bn: BatchNorms = "running"  # the views are of one image
+    bn: FixedBatchNorms = "running"  # the views are of one image
     lr: Positive = 1e-5
     unused = (*WholeModelConfig.unused, "answer", "centre")
 
@@ -43,9 +35,8 @@ class MEMO(Objective[MEMOConfig]):
     """Adapt to each image alone, predict it with the adapted weights, and restore the weights.
 
     The loss is the entropy of the mean prediction over augmented views of the image. Images do not influence one
-    another (except with `keep_optimizer`, which passes the optimizer's state on), so the batch size makes no
-    difference. `num_updates` counts the images adapted to, although the weights keep nothing of them. Views are AugMix
-    at severity 1, of the preprocessed image.
+    another, so the batch size makes no difference. `num_updates` counts the images adapted to, although the weights
+    keep nothing of them. Views are AugMix at severity 1, of the preprocessed image.
     """
 
     settings = MEMOConfig
@@ -76,8 +67,7 @@ class MEMO(Objective[MEMOConfig]):
             finally:
                 weights.put(start)
                 descent.optimizer.zero_grad()
-                if not self.config.keep_optimizer:
-                    descent.optimizer.restart()
+                descent.optimizer.restart()
             logits.append(predicted)
             if adapted:
                 weights.commit()  # counts the update
@@ -93,7 +83,7 @@ class MEMO(Objective[MEMOConfig]):
     def _views(self, image: Tensor) -> Tensor:
         """Return augmented views (V, 3, H, W) of an image."""
         drawn = range(self.config.num_augmentations)
-        return torch.stack([self.net.pixels.augment(image, _augmented, self.net.generator) for _ in drawn])
+        return torch.stack([self.net.pixels.augment(image, augmix, self.net.generator) for _ in drawn])
 
     def _backward(self, views: Tensor) -> None:
         """Accumulate gradients of the marginal entropy of views (V, 3, H, W)."""

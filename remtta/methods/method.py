@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -148,16 +149,18 @@ class Updater(Generic[Kind]):
 
     @torch.inference_mode(False)
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return what the method learns from preprocessed source images (B, 3, H, W)."""
-        return self.objective.source_statistics(map(self.net.enter, batches))
+        """Return what the method learns from preprocessed source images (B, 3, H, W); ValueError if there are none."""
+        entered = map(self.net.enter, batches)
+        first = next(entered, None)
+        if first is None:
+            raise ValueError("there are no source images to learn from")
+        return self.objective.source_statistics(itertools.chain([first], entered))
 
     @torch.inference_mode(False)
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Adapt with the tensors returned by `source_statistics`, of this or an equal model."""
         self.objective.use_source(statistics)
         self._has_source = True
-        if self.objective.start() is not None and not self.drift():
-            self._descent.restart()
 
     @property
     def adapts(self) -> bool:

@@ -63,8 +63,7 @@ class Net:
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.micro_batch = config.micro_batch
         self._biases = _head_biases(self.backbone)
-        centres = config.centre and "centre" not in config.unused
-        self.centre, self.source_centre = (Centre(self.device) if centres else None for _ in range(2))
+        self.centre, self.source_centre = (Centre(self.device) if config.centre else None for _ in range(2))
         self._config = config
         self._source_context: Context = ForwardContext(module, config.precision)
         self.normalise(norms)

@@ -43,7 +43,6 @@ class Objective(Generic[Config]):
     preset: ClassVar[Preset] = PUBLISHED  # how a method of another package runs unless told otherwise
     chosen: ClassVar[Chosen] = "norms"  # which weights adapt
     only_predicts: ClassVar[bool] = False  # uses the model's own forward pass, with source statistics in batch norms
-    is_source: ClassVar[bool] = False  # predicts as the source model does
     accumulates: ClassVar[bool] = True  # updates last to the next batch
     predicts_after: ClassVar[bool] = False  # the prediction comes from after the update
     needs_labels: ClassVar[bool] = False  # learns from true labels
@@ -131,10 +130,6 @@ class Objective(Generic[Config]):
 
     # What it remembers.
 
-    def start(self) -> Mapping[str, Tensor] | None:
-        """Return the delta from which adaptation begins; None for the source weights."""
-        return None
-
     def begin(self) -> None:
         """Forget everything learned: set `memory` as before the first batch; weights and optimizer are reset
         already.
@@ -156,7 +151,9 @@ class Objective(Generic[Config]):
             self.memory[name] = tensor.to(self.net.device if tensor.ndim else "cpu", copy=True)
 
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Compute statistics of clean source images (B, 3, H, W); return tensors on the CPU, for `use_source`."""
+        """Compute statistics of at least one batch of clean source images (B, 3, H, W); return tensors on the CPU, for
+        `use_source`.
+        """
         raise UsageError(f"{type(self).__name__} learns nothing from source images")
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
@@ -230,13 +227,9 @@ class Descent:
         return torch.cat(views, dim=1)
 
     def restart(self) -> None:
-        """Return to where adaptation begins, with nothing learned."""
+        """Return to the source weights, with nothing learned."""
         self.optimizer.zero_grad()  # the model outlives the method, and gradients are as large as weights
-        start = self._objective.start()
-        if start is None:
-            self._net.weights.reset()
-        else:
-            self._net.weights.load(start)
+        self._net.weights.reset()
         self.forget()
 
     @torch.no_grad()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.errors import UsageError
 from remtta.methods.cotta import CoTTA, CoTTAConfig
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings.base import BelowOne, Count, NonNegative, Positive
+from remtta.methods.settings.base import BelowOne, NonNegative, Positive
 
 _MEAN, _VARIANCE = "mean.", "variance."
 _MIN_VARIANCE = 1e-6
@@ -29,19 +27,13 @@ class PETALConfig(CoTTAConfig):
         restore: Share of the weights, those with the smallest squared gradients, that are restored to the source.
         posterior_weight: Weight of the distance to the source's posterior.
         swag_lr: Learning rate of the steps on clean images that estimate the posterior.
-        swag_every: Interval, in these steps, at which the weights are sampled. The official code takes 8 samples in two
-            passes over clean images.
-        start: Weights at which student and teacher begin, to which weights are restored, and whose confidence is used:
-            "source", or "mean" for the posterior's, as in the official code.
     """
 
     restore: BelowOne = 0.003
     posterior_weight: NonNegative = 1e-11
     swag_lr: Positive = 1e-4
-    swag_every: Count = 1
-    start: Literal["source", "mean"] = "source"
     lr: Positive = 1e-2
-    source_settings = ("swag_lr", "swag_every", "precision")
+    source_settings = ("swag_lr", "precision")
 
 
 class PETAL(CoTTA):
@@ -54,9 +46,6 @@ class PETAL(CoTTA):
     The posterior is SWAG's diagonal one: mean and variance of the weights along SGD on clean images. Since streams have
     no labels, it is assumed that each step uses the source model's own predictions as labels. `state` does not contain
     the posterior: pass it to `use_source` before resuming.
-
-    With `start="mean"` the posterior's mean takes the source's place in all of this: `use_source` sets the weights to
-    it, unless a delta was loaded, and `reset` restores it. Deltas are still differences from the source.
     """
 
     settings = PETALConfig
@@ -67,48 +56,25 @@ class PETAL(CoTTA):
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return mean and variance of the weights along SGD from the source, with one step per batch of clean images.
-
-        Raises:
-            UsageError: If there are fewer batches than `swag_every`.
-        """
+        """Return mean and variance of the weights along SGD from the source, with a step per batch of clean images."""
         source = self.net.weights.source
         weights = {name: tensor.clone().requires_grad_() for name, tensor in source.items()}
         mean = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         spread = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         optimizer = torch.optim.SGD(weights.values(), lr=self.config.swag_lr, momentum=0.9)
-        step = count = 0
-        for step, images in enumerate(batches, start=1):
+        count = 0
+        for count, images in enumerate(batches, start=1):
             with torch.no_grad():
                 answers = self.run(source, images).argmax(-1)
             optimizer.zero_grad()
             F.cross_entropy(self.run(weights, images), answers).backward()
             optimizer.step()
-            if step % self.config.swag_every:
-                continue
-            count += 1
             for name, tensor in weights.items():  # Welford's running variance
                 off = tensor.detach() - mean[name]
                 mean[name] += off / count
                 spread[name] += off * (tensor.detach() - mean[name])
-        if not count:
-            every = self.config.swag_every
-            raise UsageError(
-                f"petal takes every {every}. of {step} steps on clean images; lower swag_every, or give more"
-            )
         statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
         return {**statistics, **{_VARIANCE + name: (tensor / count).cpu() for name, tensor in spread.items()}}
-
-    def start(self) -> Mapping[str, Tensor] | None:
-        if self.config.start == "source" or not self.statistics:
-            return None
-        source = self.net.weights.source
-        return {name: mean - source[name] for name, mean in self.origin().items()}
-
-    def origin(self) -> Mapping[str, Tensor]:
-        if self.config.start == "source":
-            return super().origin()
-        return {name: self.statistics[_MEAN + name] for name in self.net.weights.parameters}
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         views, loss, count = super().loss(images, targets)
@@ -135,7 +101,7 @@ class PETAL(CoTTA):
 
     @torch.no_grad()
     def restore(self) -> None:
-        origin = self.origin()
+        source = self.net.weights.source
         for name, unimportant in self._unimportant.items():
             weight = self.student[name]
-            weight.copy_(torch.where(unimportant, origin[name], weight))
+            weight.copy_(torch.where(unimportant, source[name], weight))

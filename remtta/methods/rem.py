@@ -15,7 +15,7 @@ from remtta.methods.method import Updater
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.rem_config import REMConfig
-from remtta.methods.views import LeanViews, MaskedViews
+from remtta.methods.views import MaskedViews
 
 
 def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntropy]:
@@ -46,13 +46,13 @@ class RankedEntropy(Objective[REMConfig]):
         self.passes_per_step = (len(config.mask_ratios),) * 2
         self._margin = config.margin * math.log(net.num_classes)
         self._views = MaskedViews(net, config)
-        self._lean_views = LeanViews(self._views, self._violating)
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
-        views = self._lean_views(images, (targets[0], targets[1]) if targets else None)
-        learned = self._confident(views[0].detach())
-        if learned is None:
+        known = (targets[0], targets[1]) if targets else None
+        views = self._views.with_plain(images, known, self._violating) if known else self._views(images)[0]
+        if self.config.confident_below is None:
             return views, self._mean_loss(views), len(images)
+        learned = self.entropy(views[0].detach()) < self.config.confident_below * math.log(self.net.num_classes)
         share = float(learned.float().mean())  # the others' loss is zero, and stays in the mean
         return views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), len(images)
 
@@ -60,16 +60,11 @@ class RankedEntropy(Objective[REMConfig]):
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
         """Return the plain view of the whole batch if its parts must be centred by the whole batch."""
         in_parts = self.net.centre is not None and self.part_size(len(images)) < len(images)
-        return (self._lean_views.plain(images) if in_parts else None) or ()
+        return (self._views.plain(images) if in_parts else None) or ()
 
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config
         return rem_loss(views, config.ranking_weight, self._margin, self.entropy, config.consistency_weight)
-
-    def _confident(self, logits: Tensor) -> Tensor | None:
-        """Return which images (B,) are confident enough in the plain view (B, C) to be learned from; None for all."""
-        below = self.config.confident_below
-        return None if below is None else self.entropy(logits) < below * math.log(self.net.num_classes)
 
     @torch.no_grad()
     def _violating(self, views: Tensor) -> Tensor:
@@ -82,14 +77,11 @@ class RankedEntropy(Objective[REMConfig]):
         return (entropies[0] + self._margin > entropies[1:]).any(0)
 
     def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
-        plain = self._lean_views.plain(images)
+        plain = self._views.plain(images)
         return super().answer(images) if plain is None else (self.net.head(plain[0]), plain)
 
-    def begin(self) -> None:
-        self.memory = {"violating_share": self._lean_views.violating_share.fill_(1.0)}
-
     def part_size(self, batch_size: int) -> int:
-        return self._lean_views.part_size(batch_size)
+        return self._views.part_size(batch_size)
 
     @torch.no_grad()
     def views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -40,7 +40,7 @@ class ROIDConfig(MethodConfig):
     nesterov: bool = True
     adapt_layers: str | None = "all"
     lr_batch = 64
-    whole_batch = "ROID and CMF, which weigh each image against the whole batch"
+    unused = ("micro_batch",)  # each image is weighed against the whole batch
 
 
 class ROID(Objective[ROIDConfig]):

@@ -9,7 +9,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from remtta.errors import check
 from remtta.methods.objective import Config, Descent, Objective, Targets
 from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, BatchNorms, MethodConfig
 
@@ -28,11 +27,7 @@ class CentreConfig(MethodConfig):
 
     centre: bool = True
     bn: BatchNorms = "running"
-    unused = (*UPDATE_SETTINGS, "micro_batch")
-
-    def __post_init__(self) -> None:
-        check(self.centre, "centre", self.centre, "true: without it this is the method source")
-        super().__post_init__()
+    unused = (*UPDATE_SETTINGS, "micro_batch", "centre")
 
 
 class Source(Objective[Config]):
@@ -41,7 +36,6 @@ class Source(Objective[Config]):
     settings: ClassVar[type[MethodConfig]] = SourceConfig
     chosen = "none"
     only_predicts = True
-    is_source = True
     predicts_after = True
     adapts = False
 
@@ -66,7 +60,6 @@ class CentredSource(Source[Config]):
     """
 
     settings: ClassVar[type[MethodConfig]] = CentreConfig
-    is_source = False
     adapts = True
 
     @torch.no_grad()

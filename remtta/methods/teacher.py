@@ -36,17 +36,13 @@ class Teacher(Objective[Config]):
         return self.output(targets[0].clone()), targets
 
     def begin(self) -> None:
-        for name, parameter in self._taught().items():
+        for name, parameter in self.net.weights.parameters.items():
             self.student[name].copy_(parameter)
         self.memory = {_STUDENT + name: tensor for name, tensor in self.trained.items()}
 
-    def _taught(self) -> dict[str, Tensor]:
-        """Return the teacher's weights that the student has, too; the others stay unchanged."""
-        return {name: parameter for name, parameter in self.net.weights.parameters.items() if name in self.student}
-
     def follow(self, decay: float) -> None:
         """Move the teacher towards the student."""
-        follow(self._taught(), self.student, decay)
+        follow(self.net.weights.parameters, self.student, decay)
 
     def run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Return logits (B, C) of images (B, 3, H, W) with these weights, by name, in place of the model's."""

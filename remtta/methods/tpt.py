@@ -9,11 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import ModelError
-from remtta.methods.augmentations import augmix, random_view
+from remtta.methods.augmentations import random_view
 from remtta.methods.losses import entropy, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.settings.base import NO_WEIGHTS, BatchNorms, Count, MethodConfig, Positive, PositiveShare
+from remtta.methods.settings.base import NO_NORMS, Count, FixedBatchNorms, MethodConfig, Positive, PositiveShare
 from remtta.models.prompts import PLACE, filled
 from remtta.models.text_tower import TextTower
 from remtta.models.zero_shot import zero_shot_head
@@ -28,25 +28,21 @@ class TPTConfig(MethodConfig):
     Attributes:
         num_views: Number of views of each image: itself, and augmented ones.
         certain_share: Share of the views to learn from, those of lowest entropy.
-        augmix: Whether views use AugMix, as in the official code for fine-grained data sets, or crops and flips, as for
-            ImageNet's.
     """
 
     num_views: Count = 64
     certain_share: PositiveShare = 0.1
-    augmix: bool = False
     lr: Positive = 5e-3
-    bn: BatchNorms = "running"  # the views are of one image
-    unused = (*NO_WEIGHTS, "answer", "episodic", "centre")
-    no_layers = "as no weight changes"
+    bn: FixedBatchNorms = "running"  # the views are of one image
+    unused = (*NO_NORMS, "answer", "episodic", "centre")
 
 
 class TPT(Objective[TPTConfig]):
     """Tune the words before the class name for each image alone, predict the image with them, and discard them.
 
-    The loss is the entropy of the mean prediction over the most confident of an image's augmented views. The words are
-    vectors initialised from the first template and shared by all classes. No weight changes, and images do not
-    influence one another, so the batch size makes no difference.
+    The loss is the entropy of the mean prediction over the most confident of an image's views, which are random crops
+    and flips. The words are vectors initialised from the first template and shared by all classes. No weight changes,
+    and images do not influence one another, so the batch size makes no difference.
 
     Raises:
         ModelError: If the model has no text tower, or its first template begins with the class name.
@@ -80,8 +76,9 @@ class TPT(Objective[TPTConfig]):
     @torch.no_grad()
     def _views(self, image: Tensor) -> Tensor:
         """Return the normalised embeddings (V, E) of an image (3, H, W) and its augmented views."""
-        view = augmix if self.config.augmix else random_view
-        others = (self.net.pixels.augment(image, view, self.net.generator) for _ in range(self.config.num_views - 1))
+        others = (
+            self.net.pixels.augment(image, random_view, self.net.generator) for _ in range(self.config.num_views - 1)
+        )
         views = torch.stack([image, *others])
         with self._head.embedding():
             parts = [self.net.logits(part) for part in views.split(self.config.micro_batch or len(views))]

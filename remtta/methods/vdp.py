@@ -12,7 +12,7 @@ from remtta.methods.augmentations import integer
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings.base import NO_WEIGHTS, BelowOne, MethodConfig, NonNegative, PositiveShare
+from remtta.methods.settings.base import NO_NORMS, BelowOne, FixedBatchNorms, MethodConfig, NonNegative, PositiveShare
 from remtta.methods.teacher import follow
 from remtta.models.preprocessing import preprocessing_of
 
@@ -33,8 +33,8 @@ class VDPConfig(MethodConfig):
     prompt_share: PositiveShare = 0.25
     teacher_decay: BelowOne = 0.999
     homeostasis: NonNegative = 1.0
-    unused = NO_WEIGHTS
-    no_layers = "as no weight changes"
+    bn: FixedBatchNorms = "batch"
+    unused = NO_NORMS
 
 
 class VDP(Objective[VDPConfig]):

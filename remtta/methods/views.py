@@ -13,15 +13,11 @@ from torch import Tensor
 
 from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError
-from remtta.methods.masking import keep_indices, num_kept, random_scores
 from remtta.methods.net import Net
 from remtta.methods.settings.rem_config import Masking, REMConfig
 
 _log = logging.getLogger("remtta")
 
-# A deferred graph costs another forward pass per violating image, and saves a backward pass per other image.
-_DEFER_BELOW = 0.4
-_SHARE_STEP = 0.2
 _PART_TOKENS = 1024
 _SIZES = 4
 _SCORES: dict[Masking, Scores] = {
@@ -80,75 +76,80 @@ class MaskedViews:
         """Return the indices (B, K) of the patches that each masked view keeps, from scores (B, N)."""
         return [keep_indices(scores, ratio) for ratio in self._ratios]
 
-
-class LeanViews:
-    """The same views, with an autograd graph only where REM's loss has a gradient.
-
-    The plain view is never a student (Eq. 3), so its only gradient comes from images that violate the ranking (Eq. 4).
-    If these are few, the plain view runs without a graph, and only they run again with one; the gradient of the others
-    would be zero.
-
-    Attributes:
-        violating_share: Recent share of images that violate the ranking; a float64 scalar updated in place.
-
-    Args:
-        views: The views.
-        violating: Returns which images (B,) violate the ranking, from logits (L, B, C) of all views.
-    """
-
-    def __init__(self, views: MaskedViews, violating: Callable[[Tensor], Tensor]) -> None:
-        self._views, self._net, self._backbone = views, views.net, views.net.backbone
-        self._violating = violating
-        self.violating_share = torch.ones((), dtype=torch.float64)
-
     def part_size(self, batch_size: int) -> int:
         """Return the number of images that go forward and backward at a time.
 
         On a CPU, the default is about `_PART_TOKENS` tokens: enough for fast matrix products, with a smaller working
         set than the whole batch.
         """
-        net = self._net
+        net = self.net
         if net.micro_batch is not None or net.device.type != "cpu" or net.batch_norms.mixes:
             return net.part_size(batch_size)
-        return math.ceil(batch_size / math.ceil(batch_size * self._backbone.num_tokens / _PART_TOKENS))
+        return math.ceil(batch_size / math.ceil(batch_size * self.net.backbone.num_tokens / _PART_TOKENS))
 
     def plain(self, images: Tensor) -> Plain | None:
         """Return the plain view before an update, which need not compute it again; None if the update needs its own.
 
         It runs in the same parts as the update, for identical numbers.
         """
-        if self._net.batch_norms.mixes:
+        if self.net.batch_norms.mixes:
             return None
-        with self._net.context(images.device):
-            parts = [
-                self._views.score(self._backbone.embed(part)) for part in images.split(self.part_size(len(images)))
-            ]
+        with self.net.context(images.device):
+            parts = [self.score(self.net.backbone.embed(part)) for part in images.split(self.part_size(len(images)))]
         plain, scores = (torch.cat(rows) for rows in zip(*parts, strict=True))
-        return self._net.note(plain), scores
+        return self.net.note(plain), scores
 
-    def __call__(self, images: Tensor, plain: Plain | None) -> Tensor:
-        """Return logits (L, B, C) of all views; the plain one may be known already."""
-        on_cpu = images.device.type == "cpu"
-        # Counting the violating images would force a GPU synchronisation.
-        few = on_cpu and not self._net.batch_norms.mixes and float(self.violating_share) < _DEFER_BELOW
-        views = self._deferred(images, plain) if plain or few else self._views(images)[0]
-        if on_cpu:
-            share = self._violating(views).float().mean().double()
-            self.violating_share += _SHARE_STEP * (share - self.violating_share)
-        return views
+    def with_plain(self, images: Tensor, plain: Plain, violating: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return logits (L, B, C) of all views, given the plain one, which has no autograd graph.
 
-    def _deferred(self, images: Tensor, plain: Plain | None) -> Tensor:
-        """Return the views, with violating images run again with a graph in the plain view."""
-        with self._net.context(images.device):
-            embedded = self._backbone.embed(images)
-            with torch.no_grad():
-                logits, scores = plain or self._views.score(embedded)
-                self._net.note(logits)
-            masked = [self._backbone.classify(embedded, kept) for kept in self._views.masks(scores)]
-            again = _few_sizes(self._violating(self._net.head(torch.stack([logits, *masked]))))
+        The plain view is never a student (Eq. 3), so its only gradient comes from images that violate the ranking (Eq.
+        4), which `violating` returns (B,) from the logits: only they run again with a graph.
+        """
+        with self.net.context(images.device):
+            embedded, (logits, scores) = self.net.backbone.embed(images), plain
+            masked = [self.net.backbone.classify(embedded, kept) for kept in self.masks(scores)]
+            again = _few_sizes(violating(self.net.head(torch.stack([logits, *masked]))))
             if len(again):
-                logits = logits.index_copy(0, again, self._backbone.classify(embedded[again]))
-        return self._net.head(torch.stack([logits, *masked]))
+                logits = logits.index_copy(0, again, self.net.backbone.classify(embedded[again]))
+        return self.net.head(torch.stack([logits, *masked]))
+
+
+def num_kept(num_patches: int, mask_ratio: float) -> int:
+    """Return the number of `num_patches` tokens kept at a mask ratio: int(N * (1 - ratio)).
+
+    Raises:
+        ValueError: If none would be kept.
+    """
+    kept = int(num_patches * (1 - mask_ratio))
+    if kept < 1:
+        raise ValueError(f"mask ratio {mask_ratio:g} leaves none of {num_patches} patch tokens; choose a smaller one")
+    return kept
+
+
+def keep_indices(scores: Tensor, mask_ratio: float) -> Tensor:
+    """Return the indices (B, K) of the patch tokens that a masked view keeps: those of lowest scores (B, N), ascending.
+
+    The paper's score is the attention of the class token: it attends most to the object, which is what explicit mask
+    chaining hides. A larger ratio hides a superset of what a smaller one hides.
+
+    Raises:
+        ValueError: If the ratio leaves no token.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, section 3.2.
+    """
+    kept = num_kept(scores.shape[1], mask_ratio)
+    indices = scores.topk(kept, dim=1, largest=False, sorted=False).indices
+    return indices.sort(dim=1).values
+
+
+def random_scores(batch: int, num_patches: int, generator: torch.Generator) -> Tensor:
+    """Return scores (B, N) on the CPU that hide patch tokens in a random order, independently per image.
+
+    They are drawn image by image, so that splitting a batch does not change them.
+
+    Source: Ranked Entropy Minimization, arXiv:2505.16441, "Effect of Masking Strategy".
+    """
+    return torch.stack([torch.randperm(num_patches, generator=generator) for _ in range(batch)])
 
 
 def _few_sizes(wanted: Tensor) -> Tensor:

@@ -23,8 +23,7 @@ from remtta.models.zero_shot import zero_shot_head
 _log = logging.getLogger("remtta")
 
 Order = Literal["parallel", "sequential"]
-_UNUSED = ("answer", "anchor", "centre")
-_WHOLE = "WATT, whose steps have the whole batch"
+_UNUSED = ("answer", "anchor", "centre", "micro_batch")  # the loss compares all images of a batch
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ class WATTConfig(MethodConfig):
     episodic: bool = True
     adapt_layers: str | None = "all"
     unused: ClassVar[tuple[str, ...]] = _UNUSED
-    whole_batch = _WHOLE
 
 
 @dataclass(frozen=True)

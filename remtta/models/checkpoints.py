@@ -21,7 +21,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from remtta.errors import CheckpointError, UsageError
+from remtta.errors import CheckpointError, UsageError, first_line
 from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
 from remtta.models.inside import config_of
 
@@ -66,7 +66,7 @@ def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[s
     try:
         translated, theirs = from_torchvision(state), from_transformers(state)
     except (ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} holds weights that do not go together: {_first_line(error)}") from error
+        raise CheckpointError(f"{path} holds weights that do not go together: {first_line(error)}") from error
     if theirs is not None and "model_type" not in config_of(model):
         raise CheckpointError(
             f"{path} has the names of transformers, whose config.json is needed too; give the folder that has both, "
@@ -132,7 +132,7 @@ def _read(path: Path) -> object:
             "save it again with torch.save(model.state_dict(), ...) or as safetensors"
         ) from error
     except Exception as error:  # zipfile, struct, pickle and torch share no base class
-        raise CheckpointError(f"{path} is not a readable PyTorch checkpoint: {_first_line(error)}") from error
+        raise CheckpointError(f"{path} is not a readable PyTorch checkpoint: {first_line(error)}") from error
 
 
 def _unsafe_names(path: Path) -> str:
@@ -141,10 +141,6 @@ def _unsafe_names(path: Path) -> str:
         return ", ".join(names[:_SHOWN]) or "pickled objects"
     except Exception:  # the legacy format, or a damaged file, cannot be listed
         return "pickled objects"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
@@ -242,7 +238,7 @@ def _load_npz(model: nn.Module, path: Path, use_ema: bool) -> None:
         filled.load_pretrained(str(path))
     except Exception as error:  # zipfile, zlib, numpy and timm share no base class
         traceback.clear_frames(error.__traceback__)  # their frames keep the file open
-        raise CheckpointError(f"{path} does not fit the model or is damaged: {_first_line(error)}") from error
+        raise CheckpointError(f"{path} does not fit the model or is damaged: {first_line(error)}") from error
     # timm's reader silently skips a head of another size: values left unset did not fit.
     left = [name for name, value in filled.named_parameters() if value.isnan().any()]
     if left:

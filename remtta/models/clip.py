@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
+from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line
 from remtta.models.building import reachable_or_offline
 from remtta.models.card import built_from
 from remtta.models.checkpoints import mismatch, read_weights
@@ -144,7 +144,7 @@ def _built(
             )
             return model, open_clip.get_tokenizer(wanted)
     except Exception as error:  # open_clip and its download libraries share no base class
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+        reason = first_line(error)[:200]
         if remote and not isinstance(error, (TypeError, ImportError)):
             raise DownloadError(
                 f"the weights of {name} could not be downloaded; check the network, or give --checkpoint ({reason})"

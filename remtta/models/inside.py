@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from remtta.errors import ModelError
+from remtta.errors import ModelError, first_line
 from remtta.models.described import Described, logits_in, output_of
 
 _SIZES = (224, 32, 64, 28, 96, 128, 160, 192, 240, 256, 288, 299, 320, 336, 384, 448, 512)
@@ -157,7 +157,8 @@ def _traced(model: nn.Module) -> Trace:
         start = f"{place}." if place else ""
         own = {name.removeprefix(start): call for name, call in calls.items() if name.startswith(start)}
         return Trace(place, changed, size, logits.shape[1], _head_in(outer, place, own, logits), _shapes(own))
-    why = (str(problem).strip() or type(problem).__name__).splitlines()[0]
+    assert problem is not None
+    why = first_line(problem)
     raise ModelError(
         f"{type(outer).__name__} takes no image (1, 3, H, W) of a usual size ({why}); for another size, "
         "use remtta.Adapter(model, preprocessing=remtta.Preprocessing((H, W)))"

@@ -19,7 +19,7 @@ _output = partial(Option, panel="Output and running")
 _data = partial(Option, panel="Data")
 _protocol = partial(Option, panel="Protocol")
 
-SCENARIOS = ("continual", "episodic", "gradual", "recurring", "irregular", "mixed", "label-shift", "time-constrained")
+SCENARIOS = ("continual", "episodic", "gradual", "recurring", "mixed", "label-shift", "time-constrained")
 """Orders in which an evaluation visits its domains."""
 
 Resize = Literal["auto", "always", "never"]
@@ -28,7 +28,7 @@ ProtocolName = Literal["rem-paper", "rem-paper-cifar"]
 _ALL_SEVERITIES = (1, 2, 3, 4, 5)
 _OWN = {
     "imbalance": ("label-shift",),
-    "dirichlet": ("label-shift", "irregular"),
+    "dirichlet": ("label-shift",),
     "visits": ("recurring",),
     "cost_ratio": ("time-constrained",),
 }
@@ -57,13 +57,6 @@ class DataOptions:
             common=True,
         ),
     ] = None
-    apart: Annotated[
-        bool,
-        _data(
-            "Evaluate each severity (by default all five) separately, from the source weights, in one table.",
-            more="evaluation.md#several-checkpoints-and-severities",
-        ),
-    ] = False
     image_list: Annotated[
         Path | None, _data("Evaluate only these images, in this order; one wnid/name per line.", metavar="FILE")
     ] = None
@@ -85,19 +78,15 @@ class DataOptions:
     def __post_init__(self) -> None:
         check_options(self)
 
-    def by_severity(self, scenario: str) -> dict[tuple[tuple[str, str], ...], Sequence[int] | None]:
-        """Return the severities of each evaluation by its case in the grid; the case is empty for a single evaluation.
+    def severities_for(self, scenario: str) -> Sequence[int] | None:
+        """Return the severities that a scenario visits; None for the default.
 
         Raises:
             UsageError: If severities are given but the scenario determines them.
         """
-        if scenario == "gradual" and (self.severities is not None or self.apart):
-            option = "--severity" if self.severities is not None else "--apart"
-            raise UsageError(f"the gradual scenario visits all severities; leave {option} out")
-        severities = self.severities or (_ALL_SEVERITIES if scenario == "gradual" or self.apart else None)
-        if not self.apart:
-            return {(): severities}
-        return {(("severity", str(severity)),): [severity] for severity in severities or ()}
+        if scenario == "gradual" and self.severities is not None:
+            raise UsageError("the gradual scenario visits all severities; leave --severity out")
+        return _ALL_SEVERITIES if scenario == "gradual" else self.severities
 
 
 @dataclass(frozen=True)
@@ -105,10 +94,10 @@ class EvalOptions:
     """Options of an evaluation; every method also has its own settings.
 
     Scenarios: "continual" (reset only at the start), "episodic" (reset at each domain), "gradual" (severities 1 to 5
-    and back in each corruption), "recurring" (all domains repeatedly), "irregular" (domains in pieces of random
-    lengths, in random order), "mixed" (all domains shuffled together), "label-shift", or "time-constrained". Batches
-    never span domains; tests without learning use the weights as they are, whatever `reset_every`. `guard` applies to
-    methods named with +guard. Progress is saved every `save_every_s` seconds.
+    and back in each corruption), "recurring" (all domains repeatedly), "mixed" (all domains shuffled together),
+    "label-shift", or "time-constrained". Batches never span domains; tests without learning use the weights as they
+    are, whatever `reset_every`. `guard` applies to methods named with +guard. Progress is saved every `save_every_s`
+    seconds.
     """
 
     scenario: Annotated[
@@ -151,10 +140,7 @@ class EvalOptions:
     imbalance: Annotated[float, _protocol("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
     dirichlet: Annotated[
         float | None,
-        _protocol(
-            "Dirichlet concentration of classes over time (label shift), or of the pieces' lengths (irregular).",
-            above=0,
-        ),
+        _protocol("Label shift: Dirichlet concentration of classes over time.", above=0),
         Fixed(),
     ] = None
     visits: Annotated[

@@ -80,13 +80,6 @@ class RunOptions:
             more="reliability.md",
         ),
     ] = False
-    replay: Annotated[
-        bool,
-        _output(
-            "With --resume and --predictions -: first repeat rows that the reader may have missed.",
-            more="reliability.md#stop-and-resume",
-        ),
-    ] = False
     topk: Annotated[int, Bounds(min=1), Fixed()] = 5
     logits: Annotated[bool, _output("Add all logits to each row."), Fixed()] = False
     save_every: Annotated[

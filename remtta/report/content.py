@@ -13,7 +13,7 @@ from remtta.files import write_atomically
 from remtta.report import charts, page
 from remtta.report.facts import evaluation_facts, run_facts
 from remtta.report.inspection import describe_folder
-from remtta.report.pictures import STILLS, Look, picture, thumbnails
+from remtta.report.pictures import STILLS, picture, thumbnails
 from remtta.report.series import Series, name_of, read_series
 from remtta.runs.reading import Row
 
@@ -31,11 +31,8 @@ class _Run:
     series: Series
 
 
-def write_report(folders: Sequence[Path], output: Path, masked: Look | None = None) -> None:
+def write_report(folders: Sequence[Path], output: Path) -> None:
     """Write one page on runs and evaluations, which needs neither network nor other files.
-
-    Args:
-        masked: Draws frames of a single run as its model sees them, plain and masked.
 
     Raises:
         UsageError: If a folder holds neither, or the page would be too large.
@@ -49,7 +46,7 @@ def write_report(folders: Sequence[Path], output: Path, masked: Look | None = No
         for name, folder, content in zip(names, folders, contents, strict=True)
         if "run" in content
     ]
-    body = [_summary(runs), *_over_time(runs), *_frames(runs, masked)]
+    body = [_summary(runs), *_over_time(runs), *_frames(runs)]
     for name, folder, content in zip(names, folders, contents, strict=True):
         if "evaluation" in content:
             body += _evaluation(name, folder, content)
@@ -92,26 +89,17 @@ def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
     yield page.section("Changed layers", [page.chart(name, charts.layers(layers)) for name, layers in moved if layers])
 
 
-def _frames(runs: Sequence[_Run], masked: Look | None) -> Iterator[str]:
+def _frames(runs: Sequence[_Run]) -> Iterator[str]:
     differing, unsure = [], []
-    for name, series, run in ((run.name, run.series, run.content["run"]) for run in runs):
-        if not masked and run["source"]["kind"] not in STILLS:
-            continue
-        pictures = (masked or thumbnails)([*series.differing, *series.unsure])
-        count, note = len(series.differing), _hatched(run["method"]) if masked else ""
-        if count:
-            shown = zip(pictures[:count], map(_differing, series.differing), strict=True)
-            differing.append(page.frames(name, shown, f"{count} of {series.num_differing}{note}"))
+    for name, series in ((run.name, run.series) for run in runs if run.content["run"]["source"]["kind"] in STILLS):
+        if series.differing:
+            shown = zip(thumbnails(series.differing), map(_differing, series.differing), strict=True)
+            differing.append(page.frames(name, shown, f"{len(series.differing)} of {series.num_differing}"))
         if series.unsure:
-            shown = zip(pictures[count:], map(_unsure, series.unsure), strict=True)
-            unsure.append(page.frames(name, shown, f"{len(series.unsure)} of {len(series.index)}{note}"))
+            shown = zip(thumbnails(series.unsure), map(_unsure, series.unsure), strict=True)
+            unsure.append(page.frames(name, shown, f"{len(series.unsure)} of {len(series.index)}"))
     yield page.section("Frames on which the adapted and the source model disagree", differing)
     yield page.section("Frames of lowest confidence", unsure)
-
-
-def _hatched(method: Mapping[str, Any]) -> str:
-    hidden = f"{100 * method['mask_ratios'][-1]:g} % of the patches"
-    return f"; hatched: the {hidden} that {method['name']} hides at most, by the weights at the run's end"
 
 
 def _differing(row: Row) -> str:
@@ -141,7 +129,7 @@ def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str
         table = page.sortable(["method", "mean error in %", "gain", "ECE in %", *places], rows)
         parts.append(f"<section><h2>Methods</h2>{table}</section>")
     for title, file, words in _PICTURES:
-        for address in picture(folder / "plots" / file):
+        if address := picture(folder / "plots" / file):
             parts.append(f'<section><h2>{title}</h2><img class="wide" src="{address}" alt="{words}"></section>')
     return parts
 

@@ -78,7 +78,7 @@ def describe_delta(path: Path) -> dict[str, Any]:
         "path": fields["path"],
         "bytes": path.stat().st_size,
         **{name: fields[name] for name in names},
-        **{name: fields[name] for name in ("frames", "updates", "created", "remtta_version", "lineage")},
+        **{name: fields[name] for name in ("frames", "updates", "created", "remtta_version")},
         "tensors": len(arrays),
         "parameters": sum(array.size for array in arrays.values()),
         "layers": layers_moved(arrays),

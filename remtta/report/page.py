@@ -29,20 +29,19 @@ def chart(name: str, svg: str) -> str:
     return f"<figure>{svg}<figcaption>{text(name)}</figcaption></figure>"
 
 
-def frames(name: str, shown: Iterable[tuple[Sequence[str], str]], note: str) -> str:
-    """Return thumbnails with captions: each frame, and its masked view if available."""
+def frames(name: str, shown: Iterable[tuple[str | None, str]], note: str) -> str:
+    """Return thumbnails with captions."""
     figures = "".join(
-        f"<figure>{_images(pictures, caption)}<figcaption>{text(caption)}</figcaption></figure>"
-        for pictures, caption in shown
+        f"<figure>{_image(picture, caption)}<figcaption>{text(caption)}</figcaption></figure>"
+        for picture, caption in shown
     )
     return f'<div><h3>{text(name)}</h3><p>{text(note)}</p><div class="frames">{figures}</div></div>'
 
 
-def _images(addresses: Sequence[str], caption: str) -> str:
-    if not addresses:
+def _image(address: str | None, caption: str) -> str:
+    if address is None:
         return '<p class="gone">no longer readable</p>'
-    words = (caption, f"{caption}; hatched: the patches that the mask hides")
-    return "".join(f'<img src="{each}" alt="{text(alt)}">' for each, alt in zip(addresses, words, strict=False))
+    return f'<img src="{address}" alt="{text(caption)}">'
 
 
 def facts(names: Sequence[str], columns: Sequence[Mapping[str, object]]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image
@@ -18,29 +18,23 @@ _MAX_WIDE = 1_200
 STILLS = ("folder", "glob", "image", "paths")
 """Kinds of sources whose frames are image files that can be opened again."""
 
-Look = Callable[[Sequence[Row]], list[tuple[str, ...]]]
-"""A function that returns data URLs of thumbnails of each row's frame; empty if it cannot be read again."""
+
+def thumbnails(rows: Sequence[Row]) -> list[str | None]:
+    """Return a thumbnail of each row's frame as a data URL, if it is an image file that can still be read."""
+    return [_address_of(Path(row["source"]), _THUMB) if row.get("frame") is None else None for row in rows]
 
 
-def thumbnails(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Return a thumbnail of each row's frame, if it is an image file."""
-    return [_of_file(Path(row["source"]), _THUMB) if row.get("frame") is None else () for row in rows]
-
-
-def picture(path: Path) -> tuple[str, ...]:
+def picture(path: Path) -> str | None:
     """Return a plot as a data URL, if the file exists."""
-    return _of_file(path, _MAX_WIDE) if path.is_file() else ()
+    return _address_of(path, _MAX_WIDE) if path.is_file() else None
 
 
-def _of_file(path: Path, side: int) -> tuple[str, ...]:
-    try:
-        return (address_of(load_image(path), side),)
-    except FrameError:
-        return ()
-
-
-def address_of(image: Image.Image, side: int = _THUMB) -> str:
+def _address_of(path: Path, side: int) -> str | None:
     """Return a downscaled image as a data URL."""
+    try:
+        image = load_image(path)
+    except FrameError:
+        return None
     image.thumbnail((side, side * 4 if side == _MAX_WIDE else side), Image.Resampling.LANCZOS)
     content = io.BytesIO()
     image.save(content, format="JPEG", quality=80)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from remtta.guard.observer import Answers
 from remtta.streams.batches import Batch
 
@@ -44,7 +42,7 @@ class BatchResult:
 
     Attributes:
         batch: The batch.
-        answers: Predictions of the K readable frames, from before the update; None if no frame could be read.
+        answers: Predictions of the K readable frames, from before the update; their logits are finite, on the CPU.
         update: Number of updates since the last reset at the time of the prediction.
         updates_after: The same after the batch.
         adapted: Whether the batch led to an update.
@@ -56,7 +54,7 @@ class BatchResult:
     """
 
     batch: Batch
-    answers: Answers | None
+    answers: Answers
     update: int
     updates_after: int
     adapted: bool
@@ -65,31 +63,6 @@ class BatchResult:
     called: bool
     answer_seconds: float
     seconds: float
-
-    @property
-    def logits(self) -> Tensor | None:
-        """Logits of the predictions, shape (K, C), finite, on the CPU."""
-        return None if self.answers is None else self.answers.logits
-
-    @property
-    def by_source(self) -> bool:
-        """True if the source model predicted alone."""
-        return self.answers is not None and self.answers.weight == 0
-
-    @property
-    def by_both(self) -> bool:
-        """True if both models contributed."""
-        return self.answers is not None and 0 < self.answers.weight < 1
-
-    @property
-    def estimates(self) -> Mapping[str, float]:
-        """Estimated accuracies of the last frames, including this batch."""
-        return {} if self.answers is None else self.answers.estimates
-
-    @property
-    def smoothed(self) -> list[bool]:
-        """For each prediction, True if it was smoothed with earlier frames."""
-        return [] if self.answers is None else self.answers.smoothed
 
     @property
     def num_learned(self) -> int:

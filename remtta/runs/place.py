@@ -35,7 +35,6 @@ class Place(Counts):
         seconds: Running time, over all parts of the run.
         num_bytes: Size of `predictions.jsonl`.
         rows_sha256: Hash of that many bytes of it.
-        passed_bytes: How many bytes of it were sent down the pipe.
         event_bytes: Size of `events.jsonl`.
         dropped: Frames of a live source that were dropped for newer ones.
         gaps: How often a live source was lost and came back.
@@ -48,7 +47,6 @@ class Place(Counts):
     seconds: float = 0.0
     num_bytes: int = 0
     rows_sha256: str | None = None
-    passed_bytes: int = 0
     event_bytes: int = 0
     dropped: int = 0
     gaps: int = 0
@@ -77,7 +75,7 @@ def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     model, options, method = (record.get(name) or {} for name in ("model", "options", "method"))
-    removed = {name: value for name, value in options.items() if not hasattr(RunOptions, name)}
+    removed = {name: value for name, value in options.items() if value and not hasattr(RunOptions, name)}
     return {
         **removed,
         "base_sha256": model.get("base_sha256"),

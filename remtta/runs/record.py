@@ -95,18 +95,13 @@ def delta_of(
     settings: Mapping[str, Any],
     committed: tuple[Mapping[str, Tensor], int],
     counts: Counts,
-    *,
-    start: Delta | None,
-    conditions: Mapping[str, str],
 ) -> Delta:
     """Return the delta of an adaptation, with its origin.
 
     Args:
         committed: Adapted minus source weights, and the number of updates that led to them.
-        conditions: The run and its source, for the delta's lineage.
     """
     tensors, updates = committed
-    builds_on = start is not None and counts.frames_in_delta > counts.frames_since_reset  # not undone by a reset
     return Delta(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         model=card.name,
@@ -117,7 +112,6 @@ def delta_of(
         updates=updates,
         model_options=card.options,
         preprocessing=card.preprocessing.as_dict(),
-        lineage={**conditions, "parents": [start.as_parent()] if start and builds_on else []},
     )
 
 
@@ -150,18 +144,6 @@ class Record:
         self.started = timing.get("started", self.started)
         self.latencies.before = timing.get("latency_ms")
         self.dropped_before = self._summary.place.dropped
-
-    @property
-    def conditions(self) -> dict[str, str]:
-        """The run and its source, for the lineage of its deltas."""
-        stream = self._plan.stream
-        return {
-            "made_by": "adapt",
-            "run": self.run,
-            "source": stream.name,
-            "kind": stream.kind,
-            "started": self.started,
-        }
 
     @property
     def num_dropped(self) -> int:

@@ -60,7 +60,13 @@ class RowFormat:
 
 def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
     """Return a row per frame whose prediction was not reported early, in order, and one per gap before a frame."""
-    answers = _answer_rows(result, form)
+    answers, start = result.answers, result.batch.num_reported_readable
+    common: Row = {"update": result.update, "adapted": result.adapted}
+    if answers.weight == 0:
+        common |= {"update": 0, "answered_by": "source"}
+    elif answers.weight < 1:
+        common |= {"answered_by": "both", "weight": round(answers.weight, 6)}
+    predictions = zip(form.rows(answers.logits[start:]), _others(answers, form)[start:], strict=True)
     rows: list[Row] = []
     for frame in result.batch.unreported:
         read_at = {} if frame.read_at is None else {"time": frame.read_at}
@@ -72,27 +78,14 @@ def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
         if frame.image is None:
             row["error"] = frame.error
         else:
-            row |= next(answers)
+            own, others = next(predictions)
+            row |= {**own, **common, **others}
             if reason := result.excluded.get(frame.index):
                 row |= {"adapted": False, "not_adapted": reason}
             row |= {"early": True} if result.batch.early else {}
-            row |= {"estimate": dict(result.estimates)} if result.estimates else {}
+            row |= {"estimate": dict(answers.estimates)} if answers.estimates else {}
         rows.append(row)
     return rows
-
-
-def _answer_rows(result: BatchResult, form: RowFormat) -> Iterator[Row]:
-    """Yield the prediction of each readable frame, and which model made it."""
-    if result.answers is None:
-        return
-    answers, start = result.answers, result.batch.num_reported_readable
-    common: Row = {"update": result.update, "adapted": result.adapted}
-    if result.by_source:
-        common |= {"update": 0, "answered_by": "source"}
-    elif result.by_both:
-        common |= {"answered_by": "both", "weight": round(answers.weight, 6)}
-    for row, more in zip(form.rows(answers.logits[start:]), _others(answers, form)[start:], strict=True):
-        yield {**row, **common, **more}
 
 
 def _others(answers: Answers, form: RowFormat) -> list[Row]:

@@ -139,8 +139,6 @@ class Run:
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.resume_from(earlier)
         self._folder.reserve_space(self.plan.last_bytes)
-        if self.plan.options.replay:
-            self._scribe.replay()
         _log.info(
             "resuming %s after %s and %s", folder, counted(place.frames, "frame"), counted(place.updates, "update")
         )
@@ -188,7 +186,7 @@ class Run:
 
     def _stop_if_ended(self) -> None:
         guard = self.plan.adapter.guard
-        if guard is not None and guard.judge.retired and guard.options.action == "stop":
+        if guard is not None and guard.judge.now.retired and guard.options.action == "stop":
             raise GuardStop
 
     def _close(self, *, refused: bool) -> None:

@@ -24,7 +24,6 @@ from remtta.runs.writer import RowWriter
 from remtta.streams.fitness import near_equal
 from remtta.streams.prefetch import DecodedFrame
 
-_MAX_IN_PIPE = 2**20  # capacity of a pipe, unless root allowed more
 _QUIET_EVENTS = ("doubt", "trust", "pardon")  # not worth a warning
 _VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 
@@ -128,12 +127,6 @@ class Scribe(Listener):
         self.started -= place.seconds
         self._note_place()
 
-    def replay(self) -> None:
-        """Send again the rows that the reader may have missed when the place was saved, or since."""
-        assert self._rows is not None
-        num_lines = self._rows.replay(max(0, self.summary.place.passed_bytes - _MAX_IN_PIPE), self._interrupts)
-        _log.info("repeated the last %s", counted(num_lines, "row"))
-
     def expected_rows(self) -> list[Row]:
         """Return the rows of the earlier run that were not produced again yet."""
         return self._rows.expected_rows() if self._rows else []
@@ -142,7 +135,6 @@ class Scribe(Listener):
         """Write a batch's predictions."""
         assert self._rows is not None
         batch = result.batch
-        self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_reported_readable)
         agreed, self._written = self._rows.num_changed == 0, prediction_rows(result, self._form)
         self._rows.write(self._written)
         if agreed and self._rows.num_changed:
@@ -151,9 +143,11 @@ class Scribe(Listener):
                 "another machine, device or number of threads?",
                 next(row["index"] for row in self._written if "index" in row),
             )
+        self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_reported_readable)
         last = batch.frames[-1]
         self.summary.place.last = [last.source, last.number]
-        nats = None if result.logits is None else float(entropy(result.logits).mean())
+        logits = result.answers.logits
+        nats = float(entropy(logits).mean()) if len(logits) else None
         self.summary.note_answer(batch.frames[0].read_at, nats)
         if self._plan.options.on_error == "skip":
             for frame in batch.unreported:
@@ -166,7 +160,7 @@ class Scribe(Listener):
         self._record.steps.add(result.seconds, len(result.batch.readable))
         place.dropped = self._record.num_dropped
         summary.num_alarms = self._plan.adapter.total_alarms
-        summary.estimates = result.estimates or summary.estimates
+        summary.estimates = result.answers.estimates or summary.estimates
         for frame in frames:
             self._record.reads.add(frame.read_s, 1)
             self._record.decodes.add(frame.decode_s, 1)
@@ -184,7 +178,6 @@ class Scribe(Listener):
         """Send a batch's predictions down the pipe, if any, and to the viewers."""
         assert self._rows is not None
         self._rows.echo(self._interrupts)
-        self.summary.place.passed_bytes = self.summary.place.num_bytes
         guard = self._plan.adapter.guard
         rows = [row for row in self._written if "gap" not in row]
         for show in self._viewers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -61,6 +61,9 @@ class Session:
 
     A fast batch is finished before a stop. Before a slow one, the state to be saved on a stop is kept.
 
+    Attributes:
+        quick: Whether the last batch was fast enough for a stop to wait for another.
+
     Args:
         counts: New counts, or those of a run to resume.
         reset_every: Restore the source weights after this many learned frames; None for never.
@@ -86,7 +89,7 @@ class Session:
         self.adapter, self.counts, self._card = adapter, counts, card
         self._policy, self._listener, self._interrupts = policy, listener, interrupts
         self._resets, self._adapt_for, self._answer_early = (episodic, reset_every), adapt_for, answer_early
-        self._seconds = math.inf  # duration of the last batch
+        self.quick = False
         self._busy = False  # whether a batch is in progress
         self._before: Snapshot | None = None  # the end of the last finished batch, if it was kept
         self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the session's
@@ -117,11 +120,6 @@ class Session:
             self.committed = self.adapter.method.committed
 
     @property
-    def quick(self) -> bool:
-        """True if batches are fast enough for a stop to wait for another prediction."""
-        return self._seconds < PATIENCE_S
-
-    @property
     def snapshot(self) -> Snapshot | None:
         """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
         return self._before if self._busy else (self._counts_before or self.counts, self.adapter.state())
@@ -134,38 +132,35 @@ class Session:
 
     def _process(self, batch: Batch) -> None:
         """Predict and learn from a batch. A stop waits for a fast one; before a slow one, the state is kept for it."""
-        if self.quick:
+        with contextlib.ExitStack() as stack:
+            if self.quick:
+                stack.enter_context(self._interrupts.held())
+            elif self.adapter.method.norms_only:  # do not hold gigabytes of state twice
+                self._before = self._counts_before or replace(self.counts), self.adapter.state()
+            started, self._busy = time.monotonic(), True
+            result = self._answer(batch)
+            if self._answer_early:
+                with self._interrupts.held():
+                    self._write(result)
+                    self._listener.deliver(result)
+                # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
+                self.adapter.learn()
+            seconds = time.monotonic() - started
+            self.quick = seconds < PATIENCE_S
+            update, after = result.update, self.adapter.method.num_updates
+            adapted = after > update or 0 < after < update  # some methods reset themselves
+            result = replace(result, updates_after=after, adapted=adapted, seconds=seconds)
             with self._interrupts.held():
-                self._work(batch)
-            return
-        if self.adapter.method.norms_only:  # do not hold gigabytes of state twice
-            self._before = self._counts_before or replace(self.counts), self.adapter.state()
-        self._work(batch)
-
-    def _work(self, batch: Batch) -> None:
-        started, self._busy = time.monotonic(), True
-        result = self._answer(batch)
-        if self._answer_early:
-            with self._interrupts.held():
-                self._write(result)
-                self._listener.deliver(result)
-            # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
-            self.adapter.learn()
-        self._seconds = time.monotonic() - started
-        update, after = result.update, self.adapter.method.num_updates
-        adapted = after > update or 0 < after < update  # some methods reset themselves
-        result = replace(result, updates_after=after, adapted=adapted, seconds=self._seconds)
-        with self._interrupts.held():
-            if not self._answer_early:
-                self._write(result)
-            self._finish(result)
-            if not self._answer_early:
-                self._listener.deliver(result)
+                if not self._answer_early:
+                    self._write(result)
+                self._finish(result)
+                if not self._answer_early:
+                    self._listener.deliver(result)
 
     def _answer(self, batch: Batch) -> BatchResult:
         """Return the predictions of a batch, and update unless that comes later."""
         method, frames = self.adapter.method, batch.readable
-        answers: Answers | None = None
+        answers = Answers(method)
         excluded: dict[int, str] = {}
         called = False
         counts_before = self.counts.frames_in_delta, self.counts.frames_since_reset
@@ -193,14 +188,15 @@ class Session:
                 pixels, fit, labels, left_out=why is not None, later=self._answer_early, early=batch.early
             )
             answers.logits = answers.logits.cpu()
-            _check_finite(answers.logits, batch)
+            if not torch.isfinite(answers.logits).all():
+                raise _not_finite(batch)
             answer_seconds = time.monotonic() - started
         return BatchResult(
             batch=batch,
             answers=answers,
             update=update,
             updates_after=update,
-            adapted=called and self.adapter.learns,  # assumed, if the update comes later
+            adapted=called,  # assumed, if the update comes later
             excluded=excluded,
             counts_before=counts_before,
             called=called,
@@ -214,9 +210,9 @@ class Session:
         num_readable = sum(frame.image is not None for frame in unreported)
         self.counts.frames += len(unreported)
         self.counts.skipped += len(unreported) - num_readable
-        self.counts.by_source += num_readable * result.by_source
-        self.counts.by_both += num_readable * result.by_both
-        self.counts.smoothed += sum(result.smoothed[result.batch.num_reported_readable :])
+        self.counts.by_source += num_readable * (result.answers.weight == 0)
+        self.counts.by_both += num_readable * (0 < result.answers.weight < 1)
+        self.counts.smoothed += sum(result.answers.smoothed[result.batch.num_reported_readable :])
 
     def _finish(self, result: BatchResult) -> None:
         counts, kept = self.counts, result.updates_after >= result.update
@@ -231,9 +227,8 @@ class Session:
         self._listener.finished(result)
 
 
-def _check_finite(logits: Tensor, batch: Batch) -> None:
-    if not torch.isfinite(logits).all():
-        raise RemttaError(
-            f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
-            "use a lower --lr, or check the checkpoint"
-        )
+def _not_finite(batch: Batch) -> RemttaError:
+    return RemttaError(
+        f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
+        "use a lower --lr, or check the checkpoint"
+    )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _POSITION = "position"
+_REMOVED = ("passed_bytes",)  # from positions of 0.2.0
 
 P = TypeVar("P", bound="DataclassInstance")
 
@@ -67,6 +68,7 @@ def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
     if not path.exists():
         return kind(), {}
     position, state = load_state(path)
+    position = {name: value for name, value in position.items() if name not in _REMOVED}
     if set(position) != {field.name for field in fields(kind)}:
         raise other_version(path)
     return kind(**position), state

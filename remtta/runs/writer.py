@@ -155,19 +155,6 @@ class RowWriter:
             os.fsync(self._file.fileno())
         return self.size
 
-    def replay(self, start: int, interrupts: Interrupts) -> int:
-        """Send the complete lines after a position in the file down the pipe again; return their number."""
-        self._file.seek(start)
-        if start:
-            start += len(self._file.read(_CHUNK_BYTES).partition(b"\n")[0]) + 1
-            self._file.seek(start)
-        num_lines, left = 0, self._size - start
-        while left > 0 and (chunk := self._file.read(min(left, _CHUNK_BYTES))):
-            self._send(chunk, interrupts)
-            num_lines, left = num_lines + chunk.count(b"\n"), left - len(chunk)
-        self._file.seek(self._size)
-        return num_lines
-
     def echo(self, interrupts: Interrupts | None = None) -> None:
         """Send the rows written last down the pipe.
 

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
@@ -27,14 +26,6 @@ LOST_S = 2.0  # how long a batch waits for a lost live source
 def decoding_budget(options: RunOptions, preprocessing: Preprocessing) -> Budget:
     """Return the memory budget for decoding a run's frames."""
     return Budget(decoding_bytes(options.max_memory), preprocessing.resized_bytes)
-
-
-def flush_after(stream: Stream, options: RunOptions) -> float | None:
-    """Return the seconds after which a frame is predicted without its batch: by default few on a live source."""
-    live = stream.live_source
-    if options.flush_after is None and live is not None and not live.finite:
-        return LIVE_FLUSH_AFTER_S
-    return options.flush_after
 
 
 @dataclass(frozen=True)
@@ -95,7 +86,7 @@ class Batches:
         self._waiting: list[DecodedFrame] = []  # for a full batch
         self._num_early = 0  # of them were released early
         self._since: float | None = None  # when the first of the others came
-        self._clock, self._max_s = clock, partial(flush_after, stream, options)
+        self._clock, self._flush_after = clock, options.flush_after
         self._memory = memory or decoding_budget(options, preprocessing)
         self._demand: threading.Semaphore | None = None
         if self._live is not None and self._live.newest_only:
@@ -132,7 +123,8 @@ class Batches:
                     self._waiting.append(frame)
                     self._since = self._clock() if self._since is None else self._since
                     readable += frame.image is not None
-                    self._want(frame.image is None)  # the next may be read at once
+                    if self._demand and frame.image is None:
+                        self._demand.release()  # the next may be read at once
                     # With no readable frame waiting, an unreadable one need not wait either.
                     full = readable in (0, self._size) or len(self._waiting) >= MAX_WAITING * self._size
                     ends = full or bool(frame.error and self._stops_at_errors)
@@ -140,7 +132,8 @@ class Batches:
                     ends = self._is_lost()
                 if ends and self._waiting:
                     yield self._take()
-                    self._want(readable)
+                    if self._demand and readable:
+                        self._demand.release(readable)
                     readable = 0
                 elif self._due:
                     yield self.waiting()
@@ -160,7 +153,9 @@ class Batches:
     @property
     def _due(self) -> bool:
         """True if frames not yet released early have waited long enough."""
-        max_s = self._max_s()
+        max_s = self._flush_after
+        if max_s is None and self._live is not None and not self._live.finite:
+            max_s = LIVE_FLUSH_AFTER_S
         return max_s is not None and self._since is not None and self._clock() - self._since >= max_s
 
     def _take(self) -> Batch:
@@ -168,10 +163,6 @@ class Batches:
         batch = Batch(self._waiting, num_reported=self._num_early)
         self._waiting, self._num_early, self._since = [], 0, None
         return batch
-
-    def _want(self, num_frames: int) -> None:
-        if self._demand and num_frames:
-            self._demand.release(num_frames)
 
     def _is_lost(self) -> bool:
         return self._live is not None and self._live.seconds_lost > LOST_S

@@ -76,7 +76,7 @@ def vitals(run: Run) -> dict[str, Any]:
         "last_frame": summary.last_frame,
         "lag_s": summary.lag_s,
         "guard": guard.judge.verdict if guard else None,
-        "guard_alarms": guard.judge.total_alarms if guard else None,
+        "guard_alarms": guard.judge.now.total_alarms if guard else None,
         "estimate": summary.estimates or None,
         **run.record.live_counts,
     }

@@ -126,7 +126,7 @@ def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
         "updates": ("Optimizer steps.", summary.num_updates),
         "answered_by_source": ("Frames that the source model answered alone.", summary.place.by_source),
         "answered_by_both": ("Frames that the source model had a share in.", summary.place.by_both),
-        "guard_alarms": ("Alarms of the guard, each a rollback.", guard.judge.total_alarms if guard else None),
+        "guard_alarms": ("Alarms of the guard, each a rollback.", guard.judge.now.total_alarms if guard else None),
         "dropped": ("Frames dropped for newer ones.", live.get("dropped")),
         "gaps": ("Times a live source was lost and came back.", live.get("gaps")),
     }
@@ -148,5 +148,5 @@ def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
         "entropy_nats": ("Mean entropy of the last batch's predictions.", summary.entropy),
         "estimated_accuracy": ("Of the answers to the last 500 frames.", summary.estimates.get("answers")),
         "adapted_weight": ("The adapted model's share in answers.", guard.judge.weight if guard else None),
-        "guard_lead": ("What the adapted model sees more, as a share.", guard.judge.lead if guard else None),
+        "guard_lead": ("What the adapted model sees more, as a share.", guard.judge.now.lead if guard else None),
     }

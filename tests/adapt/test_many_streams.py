@@ -6,7 +6,6 @@ import pickle
 import shutil
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -20,7 +19,6 @@ from remtta.adapt.many_streams import adapt_streams
 from remtta.adapt.one_stream import RunSummary
 from remtta.adapt.planning import Setup
 from remtta.adapt.site import SiteSummary
-from remtta.adapt.turns import Turns
 from remtta.deltas import DELTA
 from remtta.engines.interrupts import Interrupts
 from remtta.engines.processes import DIED, WorkersDied
@@ -97,14 +95,6 @@ def test_each_stream_is_as_if_it_were_alone(
     assert summary.report().splitlines()[1].startswith("yard  5 frames, 5 predicted, 0 skipped, 2 updates")
 
 
-def test_all_start_from_a_delta_of_more_layers_than_they_adapt(folders: dict[str, Path], tmp_path: Path) -> None:
-    adapt_tiny(folders["roof"], tmp_path / "first", config=replace(CONFIGS["rem"], adapt_layers="all"))
-    delta = load_delta(tmp_path / "first" / DELTA)
-    adapt_site(folders, tmp_path / "site", delta=delta)
-    adapt_tiny(folders["yard"], tmp_path / "alone", delta=delta)
-    assert_as_alone(tmp_path / "site" / "yard", tmp_path / "alone")
-
-
 def test_one_that_dies_and_one_that_stalls_hold_up_nobody(
     folders: dict[str, Path], alone: Path, tmp_path: Path
 ) -> None:
@@ -159,57 +149,6 @@ def test_a_stop_saves_all_and_they_go_on(
     assert summary.exit_reason == "completed"
     for name in folders:
         assert_as_alone(tmp_path / "site" / name, alone / name)
-
-
-def test_a_stop_ends_the_wait_for_a_turn_of_those_that_wait(folders: dict[str, Path], tmp_path: Path) -> None:
-    turns, stop, free = Turns(), Interrupts(), threading.Event()
-    turns._worker.submit(free.wait, 100)
-    stop._received.append(15)
-    begun: list[Interrupts] = []
-    results: list[str] = []
-
-    def ask(interrupts: Interrupts) -> None:
-        try:
-            turns.take(lambda: begun.append(interrupts), interrupts)
-        except BaseException as error:
-            results.append(type(error).__name__)
-
-    waiting, held = stop.part(), stop.part()
-    threads = [threading.Thread(target=ask, args=(waiting,))]
-    with held.finishing():  # whose work is needed for a clean end
-        threads += [threading.Thread(target=ask, args=(held,))]
-        for thread in threads:
-            thread.start()
-        assert happens(lambda: results == ["Stopped"])
-        free.set()
-        for thread in threads:
-            thread.join()
-    turns.close()
-    assert begun == [held]
-
-
-def test_a_fast_stream_asks_again_behind_the_slow_ones() -> None:
-    turns, free = Turns(), threading.Event()
-    turns._worker.submit(free.wait, 100)
-    order: list[str] = []
-    asked = threading.Barrier(3)
-
-    def stream(name: str, batches: int) -> None:
-        asked.wait(10)
-        for _ in range(batches):
-            turns.take(partial(order.append, name), Interrupts())
-
-    threads = [threading.Thread(target=stream, args=args) for args in (("fast", 50), ("slow", 5))]
-    for thread in threads:
-        thread.start()
-    asked.wait(10)
-    assert happens(lambda: turns._worker._work_queue.qsize() == 2)
-    free.set()
-    for thread in threads:
-        thread.join()
-    turns.close()
-    assert order.count("fast") == 50 and order.count("slow") == 5
-    assert "slow" in order[:2]
 
 
 def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from remtta.backbones.norms import adapted_norms
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import DeltaError, ModelError
 from remtta.methods.method import build_method
+from remtta.methods.norm import NORM, NORMConfig
 from remtta.methods.settings import method_config
 from remtta.methods.source import Source
 from remtta.models.hashing import state_sha256
 from tests.backbones.tiny_models import WITH_BATCH_NORM, pictures, tiny
-from tests.conftest import NUM_CLASSES
 from tests.methods.making import made
 
 
@@ -42,7 +41,7 @@ def make(name: str, model: nn.Module | None = None, batch_size: int = 5, **setti
     return build_method(name, model or tiny("resnet"), method_config(name, settings, batch_size=batch_size))
 
 
-@pytest.mark.parametrize("family", ["resnet", "mobilevitv2", "efficientnet", "convnext"])
+@pytest.mark.parametrize("family", ["mobilevitv2", "convnext"])
 def test_the_batchs_statistics_alone_equal_tents(family: str) -> None:
     model = tiny(family)
     expected = as_tent(model)(pictures(4)).detach()
@@ -164,8 +163,10 @@ def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
     torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
 
 
-@pytest.mark.parametrize("family", ["resnet", "mobilevit"])
-@pytest.mark.parametrize(("prior", "size"), [(None, 64), (0, 32)])  # at 32 the last map is one position
+@pytest.mark.parametrize(
+    ("family", "prior", "size"),
+    [("mobilevit", None, 64), ("resnet", 0, 32)],  # at 32 the last map is one position
+)
 def test_one_image_has_finite_predictions_and_updates(family: str, prior: int | None, size: int) -> None:
     method = make("tent", tiny(family), batch_size=1, bn_prior=prior, lr=1e-4)
     for seed in range(2):
@@ -203,10 +204,8 @@ def test_with_running_statistics_a_prediction_is_independent_of_its_batch() -> N
     assert method.num_updates == 1
 
 
-@pytest.mark.parametrize("name", ["tent", "rem"])
-def test_running_statistics_that_move_are_part_of_delta_state_and_reset(name: str) -> None:
-    more: dict[str, Any] = {"mask_ratios": (0.0, 0.25, 0.5)} if name == "rem" else {"adapt_layers": "0"}
-    through, resumed = (make(name, tiny("resnet"), bn="recent", **more) for _ in range(2))
+def test_running_statistics_that_move_are_part_of_delta_state_and_reset() -> None:
+    through, resumed = (make("rem", tiny("resnet"), bn="recent", mask_ratios=(0.0, 0.25, 0.5)) for _ in range(2))
     source = {key: tensor.clone() for key, tensor in through.net.model.state_dict().items()}
     for seed in range(2):
         through(pictures(5, seed))
@@ -281,54 +280,6 @@ def test_micro_batches_are_warned_of_once_and_rem_takes_the_whole_batch(caplog: 
     ]
 
 
-def plain_views(model: nn.Module, images: Tensor, ratios: tuple[float, ...]) -> list[Tensor]:
-    """Each view a batch of its own; its patches, 2 x 2, go by the strength of the plain view's features."""
-    views: list[Tensor] = []
-    any_model: Any = model
-    strengths = any_model.forward_features(images).detach().pow(2).sum(1).sqrt().flatten(1)
-    for ratio in ratios:
-        masked = images.clone()
-        for number in range(len(images)):
-            for place in strengths[number].argsort(descending=True)[: 4 - int(4 * (1 - ratio))].tolist():
-                row, column = divmod(place, 2)
-                masked[number, :, 32 * row : 32 * (row + 1), 32 * column : 32 * (column + 1)] = 0
-        views.append(model(masked))
-    return views
-
-
-@pytest.mark.parametrize("settings", [{}, {"confident_below": 0.9, "margin": 0.1}], ids=str)
-def test_rem_is_its_plain_reading_with_each_view_normalised_by_itself(settings: dict[str, Any]) -> None:
-    ratios, lr = (0.0, 0.25, 0.5), 0.02
-    chosen: dict[str, Any] = {"optimizer": "sgd", "momentum": 0.0, "lr": lr, "bn_prior": 0, "mask_ratios": ratios}
-    rem: Any = make("rem", **chosen, **settings)
-    plain = as_tent(tiny("resnet"))
-    names = set(rem.adapted_names)
-    for seed in range(3):
-        rem.objective.memory["violating_share"].fill_(0.0)  # no way to save a graph
-        images = pictures(5, seed)
-        views = torch.stack(plain_views(plain, images, ratios))
-        probs, logs = views.softmax(-1), views.log_softmax(-1)
-        entropies = -(probs * logs).sum(-1)
-        loss = torch.zeros(5)
-        for i, j in combinations(range(3), 2):
-            loss = loss - (probs[i].detach() * logs[j]).sum(-1)
-            order = entropies[i] - entropies[j].detach() + rem.objective.config.margin * math.log(NUM_CLASSES)
-            loss = loss + order.clamp(min=0)
-        if rem.objective.config.confident_below:
-            loss = loss * (entropies[0] < rem.objective.config.confident_below * math.log(NUM_CLASSES))
-            assert int((loss > 0).sum()) > 0
-        norms = [parameter for name, parameter in plain.named_parameters() if name in names]
-        gradients = torch.autograd.grad(loss.mean(), norms)
-        with torch.no_grad():
-            for parameter, gradient in zip(norms, gradients, strict=True):
-                parameter.sub_(lr * gradient)
-        torch.testing.assert_close(rem(images), views[0].detach(), atol=1e-4, rtol=1e-3)
-    moved = dict(plain.named_parameters())
-    for name, parameter in rem.net.model.named_parameters():
-        torch.testing.assert_close(parameter, moved[name], atol=1e-4, rtol=1e-3)
-    assert max(float(change.abs().max()) for change in rem.delta().values()) > 1e-3
-
-
 def test_frozen_and_folded_batch_norms_are_reported() -> None:
     frozen = freeze_batch_norm_2d(tiny("resnet"))
     with pytest.raises(ModelError, match=r"no normalisation layers; \d+ batch norms of the model are frozen"):
@@ -341,3 +292,58 @@ def test_frozen_and_folded_batch_norms_are_reported() -> None:
     with pytest.raises(ModelError, match="if its batch norms were folded into convolutions, load the model from"):
         adapted_norms(backbone_of(folded))
     assert not running_statistics(batch_norms(folded))
+
+
+# --- NORM ------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def norm_by_hand(model: nn.Module, images: torch.Tensor, prior: float) -> torch.Tensor:
+    """Layer by layer, in the order of the forward pass: write blended statistics into each, then go on."""
+    n = len(images)
+
+    def blend(layer: Any, inputs: tuple[torch.Tensor]) -> None:
+        values = inputs[0].transpose(0, 1).flatten(1)
+        layer.running_mean.copy_((n * values.mean(1) + prior * layer.running_mean) / (n + prior))
+        layer.running_var.copy_((n * values.var(1, correction=0) + prior * layer.running_var) / (n + prior))
+
+    for layer in model.modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            layer.register_forward_pre_hook(blend)
+    logits: torch.Tensor = model(images)
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("family", "count", "prior", "counts_for"),
+    [("efficientnet", 4, None, 12), ("resnet", 20, None, 0), ("resnet", 4, 16, 16)],
+)
+def test_norm_is_its_plain_reading(family: str, count: int, prior: int | None, counts_for: int) -> None:
+    model = tiny(family)
+    source = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    norm, images = made(NORM, model, NORMConfig(bn_prior=prior)), pictures(count)
+    expected = norm_by_hand(tiny(family), images, counts_for)
+    assert not torch.allclose(expected, tiny(family)(images), atol=1e-2)
+    torch.testing.assert_close(norm(images), expected, atol=1e-4, rtol=1e-3)
+    assert torch.equal(norm.predict(images), norm.answer(images))
+    assert all(torch.equal(tensor, source[key]) for key, tensor in model.state_dict().items())
+    assert (norm.adapts, norm.num_updates, norm.objective.num_trained, norm.delta()) == (False, 0, 0, {})
+    assert norm.objective.delta_refusal is not None and norm.objective.passes() == (1, 0)
+
+
+def test_recent_statistics_become_the_running_ones() -> None:
+    norm = made(NORM, tiny("resnet"), NORMConfig(bn="recent"))
+    assert norm.adapts and norm.objective.delta_refusal is None
+    source = tiny("resnet")(pictures(8)).detach()
+    first = norm(pictures(8))
+    assert norm.num_updates == 1 and not torch.allclose(first, source, atol=1e-3)
+    assert set(norm.delta()) == {name for name in tiny("resnet").state_dict() if "running" in name}
+    torch.testing.assert_close(norm.net.model(pictures(8)), first)  # no image came before these
+    norm.reset()
+    assert torch.equal(norm(pictures(8)), first)
+    torch.testing.assert_close(norm.predict_source(pictures(8)), source)
+
+
+def test_models_without_batch_norms_are_refused() -> None:
+    with pytest.raises(ModelError, match=r"^norm needs batch norms with running statistics, and the model has none"):
+        build_method("norm", tiny("convnext"), method_config("norm", {}, batch_size=8))

@@ -15,7 +15,6 @@ STAGES: dict[str, Any] = {"depths": (1, 1, 1, 1)}
 WINDOWS = {"img_size": SIZE, "window_size": 4, "embed_dim": 8, "num_heads": (1, 1, 2, 2), **STAGES}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet": ("resnet18", {"layers": (1, 1, 1, 1), "channels": (8, 12, 16, 24)}),
-    "wide_resnet": ("wide_resnet50_2", {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}),
     "resnext": (
         "resnext50_32x4d",
         {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8), "cardinality": 4, "base_width": 32},

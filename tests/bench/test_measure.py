@@ -26,7 +26,6 @@ def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
     assert list(measured) == list(SUBJECTS)
     assert measured[FORWARD].forwards == 1
     assert measured["rem"].forwards > measured[FORWARD].forwards
-    assert measured["rem"].violating_share is not None
     assert all(each.cpu_s_per_1000 > 0 and each.images_per_s == 4 / each.seconds for each in measured.values())
 
 
@@ -56,17 +55,11 @@ def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -
     assert {"cpu", "cores", "used_by_torch"} <= content["environment"].keys()
 
 
-@pytest.mark.parametrize(
-    ("args", "message"),
-    [
-        (["--methods", "cotta"], "cannot measure cotta; choose from forward, source, tent"),
-        (["--model", "vit_nonsense"], 'unknown model "vit_nonsense"'),
-        (["--model", "vit_tiny_patch16_224", "--model-kwargs", "deepness=3"], "does not take these model arguments"),
-    ],
-)
-def test_wrong_use_is_reported(args: list[str], message: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert remtta_here("bench", *args) == 2
-    assert message in capfd.readouterr().err
+def test_wrong_use_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("bench", "--methods", "cotta") == 2
+    assert "cannot measure cotta; choose from forward, source, tent" in capfd.readouterr().err
+    assert remtta_here("bench", "--model", "vit_nonsense") == 2
+    assert 'unknown model "vit_nonsense"' in capfd.readouterr().err
 
 
 def test_a_checkpoint_is_measured_at_its_own_size(

@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from remtta import RunOptions, adapt_stream, load_delta, load_model
+from remtta import RunOptions, adapt_stream, load_delta
 from remtta.files import FolderLock
 from tests.command import remtta_here
-from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, random_images, tiny_vit
+from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, tiny_vit
 from tests.records import record_of, rows_of
 
 
@@ -37,15 +37,7 @@ def test_adapt_apply_and_inspect(
     changed = {name for name in base if not torch.equal(base[name], state[name])}
     delta = load_delta(run / "delta.safetensors").tensors
     assert "head.bias" in delta and changed == {name for name, change in delta.items() if change.any()}
-    model = load_model(
-        "vit_tiny_patch16_224", checkpoint=whole, num_classes=NUM_CLASSES, model_kwargs=TINY, labels=None
-    )
-    expected = tiny_vit()
-    with torch.no_grad():
-        for name, change in load_delta(run / "delta.safetensors").tensors.items():
-            parameter = expected.get_parameter(name)
-            parameter.add_(change)
-        assert torch.equal(model(random_images(4)), expected(random_images(4)))
+    assert all(torch.equal(state[name], base[name] + change) for name, change in delta.items())
 
     assert remtta_here("inspect", run) == 0
     text = capfd.readouterr().out

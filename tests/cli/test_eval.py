@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 import pytest
-from safetensors.torch import save_file
 
 from remtta.errors import OutputError
 from remtta.evaluation import plots
 from tests.command import refusal_of, remtta_here
-from tests.conftest import TINY_OPTIONS, tiny_vit
+from tests.conftest import TINY_OPTIONS
 from tests.evaluation.trees import write_tree
 from tests.records import json_of, rows_of
 
@@ -86,51 +83,6 @@ def test_one_table_takes_a_method_with_several_settings(
     for names, told in [("rem,rem", "rem is named twice"), ("a.b=rem", "cannot label"), ("tent=rem", "cannot label")]:
         assert remtta_here("eval", root, *options[:-1], names, "-o", tmp_path / "no") == 2
         assert told in capfd.readouterr().err
-
-
-def test_checkpoints_and_severities_apart_are_evaluations_of_their_own_in_one_table(
-    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    other = tmp_path / "other" / checkpoint.name
-    other.parent.mkdir()
-    save_file(tiny_vit(1).state_dict(), other)
-    root = write_tree(tmp_path / "c", ["fog", "snow"], severities=(3, 5), each=1)
-    options: list[str | Path] = [*TINY_OPTIONS, "--methods", "source,rem", "-b", "4", "--lr", "0.02", "--no-plots"]
-    grid, single = tmp_path / "grid", tmp_path / "single"
-    both: list[str | Path] = ["--checkpoint", checkpoint, "--checkpoint", other, "--apart", "-o", grid]
-    assert remtta_here("eval", root, *options, *both, "--severity", "5") == 0
-    names = [f"{path.parent.name}-{path.stem}" for path in (checkpoint, other)]
-    assert sorted(folder.name for folder in grid.iterdir() if folder.is_dir()) == sorted(names)
-    begun = (grid / names[1] / "severity5" / "results.json").stat().st_mtime_ns
-    capfd.readouterr()
-    assert refusal_of(capfd, "eval", root, *options, *both, "--severity", "3,5")[0] == 2
-    assert not (grid / names[0] / "severity3").exists()
-
-    assert remtta_here("eval", root, *options, *both, "--severity", "3,5", "--resume") == 0
-    table = capfd.readouterr().out.splitlines()[-10:]
-    assert (grid / names[1] / "severity5" / "results.json").stat().st_mtime_ns == begun
-    assert remtta_here("eval", root, *options, "--checkpoint", other, "--severity", "3", "-o", single) == 0
-    alone, case = json_of(single / "results.json"), json_of(grid / names[1] / "severity3" / "results.json")
-    assert rows_of(single) == rows_of(grid / names[1] / "severity3")
-    assert alone["settings"] == case["settings"] and alone["methods"]["rem"]["mean"] == case["methods"]["rem"]["mean"]
-
-    lines = list(csv.DictReader(io.StringIO((grid / "axes.csv").read_text())))
-    assert len(lines) == 2 * 2 * 2 * 3  # checkpoints, severities, methods; two domains and their mean
-    means = {(line["checkpoint"], line["severity"]): float(line["error"]) for line in lines if line["domain"] == "mean"}
-    assert means[names[1], "3"] == pytest.approx(case["methods"]["rem"]["mean"], abs=1e-3)
-    cells = {line.split("  ")[0]: line.split()[-1] for line in table}
-    assert list(cells)[:4] == [f"checkpoint {name}, severity {level}" for name in names for level in (3, 5)]
-    of_three = (means[names[0], "3"] + means[names[1], "3"]) / 2
-    assert float(cells["severity 3"]) == pytest.approx(of_three, abs=0.051)
-    assert float(cells["mean"]) == pytest.approx(sum(means.values()) / 4, abs=0.051)
-    assert "severity 3" in (grid / "axes.md").read_text()
-
-    capfd.readouterr()
-    more: list[str | Path] = ["--checkpoint", checkpoint, "--apart", "-o", single]
-    assert "holds a single evaluation" in refusal_of(capfd, "eval", root, *options, *more)[1]
-    plain = write_tree(tmp_path / "plain", ["fog"], severities=(), each=1)
-    more[-1] = tmp_path / "no"
-    assert "has domains without severities; leave --apart out" in refusal_of(capfd, "eval", plain, *options, *more)[1]
 
 
 @pytest.mark.parametrize(

@@ -129,10 +129,8 @@ def header_of(path: Path) -> dict[str, str]:
     ("name", "value", "reason"),
     [
         ("model", "x", "its model.num_classes is missing"),
-        ("timing", [], "its timing.started is missing"),
         ("counts", {"frames": "many", "skipped": 0, "updates": 0}, "its counts.frames is not a whole number"),
         ("guard", 3, "its guard is not an object"),
-        ("guard", {"alarms": "many"}, "its guard.alarms is not a whole number"),
         ("method", {"name": "rem", "batch_size": 3, "mask_ratios": ["a"]}, "its mask ratio is not a number"),
     ],
 )
@@ -220,7 +218,7 @@ def test_no_delta_makes_it_fail(
     check_told(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b"\xff\xfe", b"[" * 100_000, b"{}", b'{"counts": {}}'])
+@pytest.mark.parametrize("content", [b"[1]", b"\xff\xfe", b"[" * 100_000, b"{}"])
 @pytest.mark.parametrize("name", ["run.json", "results.json"])
 def test_an_invalid_record_is_reported(name: str, content: bytes, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(content)
@@ -258,12 +256,3 @@ def test_deltas_that_cannot_be_compared_are_refused(cameras: list[Path], tmp_pat
     assert told(cameras[0], "nowhere") == (2, "", "Error: nowhere: no such file or folder\n")
     code, _, err = told(cameras[0], str(tmp_path))
     assert code == 2 and "no such delta file" in err
-
-
-def test_where_a_delta_comes_from_is_shown(cameras: list[Path], tmp_path: Path) -> None:
-    assert f"lineage      adapt {cameras[0]}_frames (folder), run " in told(cameras[0])[1]
-    parent = {"file_sha256": "ab" * 32, "method": "tent", "frames": 6, "updates": 2, "created": "", "weight": 0.5}
-    mean = tmp_path / "mean.safetensors"  # of a version that made averages
-    lineage = json.dumps({"made_by": "average", "parents": [parent]})
-    with_header(cameras[0] / "delta.safetensors", mean, lineage=lineage)
-    assert "lineage      average\nfrom         abababababab, tent, 2 updates on 6 frames\n" in told(mean)[1]

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from remtta.cli import classifiers
 from remtta.cli.classifiers import load_torch
-from remtta.cli.progress import heartbeat
 from remtta.errors import UsageError
 from remtta.options import ModelOptions
 from tests.runs.tiny import adapt_tiny
@@ -69,13 +67,3 @@ def test_help_inspection_and_wrong_use_are_quick(frames: Path, tmp_path: Path) -
     ends = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("end")]
     assert [end[0] for end in ends] == [line.split()[0] for line in WITHOUT_TORCH.strip().splitlines()], done.stderr
     assert ends[0] == ["0"] and not any("torch" in end for end in ends)
-
-
-def test_a_heartbeat_repeats_what_is_being_done(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "remtta")
-    with heartbeat("loading", every_s=0.01) as tell:
-        tell("drawing")
-        deadline = time.monotonic() + 10
-        while caplog.messages.count("drawing") < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
-    assert caplog.messages[0] == "loading" and caplog.messages.count("drawing") >= 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import re
 from collections import defaultdict
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args
@@ -14,7 +16,7 @@ from remtta.bench.subjects import BenchOptions
 from remtta.cli import COMMANDS
 from remtta.cli.groups import flat
 from remtta.corruptions.choices import CorruptOptions
-from remtta.methods.settings import REMConfig, method_config
+from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, REMConfig, method_config
 from remtta.methods.settings.chosen import MethodOptions, MethodsOptions
 from remtta.methods.source import SourceConfig
 from remtta.options import DataOptions, EvalOptions, ModelOptions, RunOptions, StreamOptions
@@ -82,8 +84,6 @@ def test_adapt_shows_at_most_thirty_options_in_five_panels(capfd: pytest.Capture
         (["adapt", "x", "--threads", "1000000"], "Invalid value for '--threads': must be at most "),
         (["adapt", "x", "--steps", "9" * 21], "Invalid value for '--steps': must be at most 10000"),
         (["eval", ".", "--methods", "rem", "--set", "rem.steps=1000000"], "steps must be from 1 to 10000"),
-        (["adapt", "x", "--topk", "3"], "No such option: --topk"),
-        (["adapt", "x", "--preset", "paper"], "No such option: --preset"),
     ],
 )
 def test_numbers_are_bounded(args: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -94,10 +94,8 @@ def test_numbers_are_bounded(args: list[str], told: str, capfd: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("args", "what"),
     [
-        (["adapt", "x", "--output", ""], "--output"),
         (["adapt", "x", "--output="], "--output"),
         (["adapt", "x", "-o", ""], "-o"),
-        (["adapt", "x", "--model", ""], "--model"),
         (["adapt", ""], "an argument"),
         (["eval", "x", "--methods", ""], "--methods"),
         (["corrupt", "", "y"], "an argument"),
@@ -106,3 +104,44 @@ def test_numbers_are_bounded(args: list[str], told: str, capfd: pytest.CaptureFi
 def test_empty_values_are_refused(args: list[str], what: str, capfd: pytest.CaptureFixture[str]) -> None:
     told = f"Error: {what} is empty (is a variable of the shell not set?); give a value, or leave it out"
     assert refusal_of(capfd, *args) == (2, told)
+
+
+# --- Help ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here(*command.split(), "--help") == 0
+    text = capfd.readouterr().out
+    assert re.search(rf"remtta {command}( \S|\n)", text)
+    assert "Example" in text
+
+
+def test_version_names_everything_on_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("--version") == 0
+    assert re.fullmatch(r"remtta \S+, torch \S+, timm \S+, \w+\n", capfd.readouterr().out)
+
+
+def test_methods_are_listed_with_their_settings(capfd: pytest.CaptureFixture[str]) -> None:
+    assert remtta_here("methods") == 0
+    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == list(METHOD_TABLE)
+    assert remtta_here("methods", "rem") == 0
+    told = capfd.readouterr().out
+    assert "  mask_ratios = 0,0.1,0.2\n      Fractions of patch tokens to mask" in told
+    assert "None for the first three quarters" in " ".join(told.split())
+    assert remtta_here("methods", "tent") == 0
+    assert "0.001 at a batch of 64" in capfd.readouterr().out
+    assert remtta_here("methods", "tenth") == 2
+    assert set(METHOD_SUMMARIES) == set(METHOD_TABLE)
+
+
+def test_every_setting_of_a_method_is_explained_and_used(capfd: pytest.CaptureFixture[str]) -> None:
+    for method, named in METHOD_TABLE.items():
+        assert remtta_here("methods", method) == 0
+        lines = capfd.readouterr().out.splitlines()[2:]
+        own = [number for number, line in enumerate(lines) if re.match(r"  \w+ = ", line)]
+        names = [lines[number].split()[0] for number in own]
+        fields = dataclasses.fields(named.config)
+        assert names == [field.name for field in fields if field.name not in named.config.unused]
+        assert all(len(lines[number + 1].strip()) > 10 for number in own), method
+        assert ("lr" in names) == (method not in ("source", "centre", "fast", "norm", "lame", "foa"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import typer
 from remtta.cli import app
 from remtta.cli.usage import spread_values
 from remtta.methods.settings import METHOD_TABLE
-from tests.command import refusal_of, remtta_here
+from tests.command import remtta_here
+from tests.conftest import TINY_OPTIONS
+from tests.records import parsed
 
 
 @pytest.mark.parametrize(
@@ -25,15 +28,12 @@ from tests.command import refusal_of, remtta_here
         (["adapt", "x", "-q", "-v"], "--quiet and --verbose exclude each other"),
         (["apply", "x"], "Missing option '--output' / '-o'."),
         (["adpt"], "No such command 'adpt'. Did you mean 'adapt'?"),
-        (["--bogus"], "No such option: --bogus"),
         (["eval", *"abcdef"], "unexpected arguments: b, c, d and 2 more"),
         (["adapt", "frames/1.jpg", "frames/2.jpg", "-q"], "got 2 sources; quote the pattern: 'frames/*.jpg', or name"),
         (["adapt", *(f"{n}.png" for n in range(10_000))], "got 10000 sources; quote the pattern: '*.png', or name the"),
-        (["adapt", "a/1.jpg", "b/1.jpg"], "got 2 sources; quote the pattern, or name the folder"),
         (["adapt", "a/\x1b[31m\n.jpg", "a/b.jpg", "c"], "got 3 sources; quote the pattern, or name the folder"),
         (["eval", "a", "\x1b[31m\n"], r"unexpected argument: \x1b[31m"),
         (["adapt", "x", "--mean", "0.5", "0.4"], "--mean takes 3 numbers, or one for all; got 0.5 0.4"),
-        (["adapt", "x", "--std", "half"], "--std takes 3 numbers, or one for all; got half"),
         (["adapt", "x", "--input-size"], "--input-size takes 2 numbers, or one for all; got none"),
     ],
 )
@@ -100,6 +100,36 @@ def test_the_module_as_a_program_tells_wrong_use_the_same_way(tmp_path: Path) ->
     assert done.stderr == b"Error: got 2 sources; quote the pattern: '*.jpg', or name the folder\n"
 
 
-def test_an_unknown_value_is_reported_with_the_valid_ones(capfd: pytest.CaptureFixture[str]) -> None:
-    told = "Error: Invalid value for '--smooth': 'sometimes' is not one of 'off', 'auto'."
-    assert refusal_of(capfd, "adapt", "frames", "--smooth", "sometimes") == (2, told)
+# --- Messages as JSON lines ------------------------------------------------------------------------------------------
+
+
+def messages(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    """Return standard error as JSON Lines; fail if a line is not JSON."""
+    lines = parsed(capfd.readouterr().err)
+    assert lines and all(datetime.fromisoformat(line["time"]).tzinfo for line in lines)
+    return lines
+
+
+def test_messages_are_json_lines(
+    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (frames / "frame_4.png").write_bytes(b"no image")
+    args = ["-v", "-b", "4", "-o", str(tmp_path / "run"), "--log-format", "json"]
+    assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, *args) == 0
+    told = messages(capfd)
+    assert {line["level"] for line in told} == {"debug", "warning", "info"}
+    [skipped] = [line for line in told if line["level"] == "warning"]
+    assert skipped["message"].startswith("skipped frame 4, ")
+    assert told[-1]["level"] == "info" and told[-1]["message"].startswith("12 frames, 11 predicted, 1 skipped")
+    assert all("\n" not in line["message"] for line in told)
+    figures = {"frames": 12, "predicted": 11, "skipped": 1, "exit_reason": "completed", "output": str(tmp_path / "run")}
+    assert figures.items() <= told[-1].items()
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_an_error_is_a_json_line(debug: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    args = ["--log-format", "json", *(["--debug"] if debug else [])]
+    assert remtta_here("adapt", tmp_path / "nowhere", *args) == 2
+    [line] = messages(capfd)
+    assert line["level"] == "error" and line["message"].endswith("nowhere: no such file or folder")
+    assert ("Traceback" in line.get("traceback", "")) == debug

@@ -15,7 +15,7 @@ from remtta.corruptions import CORRUPTIONS, HOLD_OUTS, SEVERITIES, STANDARD, cor
 from remtta.corruptions.blur import defocus_blur, disk, glass_blur, shuffled_nearby, zoom_blur
 from remtta.corruptions.choices import CorruptOptions, parse_corruptions
 from remtta.corruptions.digital import brightness, contrast, elastic_transform, pixelate, saturate, to_float, to_image
-from remtta.corruptions.filters import canvas_shape, fit, gaussian, motion_kernel, zoomed
+from remtta.corruptions.filters import gaussian, motion_kernel, zoomed
 from remtta.corruptions.functions import FUNCTIONS
 from remtta.corruptions.ice import NUM_TEXTURES, ice_texture
 from remtta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
@@ -31,7 +31,7 @@ NOT_MONOTONE: dict[ParameterSet, set[str]] = {
     "cifar": {"elastic_transform", "saturate", "frost", "glass_blur", "spatter", "motion_blur"},
 }
 GREY = np.full((60, 80, 3), 0.5, dtype=np.float32)
-ODD_SIZES = [(1, 1), (7, 500), (500, 7), (2, 65), (160, 120)]
+ODD_SIZES = [(1, 1), (7, 300), (300, 7), (2, 65), (90, 70)]
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -73,7 +73,7 @@ def test_every_size_keeps_its_size_and_the_same_seed_makes_the_same_image(name: 
 @pytest.mark.parametrize("parameter_set", ["imagenet", "cifar"])
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_psnr_falls_with_severity(name: str, parameter_set: ParameterSet) -> None:
-    size, count = (96, 2) if parameter_set == "imagenet" else (32, 10)
+    size, count = (96, 2) if parameter_set == "imagenet" else (32, 6)
     images = [picture(size, seed) for seed in range(count)]
     means = [
         np.mean([psnr(image, corrupt(image, name, severity, rng(seed))) for seed, image in enumerate(images)])
@@ -311,16 +311,6 @@ def test_spatter_is_pale_turquoise_water_or_brown_mud() -> None:
     darkest = mud.reshape(-1, 3)[mud.sum(axis=2).argmin()]
     assert np.allclose(darkest, np.array([63, 42, 20]) / 255, atol=0.03)
     assert 0.05 < (mud[..., 0] < 0.4).mean() < 0.5
-
-
-def test_layers_are_drawn_at_the_parameters_size() -> None:
-    image = np.zeros((500, 375, 3), dtype=np.float32)
-    assert canvas_shape(image, 375 / 224) == (299, 224)
-    assert canvas_shape(np.zeros((224, 300, 3), dtype=np.float32), 1) == (224, 300)
-    layer = rng().random((299, 224), dtype=np.float32)
-    assert fit(layer, image).shape == (500, 375)
-    assert fit(layer, layer) is layer
-    assert fit(np.ones((40, 40), dtype=np.float32), np.zeros((3, 70, 3), dtype=np.float32)).max() == 1
 
 
 # Digital

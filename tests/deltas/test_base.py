@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from remtta import adapt_stream, apply_delta, load_base, load_delta, load_model, save_delta
@@ -44,13 +42,10 @@ def test_sizes_of_the_model_are_taken_from_the_header(tmp_path: Path) -> None:
     [
         ({"model_kwargs": {"pretrained_cfg_overlay": {"url": "http://127.0.0.1/x"}}}, "set: pretrained_cfg"),
         ({"model_kwargs": {"cache_dir": "/tmp/x"}}, "a file may not set: cache_dir"),
-        ({"model_kwargs": {"depth": 1e8}}, "a file may not set: depth"),
         ({"model_kwargs": {"img_size": [1, 2, 3]}}, "a file may not set: img_size"),
         ({"model_kwargs": {"global_pool": "/etc"}}, "a file may not set: global_pool"),
-        ({"model_kwargs": {"embed_dim": float("inf")}}, "a file may not set: embed_dim"),
         ({"model_kwargs": [1]}, "model arguments that are not a mapping"),
         ({"num_classes": 10**9}, "absurd size .num_classes"),
-        ({"num_classes": "many"}, "absurd size .num_classes"),
         ({"input_size": [99999, 32]}, "absurd size .img_size"),
         ({"foo": 1}, "unknown model options: foo"),
     ],
@@ -124,15 +119,6 @@ def test_a_flipped_bit_or_a_changed_header_is_noticed(damage: Callable[[bytes], 
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DeltaError, match="its content does not match its checksum"):
         load_delta(path)
-
-
-def test_a_delta_without_a_checksum_is_read(tmp_path: Path) -> None:
-    saved(tmp_path)
-    path = tmp_path / "delta.safetensors"
-    with safe_open(path, framework="pt") as file:
-        header = {name: text for name, text in file.metadata().items() if name != "content_sha256"}
-    save_file({"norm.weight": torch.ones(48)}, path, metadata=header)
-    assert torch.equal(load_delta(path).tensors["norm.weight"], torch.ones(48))
 
 
 def test_numbers_that_the_model_cannot_hold_are_refused(vit: nn.Module) -> None:

@@ -73,16 +73,6 @@ def test_weights_keep_the_bases_dtype_where_it_holds_them_exactly(tmp_path: Path
     assert state_sha256(_load(tmp_path / "adapted.safetensors")) == state_sha256(model)
 
 
-def test_a_delta_reads_back_as_it_was_saved(tmp_path: Path) -> None:
-    _, delta = _adapted()
-    save_delta(tmp_path / "delta.safetensors", delta)
-    again = load_delta(str(tmp_path / "delta.safetensors"))
-    assert again.tensors.keys() == delta.tensors.keys()
-    assert all(torch.equal(again.tensors[name], tensor) for name, tensor in delta.tensors.items())
-    for name in ("model", "base_sha256", "method", "hyperparameters", "frames", "updates", "model_options", "created"):
-        assert getattr(again, name) == getattr(delta, name)
-
-
 def test_the_header_holds_every_promised_field_as_text(tmp_path: Path) -> None:
     tensors = {"norm.weight": torch.tensor([0.5])}
     options = {"checkpoint": "weights/\udcff.pth", "model_kwargs": {"img_size": 32}}
@@ -113,18 +103,11 @@ def test_a_delta_may_move_any_weight_of_the_model(vit: nn.Module) -> None:
 _UNUSABLE = [
     ({"norm__scale": torch.ones(48)}, "the delta changes norm.scale, which the model does not have"),
     ({"norm__weight": torch.ones(47)}, "the delta's norm.weight has shape (47,), the model's has (48,)"),
-    ({"norm__weight": torch.ones(1, 48)}, "the delta's norm.weight has shape (1, 48), the model's has (48,)"),
     (
         {"norm__weight": torch.full((48,), torch.nan)},
         "the delta's norm.weight holds values that are not finite numbers",
     ),
-    (
-        {"norm__weight": torch.full((48,), -torch.inf)},
-        "the delta's norm.weight holds values that are not finite numbers",
-    ),
     ({"norm__weight": torch.ones(48).int()}, "the delta's norm.weight holds values that are not finite numbers"),
-    ({"norm__weight": torch.ones(48).bool()}, "the delta's norm.weight holds values that are not finite numbers"),
-    ({"norm__weight": torch.ones(48) * 1j}, "the delta's norm.weight holds values that are not finite numbers"),
 ]
 
 

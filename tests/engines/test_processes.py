@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from remtta.engines.cluster import on_ray
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import DIED, RETRIES, in_processes
 from remtta.errors import RemttaError, UsageError
+from tests.conftest import happens
 
 
 def square(died: Path, number: int, stopped: Callable[[], int]) -> int:
@@ -35,48 +37,34 @@ def test_tasks_of_a_worker_that_died_are_done_by_another(tmp_path: Path) -> None
     assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
 
 
-@pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_ray_has_another_worker_do_what_one_died_of(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs Ray: remtta[cluster]")
-    done = on_ray(square, tmp_path / "died", range(5), interrupts=Interrupts())
-    assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
-    assert (tmp_path / "died").exists()
-
-
 def until_stopped(folder: Path, number: int, stopped: Callable[[], int]) -> int:
-    """Run until asked to stop."""
+    """Run until asked to stop; the first worker that does 8 dies."""
+    if number == 8 and not (folder / "died").exists():
+        (folder / "died").touch()
+        os._exit(1)
     (folder / str(number)).touch()
     while not stopped():
         time.sleep(0.05)
     return number
 
 
-def stop_them(done: Generator[tuple[int, int]], folder: Path) -> list[tuple[int, int]]:
-    """Return the results of tasks that were interrupted by a signal."""
-
-    def send() -> None:
-        while len(list(folder.iterdir())) < 2:
-            time.sleep(0.05)
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+@pytest.mark.parametrize("engine", ["processes", "ray"])
+def test_another_worker_does_what_one_died_of_and_a_stop_lets_begun_tasks_end(engine: str, tmp_path: Path) -> None:
+    def stop() -> None:
+        assert happens(lambda: all((tmp_path / name).exists() for name in ("died", "7", "8")), within_s=60)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=send).start()
     ended: list[tuple[int, int]] = []
-    with pytest.raises(Stopped, match="SIGTERM"):
-        ended.extend(done)  # as far as it comes
-    return ended
-
-
-def test_a_stop_lets_the_tasks_that_were_begun_end_by_themselves(tmp_path: Path) -> None:
     with Interrupts() as interrupts:
-        ended = stop_them(in_processes(until_stopped, tmp_path, [7, 8], jobs=2, interrupts=interrupts), tmp_path)
-    assert sorted(ended) == [(0, 7), (1, 8)]
-
-
-@pytest.mark.filterwarnings("ignore")  # Ray's own
-def test_a_stop_lets_the_tasks_of_ray_end_by_themselves(tmp_path: Path) -> None:
-    pytest.importorskip("ray", reason="needs Ray: remtta[cluster]")
-    with Interrupts() as interrupts:
-        ended = stop_them(on_ray(until_stopped, tmp_path, [7, 8], interrupts=interrupts), tmp_path)
+        if engine == "ray":
+            pytest.importorskip("ray", reason="needs Ray: remtta[cluster]")
+            done = on_ray(until_stopped, tmp_path, [7, 8], interrupts=interrupts)
+        else:
+            done = in_processes(until_stopped, tmp_path, [7, 8], jobs=2, interrupts=interrupts)
+        threading.Thread(target=stop).start()
+        with pytest.raises(Stopped, match="SIGTERM"):
+            ended.extend(done)  # as far as it comes
     assert sorted(ended) == [(0, 7), (1, 8)]
 
 
@@ -104,3 +92,42 @@ def test_without_ray_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install \"remtta\[cluster\]\""):
         next(on_ray(die, None, [0], interrupts=Interrupts()))
+
+
+# --- Which signals stop what; in a subprocess if the signal ends the process -----------------------------------------
+
+
+_SENDS = """
+import os, signal, sys
+from remtta.engines.interrupts import Interrupts
+{before}
+with Interrupts() as interrupts, interrupts.finishing():
+    for name in sys.argv[1:]:
+        os.kill(os.getpid(), getattr(signal, name))
+    print("still here", interrupts.pending)
+"""
+
+
+def after(*names: str, before: str = "") -> tuple[int, str]:
+    command = [sys.executable, "-c", _SENDS.format(before=before), *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return done.returncode, done.stdout.strip()
+
+
+def test_one_signal_is_put_off_and_a_second_ends_the_process_at_once() -> None:
+    assert after("SIGTERM") == (0, "still here True")
+    assert after("SIGTERM", "SIGTERM") == (-signal.SIGTERM, "")
+    assert after("SIGINT", "SIGTERM") == (-signal.SIGTERM, "")
+
+
+def test_an_ignored_hang_up_stays_ignored_and_an_ignored_interrupt_does_not() -> None:
+    assert after("SIGHUP", before="signal.signal(signal.SIGHUP, signal.SIG_IGN)") == (0, "still here False")
+    assert after("SIGINT", before="signal.signal(signal.SIGINT, signal.SIG_IGN)") == (0, "still here True")
+
+
+def test_a_wait_that_may_never_end_is_left_also_where_stops_are_held() -> None:
+    with Interrupts() as interrupts, interrupts.finishing():
+        interrupts.stop_now()  # nothing came in
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Stopped, match="SIGTERM"):
+            interrupts.stop_now()

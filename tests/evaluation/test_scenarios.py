@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -124,18 +123,3 @@ def test_recurring_domains_come_again_in_another_order_of_images(tmp_path: Path)
     assert all(sorted(visit.items[:, 1]) == list(range(21)) for visit in visits)
     assert np.array_equal(visits[0].items, plan_visits(dataset, EvalOptions(), 0)[0].items)
     assert len(plan_visits(dataset, EvalOptions(scenario="recurring"), 0)) == 40
-
-
-def test_irregular_domains_come_in_pieces_and_every_image_once(tmp_path: Path) -> None:
-    dataset = open_tree(write_tree(tmp_path / "c", ["fog", "snow", "frost"]))
-    options = EvalOptions(scenario="irregular")
-    visits = plan_visits(dataset, options, 0)
-    assert len(visits) > 3
-    assert len({len(visit.items) for visit in visits}) > 1
-    assert all(one != other for one, other in pairwise(titles(dataset, visits)))
-    for number, whole in enumerate(plan_visits(dataset, EvalOptions(), 0)):
-        pieces = [visit.items for visit in visits if visit.items[0, 0] == number]
-        assert np.array_equal(np.concatenate(pieces), whole.items)
-    again, other = (plan_visits(dataset, options, seed) for seed in (0, 1))
-    assert [len(visit.items) for visit in again] == [len(visit.items) for visit in visits]
-    assert [len(visit.items) for visit in other] != [len(visit.items) for visit in visits]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from remtta.evaluation import tally as tally_module
 from remtta.evaluation.results import harmonic_mean, paired_standard_error, standard_error
 from remtta.evaluation.tally import Tally, diversity, image_name, tally_rows
 
@@ -45,23 +43,6 @@ def test_tallies_add_up_to_that_of_all_rows() -> None:
     assert len(whole) == 60 and whole.summary()["tvd"] == pytest.approx(sum(row["tvd"] for row in rows) / 60)
     pairs = [(row["label_true"], row["class"]) for row in rows]
     assert whole.confusion.T.tolist() == [[*pair, pairs.count(pair)] for pair in sorted(set(pairs))]
-
-
-def test_memory_grows_with_images_and_not_with_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    common = {"method": "rem", "seed": 0, "phase": "adapt", "domain": "fog", "severity": 5, "rank_true": 2, "tvd": 0.1}
-    rows = [
-        common
-        | row_of(number / 1000, number % 3 == 0, number % 50, source=f"c/{number % 50}/{number}.png")
-        | {"entropies": [0.5, 0.25]}
-        for number in range(1000)
-    ]
-    monkeypatch.setattr(tally_module, "read_rows", lambda path: (row for _ in range(30) for row in rows))
-    tracemalloc.start()
-    [places] = tally_module.tally_rows(Path())["rem", 0].values()
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert len(places["fog", 5]) == 30_000 and places["fog", 5].num_predictions.tolist() == [30] * 1000
-    assert kept < 0.5e6 and peak < 4e6  # as lists it was some 7 MB
 
 
 def test_diversity_and_harmonic_mean() -> None:

@@ -35,7 +35,12 @@ def write_tree(
 
 
 def methods_of(*names: str, **changes: Any) -> dict[str, MethodConfig]:
-    return {name: METHOD_TABLE[name].config(**changes) for name in names}
+    """The configs of methods, each changed where it uses the setting."""
+    kinds = {name: METHOD_TABLE[name].config for name in names}
+    return {
+        name: kind(**{key: value for key, value in changes.items() if key not in kind.unused})
+        for name, kind in kinds.items()
+    }
 
 
 def open_tree(root: str | Path, **changes: Any) -> Dataset:

@@ -115,21 +115,6 @@ def test_clean_streams_raise_no_alarm_and_bad_ones_one() -> None:
     assert len(tells.events()) == 1  # anew, once it was better
 
 
-def test_a_state_brings_everything_back() -> None:
-    parts = (3 * seen(WINDOW + 200, seed=3)[0]).split(70)
-    whole, first = estimator(0.9), estimator(0.9)
-    for part in parts[:5]:
-        observe(whole, part)
-        observe(first, part)
-    second = estimator(0.9)
-    second.load_state(first.state())
-    for part in parts[5:]:
-        observe(whole, part)
-        observe(second, part)
-        assert second.estimates == whole.estimates
-    assert second.events() == whole.events()
-
-
 def test_a_run_tells_its_accuracy_and_continues_as_calibrated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     frames, clean = tmp_path / "frames", tmp_path / "clean"
     for folder, count in ((frames, 120), (clean, 40)):

@@ -13,7 +13,15 @@ from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation.evaluating import evaluate
 from remtta.guard.smoothing import Smoother
-from remtta.methods.settings.names import check_method_names, is_smoothed, label_of, method_of
+from remtta.methods.settings.names import (
+    action_of,
+    answer_of,
+    check_method_names,
+    is_guarded,
+    is_smoothed,
+    label_of,
+    method_of,
+)
 from remtta.options import EvalOptions, RunOptions
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import CLASSES as CLASS_NAMES
@@ -153,11 +161,14 @@ def test_an_evaluation_smooths_the_methods_that_are_named_so(tmp_path: Path, mon
     assert [row.get("raw", row)["class"] for row in smoothed] == [row["class"] for row in alone]
 
 
-def test_names_of_smoothed_methods() -> None:
-    names = ["rem+smooth", "remtta+smooth", "x=remtta+smooth", "rem+guard", "a=tent+both+smooth"]
+def test_names_in_an_evaluation() -> None:
+    names = ["rem", "rem+guard", "a=tent+guard+both+smooth", "remtta+smooth", "b=fast"]
     check_method_names(names)
-    assert [is_smoothed(name) for name in names] == [True, True, True, False, True]
-    assert [method_of(name) for name in names] == ["rem", "remtta", "remtta", "rem", "tent"]
-    assert [label_of(name) for name in names] == ["rem", "remtta", "x", "rem", "a"]
+    assert [method_of(name) for name in names] == ["rem", "rem", "tent", "remtta", "fast"]
+    assert [label_of(name) for name in names] == ["rem", "rem", "a", "remtta", "b"]
+    assert [is_guarded(name) for name in names] == [False, True, True, True, False]
+    assert [is_smoothed(name) for name in names] == [False, False, True, True, False]
+    assert [answer_of(name) for name in names] == ["adapted", "adapted", "both", "both", "both"]
+    assert [action_of(name, "stop") for name in names] == ["off", "stop", "stop", "stop", "off"]
     with pytest.raises(UsageError, match="smooth must be off or auto"):
         RunOptions(smooth="on")  # type: ignore[arg-type]

@@ -113,15 +113,6 @@ def test_logits_that_are_not_finite_do_not_count() -> None:
     assert torch.equal(one.offset, other.offset)
 
 
-def test_it_continues_from_its_state() -> None:
-    logits = logits_of(shuffled(120))
-    whole, first, second = (Centre(CPU) for _ in range(3))
-    expected = follow(whole, logits)
-    answers = follow(first, logits[:60])
-    second.load_state(first.state())
-    assert torch.equal(torch.cat([answers, follow(second, logits[60:])]), expected)
-
-
 @pytest.mark.parametrize("name", ["rem", "cotta", "lame"])
 def test_a_method_follows_each_batch_once(name: str) -> None:
     adapter, images = centred(name), random_images(12)

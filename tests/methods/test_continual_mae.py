@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.continual_mae import ContinualMAE, ContinualMAEConfig, _dropped, hog_patches, hog_size
+from remtta.methods.continual_mae import ContinualMAE, ContinualMAEConfig, _dropped, hog_patches
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 
@@ -39,16 +39,6 @@ def test_histograms_equal_a_count_pixel_by_pixel() -> None:
     for number, (top, left) in enumerate([(0, 0), (0, 4), (4, 0), (4, 4)]):
         expected = [v for colour in range(3) for v in _plain_hog(padded[colour], top, left)]
         torch.testing.assert_close(got[0, number], torch.tensor(expected))
-
-
-def test_an_edge_votes_for_its_direction_and_a_flat_patch_for_none() -> None:
-    pixels = torch.zeros(1, 3, 16, 16)
-    pixels[..., 8:, :] = 1.0  # a step downwards: direction 0
-    histogram = hog_patches(pixels, (16, 16))[0, 0].view(3, 9, 4)  # four cells of 8 pixels
-    assert torch.equal(histogram[:, 0], torch.ones(3, 4))
-    assert histogram.sum() == 12
-    assert not hog_patches(torch.ones(1, 3, 8, 8), (4, 4)).any()
-    assert (hog_size((16, 16)), hog_size((14, 14)), hog_size((4, 4))) == (108, 108, 27)
 
 
 def _plain_loss(model: Any, decoder: dict[str, Tensor], images: Tensor, seeds: Tensor) -> tuple[Tensor, Tensor]:

@@ -53,4 +53,4 @@ def test_the_page_says_of_every_method_whether_it_was_compared_with_an_official_
 def test_every_setting_that_the_page_names_exists() -> None:
     known = {field for kind in (named.config for named in METHOD_TABLE.values()) for field in kind.__dataclass_fields__}
     named = set(re.findall(r"(?:--set |`)(?:[\w-]+\.)?([a-z]\w*)=", PAGE))
-    assert named >= {"answer", "affinity", "masking"} and named <= known
+    assert named >= {"answer", "order", "masking"} and named <= known

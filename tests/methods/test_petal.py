@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta.errors import UsageError
 from remtta.methods.method import Updater
 from remtta.methods.petal import PETAL, PETALConfig
 from tests.conftest import random_images, tiny_vit
@@ -26,7 +24,7 @@ def _petal(config: PETALConfig = CONFIG) -> Updater[PETAL]:
     return petal
 
 
-def _plain_posterior(every: int = 1) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _plain_posterior() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     model, source = tiny_vit(), tiny_vit()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     seen: list[dict[str, Tensor]] = []
@@ -35,42 +33,29 @@ def _plain_posterior(every: int = 1) -> tuple[dict[str, Tensor], dict[str, Tenso
         nn.functional.cross_entropy(model(images), source(images).argmax(1)).backward()
         optimizer.step()
         seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
-    seen = seen[every - 1 :: every]
     stacked = {name: torch.stack([each[name] for each in seen]) for name in seen[0]}
     return {n: t.mean(0) for n, t in stacked.items()}, {n: t.var(0, correction=0) for n, t in stacked.items()}
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_the_posterior_is_the_mean_and_variance_along_sgd(every: int) -> None:
-    mean, variance = _plain_posterior(every)
-    statistics = _petal(dataclasses.replace(CONFIG, swag_every=every)).source_statistics(CLEAN)
+def test_the_posterior_is_the_mean_and_variance_along_sgd() -> None:
+    mean, variance = _plain_posterior()
+    statistics = _petal().source_statistics(CLEAN)
     assert len(statistics) == 2 * len(mean)
     for name in mean:
         torch.testing.assert_close(statistics["mean." + name], mean[name])
         torch.testing.assert_close(statistics["variance." + name], variance[name], atol=1e-9, rtol=1e-3)
-    assert bool(variance["head.weight"].max() > 1e-7) is (every == 1)  # a single snapshot has no variance
+    assert variance["head.weight"].max() > 1e-7
 
 
-def test_too_few_clean_images_for_a_snapshot_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"petal takes every 4\. of 3 steps on clean images; lower swag_every"):
-        _petal(dataclasses.replace(CONFIG, swag_every=4))
+def test_no_clean_images_are_refused() -> None:
+    with pytest.raises(ValueError, match="no source images"):
+        made(PETAL, tiny_vit(), CONFIG).source_statistics([])
 
 
-OFFICIAL = {"start": "mean", "all_parameters": False}
-
-
-@pytest.mark.parametrize("changes", [{}, OFFICIAL])
-def test_three_updates_equal_a_plain_student_and_teacher_near_the_posterior(changes: dict[str, Any]) -> None:
-    petal = _petal(dataclasses.replace(CONFIG, **changes))
+def test_three_updates_equal_a_plain_student_and_teacher_near_the_posterior() -> None:
+    petal = _petal()
     mean, variance = _plain_posterior()
     student, teacher, source = tiny_vit(), tiny_vit(), dict(tiny_vit().named_parameters())
-    if "start" in changes:
-        source = {name: nn.Parameter(tensor) for name, tensor in mean.items()}
-        student.load_state_dict(mean)
-        teacher.load_state_dict(mean)
-    if "all_parameters" in changes:
-        student.cls_token.requires_grad_(False)
-        student.pos_embed.requires_grad_(False)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9, nesterov=True)
     for seed in range(3):
         images = random_images(5, seed)
@@ -84,18 +69,15 @@ def test_three_updates_equal_a_plain_student_and_teacher_near_the_posterior(chan
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        grads = {name: parameter.grad for name, parameter in student.named_parameters()}
-        flat = torch.cat([g.flatten() ** 2 for g in grads.values() if g is not None])
+        grads = {name: parameter.grad for name, parameter in student.named_parameters() if parameter.grad is not None}
+        flat = torch.cat([g.flatten() ** 2 for g in grads.values()])
         least = flat.quantile(0.2)
         with torch.no_grad():
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.copy_(0.9 * slow + 0.1 * fast)
             for name, parameter in student.named_parameters():
-                gradient = grads[name]
-                assert (gradient is None) == ("all_parameters" in changes and name in ("cls_token", "pos_embed"))
-                if gradient is not None:
-                    back = gradient**2 < least
-                    parameter[back] = source[name][back]
+                back = grads[name] ** 2 < least
+                parameter[back] = source[name][back]
     for name, parameter in teacher.named_parameters():
         torch.testing.assert_close(petal.net.weights.parameters[name], parameter, atol=1e-4, rtol=1e-3)
     assert petal.objective.num_models == 5
@@ -122,41 +104,3 @@ def test_the_weights_below_the_quantile_go_back(share: float) -> None:
     back = torch.cat([petal.objective._unimportant[name].flatten() for name in petal.objective.trained])
     expected = math.ceil(share * (len(gradients) - 1))  # the quantile lies between two, but for share 0
     assert int(back.sum()) == expected and bool(back[:expected].all())
-
-
-def test_petal_begins_at_the_posteriors_mean_and_a_reset_goes_back_there() -> None:
-    mean, _ = _plain_posterior()
-    petal = _petal(dataclasses.replace(CONFIG, start="mean"))
-    begun = petal.predict(random_images(3))
-    there = tiny_vit()
-    there.load_state_dict(mean)
-    torch.testing.assert_close(begun, there(random_images(3)).detach(), atol=1e-5, rtol=1e-4)
-    assert petal.num_updates == 0 and not torch.equal(begun, petal.predict_source(random_images(3)))
-    fresh = petal.state()
-    petal(random_images(4))
-    petal.reset()
-    assert torch.equal(petal.predict(random_images(3)), begun)
-    resumed = _petal(dataclasses.replace(CONFIG, start="mean"))
-    resumed.load_state(fresh)
-    assert torch.equal(resumed(random_images(4)), begun_again(fresh)(random_images(4)))
-
-
-def begun_again(state: dict[str, Tensor]) -> Updater[PETAL]:
-    """On a method that has gone on before."""
-    petal = _petal(dataclasses.replace(CONFIG, start="mean"))
-    petal(random_images(2, 5))
-    petal.load_state(state)
-    return petal
-
-
-def test_a_delta_is_not_undone_by_the_posteriors_mean() -> None:
-    config = dataclasses.replace(CONFIG, start="mean")
-    delta = {"head.bias": torch.arange(7.0)}
-    before, after = made(PETAL, tiny_vit(), config), _petal(config)
-    before.load_delta(delta, 3)
-    before.use_source(after.objective.statistics)
-    after.load_delta(delta, 3)
-    expected = tiny_vit()(random_images(2)).detach() + delta["head.bias"]
-    for petal in (before, after):
-        torch.testing.assert_close(petal.predict(random_images(2)), expected)
-        assert petal.num_updates == 3

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,7 @@ from tests.methods.reference import ReferenceREM
     "config",
     [
         REMConfig(),
-        REMConfig((0.0, 0.15, 0.3, 0.5), ranking_weight=0.5, margin=0.3, lr=5e-3, optimizer="sgd"),
-        REMConfig((0.0, 0.4), ranking_weight=2.0, margin=0.05, lr=2e-3, micro_batch=3),
+        REMConfig((0.0, 0.15, 0.3, 0.5), ranking_weight=0.5, margin=0.3, lr=5e-3, optimizer="sgd", micro_batch=3),
     ],
 )
 def test_logits_follow_the_plain_reference_over_many_updates(config: REMConfig) -> None:
@@ -37,10 +35,10 @@ def test_logits_follow_the_plain_reference_over_many_updates(config: REMConfig) 
 def test_without_an_order_no_image_runs_twice() -> None:
     config = REMConfig((0.0, 0.4), ranking_weight=0.0, lr=0.01)
     lean, whole = REM(tiny_vit(), config), REM(tiny_vit(), config)
-    for seed in range(7):
-        whole.objective.memory["violating_share"].fill_(1.0)  # has the plain view run with a graph for all
-        torch.testing.assert_close(lean(random_images(5, seed)), whole(random_images(5, seed)))
-    assert lean.objective.memory["violating_share"] < 0.4 and lean.num_updates == 7
+    for seed in range(3):
+        torch.testing.assert_close(lean.answer(random_images(5, seed)), whole(random_images(5, seed)))
+        lean.learn()
+    torch.testing.assert_close(lean.delta(), whole.delta())
 
 
 def test_a_batch_that_is_not_finite_is_not_adapted_to() -> None:
@@ -54,15 +52,6 @@ def test_a_batch_that_is_not_finite_is_not_adapted_to() -> None:
     assert all(torch.equal(change, before[name]) for name, change in rem.delta().items())
     assert torch.isfinite(rem(random_images(4))).all()
     assert rem.num_updates == 2
-
-
-def test_episodic_predicts_every_batch_with_the_source_weights(vit: nn.Module) -> None:
-    source = copy.deepcopy(vit)
-    rem = REM(vit, REMConfig(lr=0.05, episodic=True))
-    for seed in range(3):
-        images = random_images(4, seed)
-        with torch.no_grad():
-            torch.testing.assert_close(rem(images), source(images))
 
 
 def test_load_delta_continues_from_saved_weights_and_reset_still_means_the_source(vit: nn.Module) -> None:
@@ -111,15 +100,12 @@ def test_attention_is_refused_where_there_is_none_and_features_are_taken_where_i
     assert all(torch.equal(one, other) == (masking == "attention") for one, other in kept)
 
 
-@pytest.mark.parametrize(("margin", "micro_batch"), [(0.0, None), (0.05, 3)])
-def test_the_deferred_graph_of_the_plain_view_changes_no_update(margin: float, micro_batch: int | None) -> None:
-    config = REMConfig(lr=0.01, margin=margin, micro_batch=micro_batch)
+def test_the_deferred_graph_of_the_plain_view_changes_no_update() -> None:
+    config = REMConfig(lr=0.01, margin=0.05, micro_batch=3)
     always, deferred = REM(tiny_vit(), config), REM(tiny_vit(), config)
     for seed in range(3):
-        always.objective.memory["violating_share"].fill_(1.0)
-        deferred.objective.memory["violating_share"].fill_(0.0)
-        torch.testing.assert_close(always(random_images(8, seed)), deferred(random_images(8, seed)))
-        assert deferred.objective.memory["violating_share"] > 0  # some images have a gradient through the plain view
+        torch.testing.assert_close(deferred.answer(random_images(8, seed)), always(random_images(8, seed)))
+        deferred.learn()
     for name, change in always.delta().items():
         torch.testing.assert_close(deferred.delta()[name], change, rtol=1e-3, atol=1e-6)
 

@@ -35,8 +35,6 @@ _ASCEND = "mask ratios must ascend within [0, 1), got "
         ({"mask_ratios": ()}, _START + "none"),
         ({"mask_ratios": (0.0,)}, _START + "0"),
         ({"mask_ratios": (0.1, 0.2)}, _START + "0.1,0.2"),
-        ({"mask_ratios": (-0.1, 0.2)}, _START + "-0.1,0.2"),
-        ({"mask_ratios": (0.0, 0.2, 0.1)}, _ASCEND + "0,0.2,0.1"),
         ({"mask_ratios": (0.0, 0.1, 0.1)}, _ASCEND + "0,0.1,0.1"),
         ({"mask_ratios": (0.0, 1.0)}, _ASCEND + "0,1"),
         ({"mask_ratios": (0.0, 10.0, 20.0)}, _ASCEND + "0,10,20; they are fractions: 0,0.1,0.2?"),

@@ -260,11 +260,6 @@ def test_the_commands_ask_before_any_work(
     assert remtta_here(*run, "--source-data", clean, "--set", "lr=0.02") == 0
     record = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (record["source_statistics"]["images"], record["method"]["lr"]) == (5, 0.02)
-    tree = write_tree(tmp_path / "c", domains=["fog"], each=1)
-    assert remtta_here("eval", tree, *model, "--methods", "anchored", "--output", tmp_path / "out") == 2
-    assert "--source-data FOLDER" in capfd.readouterr().err
-    assert remtta_here("eval", tree, *model, "--methods", "tent", "--source-data", clean) == 2
-    assert "tent does not learn from source images" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("wanted", "used"), [(3, 3), (9, 5)])

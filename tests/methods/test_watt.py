@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.backbones.families import backbone_of
-from remtta.methods.masking import keep_indices
 from remtta.methods.method import build_method
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import method_config
+from remtta.methods.views import keep_indices
 from remtta.models.loading import load_model
 from remtta.models.prompts import TEMPLATES
 from tests.conftest import random_images

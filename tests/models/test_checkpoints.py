@@ -3,7 +3,6 @@ from __future__ import annotations
 import argparse
 import os
 import pickle
-from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,15 +53,13 @@ def _refusal(path: Path, **changes: Any) -> str:
     "wrap",
     [
         lambda state: state,
-        lambda state: OrderedDict(state),
         lambda state: {"state_dict": state, "epoch": 3},
         lambda state: {"model": state, "lr_scheduler": {"last_lr": [0.1]}},
-        lambda state: {f"module.{name}": tensor for name, tensor in state.items()},
         lambda state: {f"_orig_mod.{name}": tensor for name, tensor in state.items()},
         lambda state: {"state_dict": {f"_orig_mod.module.{name}": tensor for name, tensor in state.items()}},
         lambda state: {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}},
     ],
-    ids=["bare", "ordered", "state_dict", "model", "module.", "_orig_mod.", "both prefixes", "lightning"],
+    ids=["bare", "state_dict", "model", "_orig_mod.", "both prefixes", "lightning"],
 )
 def test_weights_are_found_however_they_were_saved(wrap: Callable[[State], object], tmp_path: Path) -> None:
     state = _state()
@@ -231,12 +228,9 @@ def test_pickled_arrays_in_a_google_release_are_refused_and_not_run(tmp_path: Pa
     ("name", "content", "reason"),
     [
         ("vit.pth", b"", "is not a readable PyTorch checkpoint: it is empty"),
-        ("vit.pth", b"hello\n", "is not a readable PyTorch checkpoint: it starts with b'hello\\n'"),
         ("vit.pt", b"version https://git-lfs.github.com/spec/v1\n", "it starts with b'version https://'"),
         ("vit.pth", b"PK\x03\x04 cut off", "is not a readable PyTorch checkpoint: "),
-        ("vit.safetensors", b"", "is not a readable safetensors file: "),
         ("vit.safetensors", b"hello, this is text", "is not a readable safetensors file: "),
-        ("vit.npz", b"", "is not a readable .npz file"),
         ("vit.npz", b"hello\n", "is not a readable .npz file"),
     ],
 )
@@ -248,8 +242,7 @@ def test_a_file_that_is_no_checkpoint_is_refused(name: str, content: bytes, reas
 
 
 @pytest.mark.parametrize("name", ["vit.pth", "vit.safetensors", "vit.npz"])
-@pytest.mark.parametrize("share", [0.02, 0.98])
-def test_a_file_cut_off_in_the_middle_is_refused(name: str, share: float, tmp_path: Path) -> None:
+def test_a_file_cut_off_in_the_middle_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
     if path.suffix == ".pth":
         torch.save(_state(), path)
@@ -258,7 +251,7 @@ def test_a_file_cut_off_in_the_middle_is_refused(name: str, share: float, tmp_pa
     else:
         save_file(_state(), path)
     whole = path.read_bytes()
-    path.write_bytes(whole[: int(share * len(whole))])
+    path.write_bytes(whole[: len(whole) // 2])
     assert "is not a readable" in _refusal(path)
 
 
@@ -313,9 +306,15 @@ def test_what_does_not_fit_is_named(changes: dict[str, Any], told: str, tmp_path
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"reg_tokens": 2}, {"reg_tokens": 2, "no_embed_class": True}, {"pos_embed": "none"}], ids=str
+    ("changes", "size"),
+    [
+        ({}, (24, 40)),
+        ({"reg_tokens": 2}, 48),
+        ({"reg_tokens": 2, "no_embed_class": True}, 48),
+        ({"pos_embed": "none"}, 48),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("size", [48, (24, 40)], ids=str)
 def test_position_embeddings_are_resampled_as_timm_does(
     changes: dict[str, Any], size: int | tuple[int, int], tmp_path: Path
 ) -> None:
@@ -342,9 +341,7 @@ def test_those_of_a_model_with_rotary_positions_are_too(tmp_path: Path) -> None:
     ("change", "message"),
     [
         (lambda tensor: tensor.to(torch.complex64), "as torch.complex64; remtta takes weights in floating point"),
-        (lambda tensor: tensor.to(torch.int8), "as torch.int8; remtta takes weights in floating point"),
         (lambda tensor: torch.full_like(tensor, torch.nan), "holds values in head.weight that are not finite numbers"),
-        (lambda tensor: torch.full_like(tensor, torch.inf), "holds values in head.weight that are not finite numbers"),
         (lambda tensor: tensor.to_sparse(), "odd.pth"),
         (lambda tensor: tensor.to("meta"), "as a sparse, quantised or empty tensor; save plain weights"),
     ],

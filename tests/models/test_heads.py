@@ -15,10 +15,10 @@ from tests.backbones.test_families import images_for, make
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, tiny_vit
 
-TRANSFORMERS = ("DINOv2 with registers", "distilled", "attention pool", "DINOv3", "BEiT", "relative", "NaFlex")
+TRANSFORMERS = ("distilled", "attention pool", "BEiT", "NaFlex")
 
 
-@pytest.mark.parametrize("family", ["resnet", "convnext", "swin", "mobilevit", "mobilenetv3", "regnet", *TRANSFORMERS])
+@pytest.mark.parametrize("family", ["resnet", "convnext", "swin", "mobilenetv3", *TRANSFORMERS])
 @torch.no_grad()
 def test_every_family_answers_with_the_chosen_classes_and_then_with_all(family: str) -> None:
     model, images = _model_and_images(family)

@@ -166,7 +166,7 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
 def test_positions_of_another_input_size_are_those_of_transformers(make: Make, tmp_path: Path) -> None:
     theirs = _random(make())
     model, asked = _saved(theirs, tmp_path), {"interpolate_pos_encoding": True} if make in (_vit, _deit) else {}
-    for size in ((48, 48), (24, 24), (16, 40)):
+    for size in ((48, 48), (16, 40)):
         assert _equal(load_model(model, input_size=size), theirs, **asked)
 
 
@@ -183,7 +183,6 @@ def test_weights_of_torch_are_read_without_running_them(tmp_path: Path) -> None:
 
 
 PROCESSORS: dict[str, tuple[Make, Any]] = {
-    "vit": (_vit, ViTImageProcessorPil(size={"height": 32, "width": 32})),
     "vit, oblong": (
         lambda: _vit(image_size=(24, 40)),
         ViTImageProcessorPil(size={"height": 24, "width": 40}, resample=1, image_mean=[0.1, 0.2, 0.3]),
@@ -218,7 +217,6 @@ def test_images_become_what_transformers_makes_of_them(kind: str, tmp_path: Path
         ({"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, 32, 1.0, "squash"),
         ({"feature_extractor_type": "ConvNextFeatureExtractor", "size": 32, "crop_pct": 0.8}, 32, 0.8, "center"),
         ({"image_processor_type": "BitImageProcessor", "size": 40, "crop_size": 32}, 32, 0.8, "center"),
-        ({"image_processor_type": "ViTImageProcessorFast", "size": 32, "do_resize": False}, 32, 1.0, "squash"),
         ({"image_processor_type": "BitImageProcessorFast", "size": {"shortest_edge": 236}}, 224, 224 / 236, "center"),
     ],
     ids=str,
@@ -241,14 +239,11 @@ def test_older_and_newer_files_of_processors_are_read(
             {"image_processor_type": "BeitImageProcessor"},
             "is of BeitImageProcessor, and remtta knows ViTImageProcessor",
         ),
-        ({"image_processor_type": "ViTImageProcessor", "do_rescale": False}, "does not divide pixels by 255"),
         ({"image_processor_type": "ViTImageProcessor", "rescale_factor": 1 / 127.5}, "does not divide pixels by 255"),
         ({"image_processor_type": "ViTImageProcessor", "size": {"longest_edge": 9}}, "KeyError: 'height'"),
         ({"image_processor_type": "ViTImageProcessor", "image_std": [1, 0, 1]}, "std must be positive"),
-        ({"image_processor_type": "ViTImageProcessor", "resample": 9}, "tuple index out of range"),
         ({"image_processor_type": "CLIPImageProcessor", "do_center_crop": False}, "keeps the shapes of images"),
         ({"image_processor_type": "DeiTImageProcessor", "crop_size": {"height": 9, "width": 8}}, "not of one shape"),
-        ({"image_processor_type": "DeiTImageProcessor", "size": 200}, "not of one shape"),
         ([], "AttributeError"),
     ],
     ids=str,
@@ -294,18 +289,12 @@ def test_windows_that_have_to_be_padded_are_refused(tmp_path: Path) -> None:
             {"model_type": "beit"},
             r"holds a model of type 'beit'; .* reads vit, deit, dinov2, dinov2_with_registers, swin, convnext; conv",
         ),
-        (_vit, {"model_type": ...}, r"holds a model of type None"),
         (_vit, {"hidden_act": "relu"}, r"says hidden_act='relu'; timm's model supports only 'gelu'$"),
         (_vit, {"architectures": ["ViTModel"]}, r"says ViTModel; remtta reads ViTForImageClassification$"),
-        (_vit, {"problem_type": "multi_label_classification"}, r"says problem_type='multi_label_classification'"),
         (_vit, {"id2label": {"3": "cat"}}, r"id2label that does not count from 0: \{'3': 'cat'\}"),
-        (_vit, {"hidden_size": "wide"}, r"describes no model that can be built \(TypeError: "),
-        (_vit, {"architectures": 5}, r"describes no model that can be built \(TypeError: "),
         (_vit, {"num_attention_heads": 5}, r"describes no model that can be built \(.*divisible"),
         (_swin, {"use_absolute_embeddings": True}, r"says use_absolute_embeddings=True"),
-        (_convnext, {"patch_size": 8}, r"says patch_size=8"),
         (_vit, {"num_hidden_layers": 1}, r"unknown to the model: blocks\.1\."),
-        (_vit, {"num_hidden_layers": 3}, r"missing in the file: blocks\.2\."),
         (_vit, {"id2label": {"0": "a", "1": "b"}}, r"the file has 7 classes"),
     ],
 )
@@ -339,22 +328,13 @@ def test_weights_that_are_missing_or_too_many_are_named(tmp_path: Path) -> None:
         load_model(model)
 
 
-@pytest.mark.parametrize(
-    ("name", "tensor", "reason"),
-    [
-        ("vit.layers.0.mlp.fc1.bias", torch.zeros(50), "blocks.0.mlp.fc1.bias occurs more than once"),
-        ("vit.encoder.layer.0.attention.attention.key.weight", torch.zeros(24, 5), "Sizes of tensors must match"),
-    ],
-)
-def test_weights_that_do_not_go_together_are_refused(
-    name: str, tensor: torch.Tensor, reason: str, tmp_path: Path
-) -> None:
+def test_weights_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     model = _saved(_vit(), tmp_path)
-    save_file({**load_file(tmp_path / "model.safetensors"), name: tensor}, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors holds weights that do not go together: ") as caught:
+    again = {"vit.layers.0.mlp.fc1.bias": torch.zeros(50)}
+    save_file({**load_file(tmp_path / "model.safetensors"), **again}, tmp_path / "model.safetensors")
+    told = r"holds weights that do not go together: .*blocks\.0\.mlp\.fc1\.bias occurs more than once"
+    with pytest.raises(CheckpointError, match=told):
         load_model(model)
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_names_of_transformers_need_their_folder(tmp_path: Path) -> None:

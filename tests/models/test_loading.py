@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from timm.data import create_transform
 from torch import nn
 
-from remtta.backbones.families import backbone_of
 from remtta.errors import CheckpointError, DownloadError, UsageError
 from remtta.models.building import reachable_or_offline
 from remtta.models.card import labels_of
@@ -113,10 +112,8 @@ def test_a_local_folder_needs_no_network(local_dir: Path, monkeypatch: pytest.Mo
     [
         ({"num_classes": 10_000_000}, "it would take 1,869 MiB, and the file of its weights is of 0.2 MiB"),
         ({"num_classes": "seven"}, "its config.json describes no model that can be built (TypeError"),
-        ({"architecture": 5}, "its config.json describes no model that can be built (AttributeError"),
         ({"model_args": [1]}, "its config.json describes no model that can be built (AttributeError"),
         ({"model_args": {**TINY, "depth": 5}}, "blocks.4"),
-        ("[1]", "its config.json describes no model that can be built (TypeError"),
         ("{", "its config.json describes no model that can be built (JSONDecodeError"),
         (b"junk", "its weights are not a readable safetensors file"),
     ],
@@ -140,10 +137,8 @@ def test_a_damaged_folder_is_reported_in_one_line(
     ("changes", "told"),
     [
         ({"model_kwargs": {"img_size": 100_000_000}}, "it would take "),
-        ({"num_classes": 10**12}, "it would take "),
         ({"model_kwargs": {"depth": -1}}, "could not be built: number of steps must be non-negative"),
         ({"model_kwargs": {**TINY, "colour": "red"}}, "does not take these model arguments: "),
-        ({"model_kwargs": {**TINY, "num_heads": 5}}, "could not be built: dim should be divisible by num_heads"),
         ({"model_kwargs": {**TINY, "in_chans": 1}}, "takes 1 channels; remtta feeds RGB images"),
         ({"num_classes": 0}, "has no classifier head; choose a classifier, or give --checkpoint and --num-classes"),
         ({"name": "hf-hub:"}, "hf-hub: names no repository; write hf-hub:OWNER/NAME"),
@@ -159,17 +154,7 @@ def test_a_model_that_cannot_be_is_reported_in_one_line(changes: dict[str, Any],
     assert told in str(caught.value) and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        {"mean": (0.1, 0.2, 0.3)},
-        {"std": (0.4, 0.5, 0.6)},
-        {"interpolation": "lanczos"},
-        {"crop_pct": 1.0},
-        {"input_size": (24, 40)},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("override", [{"mean": (0.3, 0.2, 0.1)}, {"crop_pct": 1.0}, {"input_size": (24, 40)}], ids=str)
 def test_each_part_of_the_preprocessing_can_be_replaced_alone(override: dict[str, Any], local_dir: Path) -> None:
     weights = local_dir / "model.safetensors"
     if "input_size" in override:
@@ -266,7 +251,6 @@ def test_another_number_of_classes_than_the_pretrained_head_needs_a_checkpoint(l
     ("override", "message"),
     [
         ({"mean": (0.5, 0.5)}, "mean needs three finite numbers (R G B), got [0.5, 0.5]"),
-        ({"mean": (0.5, 0.5, float("nan"))}, "mean needs three finite numbers (R G B), got [0.5, 0.5, nan]"),
         ({"std": (1.0, 1.0, float("inf"))}, "std needs three finite numbers (R G B), got [1.0, 1.0, inf]"),
         ({"std": (1.0, 0.0, 1.0)}, "std must be positive, got [1.0, 0.0, 1.0]"),
         (
@@ -274,7 +258,6 @@ def test_another_number_of_classes_than_the_pretrained_head_needs_a_checkpoint(l
             'unknown interpolation "cubic"; choose nearest, bilinear, bicubic, box, hamming, lanczos',
         ),
         ({"crop_pct": 0.0}, "crop-pct must be in (0, 1], got 0"),
-        ({"crop_pct": 1.01}, "crop-pct must be in (0, 1], got 1.01"),
         ({"crop_pct": float("nan")}, "crop-pct must be in (0, 1], got nan"),
     ],
 )
@@ -335,25 +318,3 @@ def test_the_hash_changes_with_a_bit_a_name_a_dtype_or_a_shape_and_not_with_the_
     assert tensors_sha256({"a": zeros.T.contiguous().T}) == tensors_sha256({"a": zeros})
     others = {"flag": torch.tensor([True]), "scale": torch.ones(1, dtype=torch.bfloat16), "empty": torch.zeros(0)}
     assert len(tensors_sha256(others)) == 64
-
-
-@pytest.mark.parametrize(
-    ("name", "kwargs", "size", "patches"),
-    [
-        ("resnet18", {"layers": (1, 1, 1, 1), "channels": (8, 8, 8, 8)}, (64, 96), 6),
-        (
-            "swin_tiny_patch4_window7_224",
-            {"depths": (1, 1, 1, 1), "embed_dim": 8, "num_heads": (1, 1, 1, 1), "window_size": 4},
-            (128, 128),
-            16,
-        ),
-        ("naflexvit_base_patch16_gap", {"embed_dim": 48, "depth": 1, "num_heads": 3}, (48, 64), 12),
-    ],
-)
-def test_other_families_take_an_input_size(
-    name: str, kwargs: dict[str, Any], size: tuple[int, int], patches: int, tmp_path: Path
-) -> None:
-    sized = {"img_size": size} if "swin" in name else {}
-    save_file(timm.create_model(name, num_classes=7, **kwargs, **sized).state_dict(), tmp_path / "w.safetensors")
-    model = load_model(name, checkpoint=tmp_path / "w.safetensors", num_classes=7, model_kwargs=kwargs, input_size=size)
-    assert (preprocessing_of(model).input_size, backbone_of(model).num_patches) == (size, patches)

@@ -72,7 +72,7 @@ def test_frozen_weights_are_converted_once_and_again_when_changed() -> None:
             assert F.linear(x, frozen).tolist() == [[8.0] * 4] * 2
 
 
-@pytest.mark.parametrize("shape", [(4,), (2, 4), (2, 3, 4), (0, 4), (2, 0, 4)])
+@pytest.mark.parametrize("shape", [(4,), (2, 3, 4), (2, 0, 4)])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_any_shape_of_input(shape: tuple[int, ...], precision: str) -> None:
     weight = torch.arange(12.0).view(3, 4)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -137,22 +135,6 @@ def test_a_browser_shows_sorts_and_is_not_fooled(shown: Any) -> None:
         assert shown.locator("th[aria-sort]").get_attribute("aria-sort") == state
     shown.get_by_role("button", name="method").click()
     assert shown.locator("table:has(button) tbody th").all_text_contents() == ["source", "tent"]
-
-
-def test_a_full_disk_is_reported_in_one_line_and_leaves_the_page_that_was_there(
-    folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def full(path: Path, data: bytes) -> int:
-        with open(path, "wb") as file:
-            file.write(data[:100])
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    target = tmp_path / "page.html"
-    target.write_text("earlier")
-    monkeypatch.setattr(Path, "write_bytes", full)
-    code, told = refusal_of(capfd, "report", folders[0], "-o", target, "--overwrite")
-    assert code == 1 and "page.html cannot be written: No space left on device; free some space" in told
-    assert [path.read_text() for path in tmp_path.iterdir()] == ["earlier"]
 
 
 def test_what_cannot_be_reported_is_reported(

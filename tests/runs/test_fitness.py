@@ -14,15 +14,13 @@ from PIL import Image
 
 from remtta import REM, REMConfig, load_delta
 from remtta.adapt.one_stream import RunSummary
-from remtta.guard.guard import Guard
 from remtta.guard.judge import Judge
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
 from remtta.runs.folder import PREDICTIONS
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
-from tests.conftest import draw_image, random_images, tiny_vit
-from tests.guard.asking import ask
+from tests.conftest import draw_image, tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 
@@ -120,26 +118,12 @@ def test_a_resumed_run_still_knows_the_frame_before(tmp_path: Path) -> None:
     assert parts == whole and whole.count(DUPLICATE.encode()) == 2
 
 
-def test_while_in_doubt_the_source_answers_unfit_frames_as_well() -> None:
-    rem = REM(tiny_vit(), REMConfig(lr=0.05))
-    guard = Guard(rem)
-    images = random_images(4)
-    source = rem.predict(images)
-    ask(guard, images)
-    answers = ask(guard, images, learn=False)
-    assert not torch.equal(answers.logits, source) and answers.weight == 1
-    state = guard.state()
-    guard.load_state({**state, "doubting": torch.tensor(1.0)})
-    answers = ask(guard, images, learn=False)
-    assert torch.equal(answers.logits, source) and answers.weight == 0
-
-
 @pytest.mark.parametrize("judged", [True, False], ids=["into doubt", "out of doubt"])
 def test_a_batch_is_answered_by_one_model_where_the_guard_changes_its_mind(
     judged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def judge(judge: Judge, *_: object) -> bool:
-        judge._now.doubting = judged
+        judge.now.doubting = judged
         return False
 
     monkeypatch.setattr(Judge, "judge", judge)

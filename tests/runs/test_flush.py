@@ -20,7 +20,7 @@ from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, STATE
 from remtta.runs.place import Place
 from remtta.runs.states import load_position
-from remtta.streams.batches import Batches, flush_after
+from remtta.streams.batches import Batches
 from remtta.streams.frames import Frame
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
@@ -66,19 +66,17 @@ def test_a_slow_source_has_its_frames_predicted_before_the_batch_is_full(tmp_pat
     assert all(torch.equal(flushed.tensors[name], plain.tensors[name]) for name in plain.tensors)
 
 
-@pytest.mark.parametrize("flush_after", [None, 0.05])
-def test_a_stop_predicts_the_frames_that_wait(flush_after: float | None, tmp_path: Path) -> None:
+def test_a_stop_predicts_the_frames_that_wait(tmp_path: Path) -> None:
     run = tmp_path / "run"
 
     def stop() -> None:
-        patient(run / PREDICTIONS, 3 if flush_after is None else 5)
-        time.sleep(0.5)
+        patient(run / PREDICTIONS, 3)
+        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(30)
 
     with Interrupts() as interrupts:
-        camera = slow_camera(6, {5: stop})
-        summary = adapt_tiny(camera, run, interrupts=interrupts, options={"flush_after": flush_after})
+        summary = adapt_tiny(slow_camera(6, {5: stop}), run, interrupts=interrupts)
     assert summary.exit_reason == "SIGTERM" and summary.num_updates == 1
     assert [row["index"] for row in rows_of(run)] == list(range(5))
     assert [row["index"] for row in rows_of(run) if row.get("early")] == [3, 4]
@@ -88,28 +86,6 @@ def test_a_stop_predicts_the_frames_that_wait(flush_after: float | None, tmp_pat
     adapt_tiny(slow_camera(3, {}), run, resume=True)
     assert [row["index"] for row in rows_of(run)] == list(range(8))  # a camera does not show them again
     assert record_of(run)["counts"]["updates"] == 2
-
-
-def test_frames_of_a_list_that_a_stop_predicted_are_learned_from_later(frames: Path, tmp_path: Path) -> None:
-    run, whole = tmp_path / "run", tmp_path / "whole"
-    paths = [frames / f"frame_{number}.png" for number in range(12)]
-    adapt_tiny(paths, whole)
-
-    def slowly() -> Iterator[Frame]:
-        for number, path in enumerate(paths):
-            if number == 5:
-                patient(run / PREDICTIONS, 3)
-                time.sleep(0.3)
-                os.kill(os.getpid(), signal.SIGTERM)
-                time.sleep(30)
-            yield Frame(str(path), partial(draw_image, number))
-
-    with Interrupts() as interrupts:
-        adapt_tiny(Stream("paths", "paths", slowly()), run, interrupts=interrupts)
-    assert len(rows_of(run)) == record_of(run)["counts"]["frames"] == 5
-    adapt_tiny(paths, run, resume=True)
-    assert [row["class"] for row in rows_of(run)] == [row["class"] for row in rows_of(whole)]
-    assert record_of(run)["counts"] == record_of(whole)["counts"]
 
 
 def readable(index: int) -> DecodedFrame:
@@ -135,8 +111,25 @@ def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
 
 def test_frames_of_a_live_source_wait_for_two_seconds_at_most_unless_told_otherwise() -> None:
     camera = Stream("0", "camera", iter(()), live_source=LiveSource(0))
-    assert flush_after(camera, RunOptions()) == 2.0
-    assert flush_after(camera, RunOptions(flush_after=600)) == 600
-    assert flush_after(Stream("clip.mp4", "video", iter(())), RunOptions()) is None
+    assert longest_wait(camera) == 2.0
+    assert longest_wait(camera, flush_after=600.0) == 600.0
+    assert longest_wait(Stream("clip.mp4", "video", iter(()))) is None
     camera.live_source.finite = True  # type: ignore[union-attr]  # a video behind an address: the same at each reading
-    assert flush_after(camera, RunOptions()) is None
+    assert longest_wait(camera) is None
+
+
+def longest_wait(source: Stream, **options: float) -> float | None:
+    """Return the time after which a lone frame is predicted early, if it is within 1,000 seconds."""
+    now = 0.0
+
+    def stream() -> Iterator[DecodedFrame]:
+        nonlocal now
+        yield readable(0)
+        while now < 1000:
+            now += 1.0
+            yield PAUSE
+
+    run = RunOptions(batch_size=4, **options)  # type: ignore[arg-type]
+    for batch in Batches(source, run, preprocessing_of(tiny_vit()), clock=lambda: now).of(stream()):
+        return now if batch.early else None
+    return None

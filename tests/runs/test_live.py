@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import StreamError, UsageError
+from remtta.errors import UsageError
 from remtta.options import LiveOptions
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
@@ -85,14 +82,6 @@ def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
     assert [(row["index"], row["update"]) for row in rows] == [(0, 0), (1, 0), (2, 1), (3, 1)]
 
 
-def test_a_source_that_stays_lost_ends_the_run_with_all_its_frames_predicted(tmp_path: Path) -> None:
-    with pytest.raises(StreamError, match="could not be opened within 60 s"):
-        adapt_tiny(cam([noise(number) for number in range(5)]), tmp_path)
-    rows = rows_of(tmp_path)
-    assert [(row["index"], row["update"]) for row in rows] == [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1)]
-    assert "could not be opened" in record_of(tmp_path)["exit_reason"]
-
-
 def test_a_run_continues_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:
     adapt_tiny(cam([noise(0)], [noise(1), noise(2)], [noise(3)], limit=4), tmp_path)
     assert load_position(tmp_path / STATE, Place)[0].gaps == 2
@@ -104,18 +93,6 @@ def test_a_run_continues_over_gaps_with_the_right_numbers(tmp_path: Path) -> Non
     assert record_of(tmp_path)["counts"]["frames"] == 6 and record_of(tmp_path)["counts"]["gaps"] == 3
     events = [(event["frame"], event["event"]) for event in lines_of(tmp_path / EVENTS)]
     assert events == [(1, "gap"), (3, "gap"), (4, "resumed"), (5, "gap")]
-
-
-def test_rows_of_a_live_source_say_when_the_frame_was_read(tmp_path: Path) -> None:
-    began = datetime.now(UTC)
-    for resume in (False, True):
-        stream = cam([noise(0), UNDECODABLE], [noise(1)], limit=3)
-        adapt_tiny(stream, tmp_path, resume=resume)
-    rows = rows_of(tmp_path)
-    assert [row.get("index", "gap") for row in rows] == [0, 1, "gap", 2, 3, 4, "gap", 5]
-    times = [datetime.fromisoformat(row["time"]) for row in rows]
-    assert timedelta(0) <= times[0] - began + timedelta(milliseconds=1) and times[-1] <= datetime.now(UTC)
-    assert times == sorted(times) and all(re.fullmatch(r".*T.*\.\d{3}\+00:00", row["time"]) for row in rows)
 
 
 def finite(count: int, limit: int | None = None) -> Stream:
@@ -153,30 +130,3 @@ def test_a_signal_ends_a_run_that_is_reconnecting_within_a_second(tmp_path: Path
     assert time.monotonic() - stopped_at[0] < 1.5
     assert summary.exit_reason == "SIGTERM"
     assert summary.num_frames + record_of(tmp_path)["counts"]["dropped"] == 2
-
-
-def test_latest_predicts_what_the_camera_shows_now_however_long_the_model_took(tmp_path: Path) -> None:
-    class Endless(FakeCapture):
-        def grab(self) -> bool:
-            time.sleep(0.001)
-            self.num_grabbed += 1
-            self.step = noise(self.num_grabbed)
-            return True
-
-    capture = Endless([])
-    source = LiveSource(0, LiveOptions(), connect=lambda: capture)
-    shown = []
-
-    def busy(summary: RunSummary) -> None:
-        before = capture.num_grabbed
-        assert happens(lambda: capture.num_grabbed > before + 30)
-        shown.append(capture.num_grabbed)
-
-    stream = Stream("0", "camera", islice(source.frames(), 12), live_source=source)
-    summary = adapt_tiny(stream, tmp_path, options={"batch_size": 3}, on_batch=busy)
-    frames = [row["frame"] for row in rows_of(tmp_path)]
-    assert len(frames) == 12 and frames == sorted(set(frames))
-    for batch, now in enumerate(shown[:3], 1):
-        assert frames[3 * batch] >= now - 3 - 1  # the batch's own length, and the frame in the reader's hand
-    dropped = record_of(tmp_path)["counts"]["dropped"]
-    assert dropped >= frames[-1] + 1 - 12 > 60 and f", {dropped} dropped for newer ones, " in summary.report()

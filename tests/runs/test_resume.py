@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import shutil
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 
 from remtta.adapt.one_stream import RunSummary
@@ -30,7 +27,7 @@ from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 from tests.records import record_of, rows_of
-from tests.runs.tiny import CONFIGS, StopAfter, adapt_in_parts, adapt_tiny
+from tests.runs.tiny import StopAfter, adapt_in_parts, adapt_tiny
 
 
 def assert_same_results(folder: Path, whole: Path) -> None:
@@ -56,9 +53,6 @@ def _without_time(path: Path) -> list[bytes]:
     header = json.loads(content[8:end])
     for name in ("created", "content_sha256"):  # the one is the time, the other depends on it
         del header["__metadata__"][name]
-    lineage, record = json.loads(header["__metadata__"]["lineage"]), record_of(path.parent)
-    assert (lineage.pop("run"), lineage.pop("started")) == (record["run"], record["timing"]["started"])
-    header["__metadata__"]["lineage"] = json.dumps(lineage, sort_keys=True)
     return [json.dumps(header, sort_keys=True).encode(), content[end:]]
 
 
@@ -72,7 +66,7 @@ def finish(frames: Path, folder: Path, *, stopped: bool = False) -> None:
     shutil.copytree(frames.parent / ("stopped" if stopped else "whole"), folder)
 
 
-@pytest.mark.parametrize("method", CONFIGS)
+@pytest.mark.parametrize("method", ["remtta", "tent", "source"])
 def test_a_stopped_run_continues_to_the_same_predictions_and_delta(method: str, frames: Path, tmp_path: Path) -> None:
     adapt_tiny(frames, tmp_path / "whole", method)
     with Interrupts() as interrupts:
@@ -106,26 +100,15 @@ def test_a_kill_at_any_moment_loses_nothing(frames: Path, tmp_path: Path) -> Non
     assert unsaved == 2  # before the first save, and between two
 
 
-def test_a_run_that_learns_for_some_frames_freezes_at_the_same_one_after_a_kill_or_a_stop(
-    frames: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_learns_for_some_frames_freezes_at_the_same_one_after_a_stop(frames: Path, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
-    killed: list[Path] = []
-
-    def kill(summary: RunSummary) -> None:
-        killed.append(tmp_path / f"killed{len(killed)}")
-        shutil.copytree(whole, killed[-1])
-
     run: dict[str, Any] = {"options": {"adapt_for": 5, "save_every": 2}}
-    assert adapt_tiny(frames, whole, on_batch=kill, **run).num_updates == 2
+    assert adapt_tiny(frames, whole, **run).num_updates == 2
     assert [row["adapted"] for row in rows_of(whole)] == [True] * 6 + [False] * 6
     assert not any("not_adapted" in row for row in rows_of(whole))
-    for folder in killed:
-        adapt_tiny(frames, folder, resume=True, **run)
-        assert_same_results(folder, whole)
-    adapt_in_parts([1, 1, 1], frames, tmp_path / "parts", **run)
+    adapt_in_parts([1, 1], frames, tmp_path / "parts", **run)
     assert_same_results(tmp_path / "parts", whole)
-    assert record_of(tmp_path / "parts")["resumed"] == 3
+    assert record_of(tmp_path / "parts")["resumed"] == 2
     early = adapt_tiny(frames, tmp_path / "early", options={**run["options"], "flush_after": 0.0})
     assert any(row.get("early") for row in rows_of(tmp_path / "early")) and early.num_updates == 2
     assert [row["adapted"] for row in rows_of(tmp_path / "early")] == [True] * 6 + [False] * 6
@@ -143,28 +126,6 @@ def test_a_readable_frame_does_not_wait_behind_any_number_of_unreadable_ones(fra
         assert len(rows_of(tmp_path / f"{batches}")) == 11 + batches
         adapt_tiny(source, tmp_path / f"{batches}", "tent", resume=True)
         assert_same_results(tmp_path / f"{batches}", tmp_path / "whole")
-
-
-def test_a_torn_last_line_is_repaired(frames: Path, tmp_path: Path) -> None:
-    whole = frames.parent / "whole"
-    full = (whole / PREDICTIONS).read_bytes()
-    for extra in (1, 700, 1500):
-        cut = tmp_path / f"cut{extra}"
-        finish(frames, cut, stopped=True)
-        settled = (cut / PREDICTIONS).stat().st_size
-        (cut / PREDICTIONS).write_bytes(full[: settled + extra])
-        adapt_tiny(frames, cut, resume=True)
-        assert_same_results(cut, whole)
-
-
-def test_rows_that_were_passed_on_are_not_passed_on_again(frames: Path, tmp_path: Path) -> None:
-    first, second = io.BytesIO(), io.BytesIO()
-    with Interrupts() as interrupts:
-        adapt_tiny(frames, tmp_path / "run", echo=first, on_batch=StopAfter(2), interrupts=interrupts)
-    (tmp_path / "run" / STATE).unlink()  # as if it had been killed before the first save
-    adapt_tiny(frames, tmp_path / "run", echo=second, resume=True)
-    assert first.getvalue() + second.getvalue() == (tmp_path / "run" / PREDICTIONS).read_bytes()
-    assert len(second.getvalue().splitlines()) == 12 - len(first.getvalue().splitlines())
 
 
 def test_predictions_that_come_out_differently_stay_and_are_reported(
@@ -329,42 +290,15 @@ def test_a_live_stream_continues_with_what_it_shows_now(tmp_path: Path) -> None:
     assert record_of(run)["counts"]["frames"] == 12
 
 
-@settings(max_examples=settings().max_examples // 2)  # each may be a run
-@given(data=st.data())
-def test_damaged_resume_files_are_reported_and_never_believed(
-    data: st.DataObject, frames: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    if not run.exists():
-        finish(frames, run)
-        shutil.copytree(run, tmp_path / "intact")
-    name = data.draw(st.sampled_from([STATE, RECORD]))
-    intact = (tmp_path / "intact" / name).read_bytes()
-    start = data.draw(st.integers(0, len(intact)))
-    damaged = intact[:start] + data.draw(st.binary(max_size=20)) + intact[start + data.draw(st.integers(1, 200)) :]
-    (run / name).write_bytes(damaged)
-    predictions = (run / PREDICTIONS).read_bytes()
-    try:
-        adapt_tiny(frames, run, resume=True)
-    except RemttaError as error:
-        assert str(error)
-    assert (run / PREDICTIONS).read_bytes() == predictions
-    for file in (STATE, RECORD):
-        shutil.copy(tmp_path / "intact" / file, run / file)
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"guard.warned": None},  # the state of a version before it
-        {"guard.novelty": torch.tensor(1.0)},
         {"guard.clock": torch.zeros(2)},
-        {"guard.adapted": None},
         {"updates": None},
         {"generator": torch.zeros(3, dtype=torch.uint8)},
         {"novelty": torch.tensor(1.0)},
         {"place.gaps": None},
-        {"place.novelty": 1},
     ],
     ids=lambda change: "-".join(f"{key} {'missing' if value is None else 'other'}" for key, value in change.items()),
 )
@@ -388,17 +322,6 @@ def test_the_state_of_another_version_is_refused_in_one_line(
     told = f"the state in {run} was written by another version of remtta; start again with --overwrite"
     assert str(refused.value) == told
     assert {path.name: path.read_bytes() for path in run.iterdir()} == left
-
-
-@pytest.mark.parametrize("name", [STATE, RECORD, PREDICTIONS])
-def test_a_damaged_file_is_wrong_use_so_that_a_service_manager_does_not_try_again(
-    name: str, frames: Path, tmp_path: Path
-) -> None:
-    run = tmp_path / "run"
-    finish(frames, run)
-    (run / name).write_bytes((run / name).read_bytes()[:-100])
-    with pytest.raises(UsageError, match="start again with --overwrite"):
-        adapt_tiny(frames, run, resume=True)
 
 
 def test_a_model_of_other_weights_is_refused(vit: nn.Module, frames: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ import torch
 from remtta.errors import OutputError
 from remtta.guard.observer import Answers
 from remtta.runs.batch import BatchResult
+from remtta.runs.folder import run_folder
 from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.writer import ReaderGone, RowWriter
 from remtta.streams.batches import Batch
@@ -36,8 +38,7 @@ def _unreadable(index: int) -> DecodedFrame:
 def _rows(frames: list[DecodedFrame], answered: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
     excluded, weight = changes.pop("excluded", {}), changes.pop("weight", 1.0)
     form = RowFormat(**{"labels": ["cat", "dog", "owl"], "topk": 2, **changes})
-    none = torch.empty(0)
-    answers = None if answered is None else Answers(cast(Any, None), none, none, logits=answered, weight=weight)
+    answers = Answers(cast(Any, None), logits=torch.empty(0) if answered is None else answered, weight=weight)
     told: dict[str, Any] = {
         "update": 3,
         "updates_after": 4,
@@ -74,11 +75,6 @@ def test_a_row_has_the_fields_of_the_interface() -> None:
         "adapted": True,
     }
     assert list(row)[:5] == ["index", "source", "class", "label", "prob"]
-
-
-def test_a_frame_of_a_video_says_where_it_was() -> None:
-    (row,) = _rows([DecodedFrame(4, "clip.mp4", 40, 1.6, IMAGE)], LOGITS)
-    assert (row["index"], row["source"], row["frame"], row["time_s"]) == (4, "clip.mp4", 40, 1.6)
 
 
 def test_a_frame_that_cannot_be_read_has_its_reason_and_nothing_else() -> None:
@@ -199,3 +195,29 @@ def test_lines_the_system_takes_in_pieces_arrive_whole(tmp_path: Path, monkeypat
         writer.write([{"index": index, "source": "frame.png"} for index in range(4)])
         monkeypatch.undo()
     assert [row["index"] for row in _lines(path)] == [0, 1, 2, 3]
+
+
+# --- Folders without a given name ------------------------------------------------------------------------------------
+
+
+def test_runs_begun_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    with contextlib.ExitStack() as runs, ThreadPoolExecutor(8) as pool:
+        folders = list(pool.map(lambda number: runs.enter_context(run_folder(None, root)), range(40)))
+        assert len(set(folders)) == 40 and all(folder.is_dir() for folder in folders)
+        (folders[7] / "predictions.jsonl").touch()
+    assert list(root.iterdir()) == [folders[7]]  # the others are empty, and nobody's any more
+
+
+def test_a_folder_that_was_named_stays_as_it_is_and_one_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
+    with run_folder(tmp_path / "named") as folder:
+        assert not folder.exists()
+    with run_folder(None, tmp_path / "runs"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs").touch()
+    with (
+        pytest.raises(OutputError, match=r"runs/.* cannot be written: Not a directory"),
+        run_folder(None, tmp_path / "runs"),
+    ):
+        pass

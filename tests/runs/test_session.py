@@ -1,7 +1,9 @@
-"""The one loop: what it tells its listener, what a stop leaves, and that evaluations run through it, too."""
+"""The one loop: answers before updates, what a stop leaves, no leaks, and that evaluations run through it, too."""
 
 from __future__ import annotations
 
+import gc
+import io
 import os
 import signal
 from functools import partial
@@ -12,28 +14,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from remtta import REM, REMConfig, adapt_stream, load_delta
-from remtta.engines.interrupts import Interrupts, Stopped
+from remtta import adapt_stream, load_delta
+from remtta.adapt.one_stream import RunSummary
+from remtta.engines.interrupts import Interrupts
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.ledger import delta_path
-from remtta.guard.guard import Guard
-from remtta.guard.observed import ObservedMethod
-from remtta.methods.method import Method, Updater
-from remtta.methods.settings import MethodConfig
+from remtta.methods.method import Updater
+from remtta.methods.settings import MethodConfig, REMConfig
 from remtta.methods.source import SourceConfig
-from remtta.models.card import card_of
 from remtta.options import EvalOptions, GuardOptions, RunOptions
-from remtta.runs.batch import BatchResult, Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.place import Place
-from remtta.runs.session import Listener, Policy, Session
 from remtta.runs.states import load_position
-from remtta.streams.batches import Batch
 from remtta.streams.frames import Frame
-from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 from tests.records import lines_of, record_of, rows_of
+from tests.runs.tiny import adapt_tiny
 
 QUICK = GuardOptions("rollback", window=16, renewed=1, memory=1, least=4, doubt=1e-6, alarm=2e-6, retries=2)
 METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
@@ -41,58 +38,6 @@ METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
     "rem+guard": (REMConfig(lr=0.05), QUICK),
     "source": (SourceConfig(), None),
 }
-
-
-class Diary(Listener):
-    """Listens, and remembers."""
-
-    def __init__(self) -> None:
-        self.told: list[str] = []
-        self.results: list[BatchResult] = []
-
-    def answered(self, result: BatchResult) -> None:
-        self.told.append("answered")
-
-    def finished(self, result: BatchResult) -> None:
-        self.told.append("finished")
-        self.results.append(result)
-
-    def deliver(self, result: BatchResult) -> None:
-        self.told.append("pass on")
-
-
-def decoded(first: int, count: int, broken: tuple[int, ...] = ()) -> list[DecodedFrame]:
-    generator = torch.Generator().manual_seed(first)
-    images = torch.randint(0, 256, (count, 3, 32, 32), dtype=torch.uint8, generator=generator)
-    return [
-        DecodedFrame(index, f"{index}.png", None, None, None if index in broken else image, "no image")
-        if index in broken
-        else DecodedFrame(index, f"{index}.png", None, None, image)
-        for index, image in enumerate(images, first)
-    ]
-
-
-def session_on(method: Method, diary: Diary, **more: Any) -> Session:
-    card = card_of(method.net.model)
-    plain = {"policy": Policy(), "listener": diary, "interrupts": Interrupts()}
-    return Session(ObservedMethod(method), card, Counts(), **{**plain, **more})
-
-
-@pytest.mark.parametrize("early", [False, True])
-def test_a_listener_hears_of_each_batch_in_order(early: bool) -> None:
-    diary, method = Diary(), REM(tiny_vit(), REMConfig(lr=0.01))
-    session = session_on(method, diary, answer_early=early)
-    session.run([Batch(decoded(0, 4, broken=(1,))), Batch(decoded(4, 2), learn=False), Batch(decoded(6, 1, (6,)))])
-    assert diary.told == ["answered", *(["pass on", "finished"] if early else ["finished", "pass on"])] * 3
-    first, second, third = diary.results
-    assert first.logits is not None and first.logits.shape == (3, 7) and second.logits is not None
-    assert [(result.update, result.adapted, result.num_learned) for result in diary.results] == [
-        (0, True, 3),
-        (1, False, 0),
-        (1, False, 0),
-    ]
-    assert third.logits is None
-    assert session.counts == Counts(frames=7, skipped=2, updates=1, frames_in_delta=3, frames_since_reset=3)
 
 
 def write_domain(root: Path, count: int = 24) -> list[Path]:
@@ -137,9 +82,7 @@ def test_an_evaluation_of_one_domain_is_the_run_over_its_images(name: str, tmp_p
 
 
 def source_of(kind: str, frames: Path) -> Any:
-    """A folder, a list of paths, or what looks like a camera that begins anew with the next frames."""
-    if kind == "folder":
-        return frames
+    """A list of paths, or what looks like a camera that begins anew with the next frames."""
     paths = [frames / f"frame_{number}.png" for number in range(12)]
     if kind == "list":
         return paths
@@ -162,7 +105,7 @@ def stopped_in(batch: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("remtta.runs.session.PATIENCE_S", 0.0)
 
 
-@pytest.mark.parametrize(("kind", "guarded"), [("folder", False), ("list", True), ("camera", True)])
+@pytest.mark.parametrize(("kind", "guarded"), [("list", False), ("camera", True)])
 def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
     kind: str, guarded: bool, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,36 +143,48 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
         assert all(torch.equal(again.tensors[key], wanted.tensors[key]) for key in wanted.tensors)
 
 
-def test_a_stop_in_a_slow_batch_of_an_evaluation_keeps_the_rest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_predictions_are_out_before_the_update_and_stay_the_same(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    adapt_tiny(frames, tmp_path / "usual", options={"guard": None})
+    echo = io.BytesIO()
+    out_before: list[int] = []
+    learn = Updater.learn
 
-    write_domain(tmp_path / "tree")
-    dataset = open_dataset(tmp_path / "tree", num_classes=7, labels=None)
+    def watched(self: Updater[Any]) -> None:
+        on_disk = (tmp_path / "early" / PREDICTIONS).read_bytes()
+        assert on_disk == echo.getvalue()
+        out_before.append(on_disk.count(b"\n"))
+        learn(self)
 
-    def go(folder: Path, **more: Any) -> dict[str, Any]:
-        options = EvalOptions(batch_size=5, **more)
-        with Interrupts() as interrupts:
-            return evaluate(
-                tiny_vit(), dataset, folder, methods={"rem": REMConfig()}, options=options, interrupts=interrupts
-            )
-
-    go(tmp_path / "whole")
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        stopped_in(3, patch)
-        go(tmp_path / "parts")
-    assert len(rows_of(tmp_path / "parts")) == 10
-    go(tmp_path / "parts", resume=True)
-    assert (tmp_path / "parts" / PREDICTIONS).read_bytes() == (tmp_path / "whole" / PREDICTIONS).read_bytes()
+    monkeypatch.setattr(Updater, "learn", watched)
+    adapt_tiny(frames, tmp_path / "early", echo=echo, options={"guard": None, "latency": True})
+    usual, early = rows_of(tmp_path / "usual"), rows_of(tmp_path / "early")
+    assert out_before == [min(3 * number, len(early)) for number in range(1, len(out_before) + 1)]
+    assert [(row["class"], row["update"], row["adapted"]) for row in early] == [
+        (row["class"], row["update"], row["adapted"]) for row in usual
+    ]
+    for row, wanted in zip(early, usual, strict=True):
+        assert row["entropy"] == pytest.approx(wanted["entropy"], abs=1e-4)
+    assert record_of(tmp_path / "early")["counts"] == record_of(tmp_path / "usual")["counts"]
+    assert record_of(tmp_path / "early")["options"]["latency"] is True
 
 
-def test_the_guards_answers_reach_both_parts_of_a_batch() -> None:
-    method = REM(tiny_vit(), REMConfig(lr=0.05))
-    adapter = ObservedMethod(method, [Guard(method, QUICK)])
-    pixels = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    fit = torch.tensor([True, True, False, True, False, True])
-    for _ in range(6):
-        answers = adapter.predict(pixels, fit)
-        if answers.weight == 0:
-            break
-    assert answers.weight == 0 and torch.allclose(answers.logits, method.predict_source(pixels), atol=1e-5)
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for open files in /proc")
+def test_neither_open_files_nor_objects_grow_with_the_frames(tmp_path: Path) -> None:
+    """`REMTTA_FRAMES=20000` looks longer."""
+    num_frames = int(os.environ.get("REMTTA_FRAMES", "240"))
+    images = [draw_image(number) for number in range(3)]
+    frames = (Frame(f"{number}.png", partial(images.__getitem__, number % 3)) for number in range(num_frames))
+    seen: list[tuple[int, int]] = []
+    gc.freeze()  # what was there before
+
+    def look(summary: RunSummary) -> None:
+        gc.collect()
+        seen.append((len(os.listdir("/proc/self/fd")), len(gc.get_objects())))
+
+    stream = Stream("many", "folder", frames, num_frames)
+    adapt_tiny(stream, tmp_path / "run", on_batch=look, options={"batch_size": 20, "smooth": "auto"})
+    (early_files, early), (late_files, late) = seen[len(seen) // 2], seen[-1]
+    assert late_files <= early_files
+    assert late - early < num_frames // 4  # frames, rows or tensors that are kept would be one each, at the least

@@ -15,12 +15,17 @@ from torch import nn
 from remtta import adapt_stream
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
-from remtta.methods.settings import MethodConfig, REMConfig
+from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
 from tests.conftest import tiny_vit
 
-CONFIGS: dict[str, MethodConfig] = {"rem": REMConfig(lr=0.01), "tent": TentConfig(lr=0.05), "source": MethodConfig()}
+CONFIGS: dict[str, MethodConfig] = {
+    "rem": REMConfig(lr=0.01),
+    "remtta": method_config("remtta", {}, batch_size=4),
+    "tent": TentConfig(lr=0.05),
+    "source": MethodConfig(),
+}
 GUARD = GuardOptions("rollback", "both")
 """What `remtta` has by itself."""
 

@@ -129,14 +129,6 @@ def test_what_opencv_raises_is_a_loss_like_any_other() -> None:
     assert frames[1].gap and frames[1].gap.reason == "(-215:Assertion failed) in function 'read'"
 
 
-def test_a_frame_that_cannot_be_decoded_stands_in_its_place() -> None:
-    frames = list(islice(source_of(FakeCamera([10, UNDECODABLE, 30]), Clock()).frames(), 3))
-    assert numbers(frames) == [0, 1, 2]
-    with pytest.raises(FrameError, match=r"^cannot be decoded$"):
-        frames[1].load()
-    assert levels([frames[0], frames[2]]) == [10, 30]
-
-
 @pytest.mark.parametrize("stride", [1, 2])
 def test_parts_that_the_decoder_refuses_are_undecodable_frames_of_a_stream_that_continues(stride: int) -> None:
     camera = FakeCamera([0, REFUSED_PART, REFUSED_PART, 30, 40], [50])

@@ -8,15 +8,30 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import pytest
 
 from remtta.errors import StreamError, UsageError
 from remtta.options import LiveOptions
+from remtta.streams import buffer as buffer_module
 from remtta.streams.frames import Gap
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import open_stream
-from tests.streams.fakes import REFUSED, Clock, FakeCamera, FakeCapture, Script, Silent, levels, numbers, source_of, web
+from tests.conftest import happens
+from tests.streams.fakes import (
+    GATE,
+    HANGS,
+    REFUSED,
+    Clock,
+    FakeCamera,
+    FakeCapture,
+    Script,
+    Silent,
+    levels,
+    numbers,
+    released,
+    source_of,
+    web,
+)
 
 
 def test_a_lost_source_comes_back_and_its_first_frame_tells_the_gap() -> None:
@@ -117,14 +132,6 @@ def test_a_source_that_never_gave_a_frame_fails_at_once(script: Script, told: st
     assert clock.sleeps == [] and len(camera.captures) == 1
 
 
-def test_frames_of_another_size_after_a_reconnect_are_frames_like_any_other(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    camera = FakeCamera([10], [np.full((20, 30, 3), 200, np.uint8)])
-    frames = list(islice(source_of(camera, Clock()).frames(), 2))
-    assert [frame.load().size for frame in frames] == [(40, 36), (30, 20)]
-    assert caplog.messages[-1] == "camera 0 now gives frames of 30 x 20 pixels"
-
-
 @pytest.mark.parametrize("buffer", ["latest", "all"])
 def test_a_finite_video_behind_an_address_is_read_whole_and_once(buffer: str) -> None:
     camera = FakeCamera([10, 20, 30], [40], capture=partial(FakeCapture, promised=3))
@@ -152,3 +159,46 @@ def test_a_source_that_is_not_live_is_neither_reconnected_to_nor_buffered(option
 def test_impossible_options_are_refused(options: Any) -> None:
     with pytest.raises(UsageError, match="must be"):
         open_stream("0", **options)
+
+
+# --- Frames that wait for the model: the newest, or all --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("keep", "newest"), [(1, [50]), (3, [30, 40, 50])])
+def test_latest_keeps_the_newest_frames_for_the_model_and_counts_the_others(keep: int, newest: list[int]) -> None:
+    camera = FakeCamera([0, GATE, 10, 20, 30, 40, 50, HANGS])
+    source = source_of(camera, buffer="latest")
+    source.keep(keep)
+    frames = source.frames()
+    assert levels([next(frames)]) == [0]
+    [capture] = camera.captures
+    capture.gate.set()
+    assert happens(lambda: capture.step is HANGS)  # all have arrived
+    rest = list(islice(frames, len(newest)))
+    assert levels(rest) == newest
+    assert numbers(rest) == [level // 10 for level in newest]
+    assert source.dropped == 5 - len(newest)
+    released.set()
+    frames.close()
+
+
+def test_all_has_the_source_wait_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_module, "MAX_WAITING", 3)
+    camera = FakeCamera(list(range(20)))
+    source = source_of(camera, read_timeout_s=0.1, reconnect_for=0)
+    frames = source.frames()
+    first = next(frames)
+    time.sleep(0.25)  # longer than a read may take: waiting for the model is no hanging
+    assert camera.captures[0].num_grabbed == 1 + 3 + 1  # taken, waiting, and the one in the reader's hand
+    assert levels([first, *frames]) == list(range(20))
+    assert source.dropped == 0
+
+
+def test_frames_that_are_large_wait_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buffer_module, "MAX_WAITING_BYTES", 2 * 36 * 40 * 3)
+    camera = FakeCamera(list(range(20)))
+    frames = source_of(camera, reconnect_for=0).frames()
+    next(frames)
+    time.sleep(0.2)
+    assert camera.captures[0].num_grabbed == 1 + 2 + 1
+    frames.close()

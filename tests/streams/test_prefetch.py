@@ -85,8 +85,7 @@ def raise_after(calls: int, once: Callable[[], bool] = lambda: True) -> Callable
     return wait
 
 
-@pytest.mark.parametrize("ahead", [1, 3, 100])
-@pytest.mark.parametrize("workers", [1, 8])
+@pytest.mark.parametrize(("ahead", "workers"), [(1, 8), (3, 1), (100, 8)])
 def test_frames_come_in_stream_order_whatever_their_loading_takes(ahead: int, workers: int) -> None:
     rng = random.Random(0)
     frames = [grey_frame(value, rng.uniform(0, 0.01)) for value in range(30)]
@@ -134,13 +133,12 @@ def test_an_error_of_the_stream_is_raised_after_the_frames_before_it(ahead: int)
     assert seen == [0, 1, 2]
 
 
-@pytest.mark.parametrize("ahead", [1, 4])
-def test_no_more_than_ahead_frames_are_held_for_a_slow_consumer(gate: Gate, ahead: int) -> None:
+def test_no_more_than_ahead_frames_are_held_for_a_slow_consumer(gate: Gate) -> None:
     gate.opened.set()
-    frames = prefetch(gate.frames(), to_tensor, ahead=ahead, workers=8)
-    for taken in range(1, 4):
+    frames = prefetch(gate.frames(), to_tensor, ahead=4, workers=8)
+    for taken in (1, 2):
         next(frames)
-        assert gate.settles_at(taken + ahead)
+        assert gate.settles_at(taken + 4)
     frames.close()
 
 
@@ -170,16 +168,6 @@ def test_no_frame_is_read_before_it_is_wanted() -> None:
     assert [next(frames).index for _ in range(3)] == [2, 3, 4]
     demand.release()  # for the end
     assert list(frames) == []
-
-
-def test_closing_early_stops_the_threads() -> None:
-    before = set(threading.enumerate())
-    num_read = itertools.count()
-    frames = prefetch((grey_frame(next(num_read) % 256) for _ in itertools.count()), to_tensor, ahead=4)
-    assert [next(frames).index for _ in range(3)] == [0, 1, 2]
-    frames.close()
-    assert happens(lambda: set(threading.enumerate()) <= before)
-    assert next(num_read) <= 3 + 4 + 1  # taken, held, and the one in the reader's hand
 
 
 def test_wait_may_stop_a_stream_that_has_no_frame() -> None:

@@ -41,8 +41,6 @@ class WebCamera(QuietHandler):
             for number in range(6):
                 seed = 10 * server.connections + number
                 jpeg = cv2.imencode(".jpg", np.asarray(draw_image(seed, width, height)))[1].tobytes()
-                if number in server.broken:
-                    jpeg = np.random.default_rng(seed).bytes(500)
                 self.wfile.write(b"--frame\r\nContent-Type: image/jpeg\r\nContent-Length: %d\r\n\r\n" % len(jpeg))
                 self.wfile.write(jpeg + b"\r\n")
                 time.sleep(0.02)
@@ -51,7 +49,7 @@ class WebCamera(QuietHandler):
 @pytest.fixture
 def web_camera() -> Iterator[Any]:
     with serving(WebCamera) as server:
-        server.connections, server.most, server.broken = 0, 3, ()
+        server.connections, server.most = 0, 3
         server.url = f"http://user:secret@127.0.0.1:{server.server_port}/live"
         probe = cv2.VideoCapture(server.url, cv2.CAP_FFMPEG)
         if not probe.grab():
@@ -79,16 +77,6 @@ def test_a_web_camera_that_drops_out_and_comes_back_larger(
     assert "frames       9, 0 skipped; 3 updates; 1 gaps\n" in capfd.readouterr().out
     written = [path.read_bytes() for path in run.iterdir() if path.is_file()]
     assert len(written) >= 5 and not any(b"secret" in content for content in [*written, told.encode()])
-
-
-def test_a_web_camera_with_broken_parts_is_not_lost(web_camera: Any, checkpoint: Path, tmp_path: Path) -> None:
-    web_camera.broken = (3, 4)
-    options: list[str | Path] = ["--buffer", "all", "--reconnect-for", "0", "-b", "4", "-o", tmp_path / "run"]
-    assert remtta_here("adapt", web_camera.url, *TINY_OPTIONS, "--checkpoint", checkpoint, *options) == 0
-    rows = rows_of(tmp_path / "run")
-    assert [row["frame"] for row in rows] == list(range(6))
-    assert [row.get("error") for row in rows] == [None, None, None, *["cannot be decoded"] * 2, None]
-    assert web_camera.connections == 1
 
 
 class _Endless(QuietHandler):

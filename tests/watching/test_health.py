@@ -19,8 +19,7 @@ from remtta.options import LiveOptions
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile, check_health_path
-from tests.command import remtta_here
-from tests.conftest import TINY_OPTIONS, happens, tiny_vit
+from tests.conftest import happens, tiny_vit
 from tests.records import json_of
 from tests.streams.fakes import FakeCamera, noise
 
@@ -90,15 +89,6 @@ def test_the_end_of_a_run_is_reported_with_its_reason(vit: nn.Module, tmp_path: 
     health = json_of(tmp_path / "h")
     assert health["state"] == "error" and health["reason"].startswith("error: camera 0 cannot be opened")
     assert health["last_frame"] is None
-
-
-def test_a_place_that_cannot_hold_it_is_wrong_use(
-    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for path, told in ((tmp_path / "no" / "health.json", "no: no such folder"), (tmp_path, "is a folder; name a file")):
-        assert remtta_here("adapt", frames, *TINY_OPTIONS, "-o", tmp_path / "run", "--health", path) == 2
-        assert told in capfd.readouterr().err
-    assert not (tmp_path / "run").exists()
 
 
 def test_it_may_be_in_the_run_folder_that_is_not_there_yet_under_a_name_of_its_own(

@@ -8,9 +8,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
-from typing import Any
 from urllib.request import urlopen
 
 import pytest
@@ -21,16 +19,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from remtta.adapt.many_streams import adapt_streams
 from remtta.adapt.one_stream import RunSummary
 from remtta.adapt.planning import Setup
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
-from remtta.options import LiveOptions, RunOptions
-from remtta.streams.live import LiveSource
-from remtta.streams.sources import Stream, open_stream
+from remtta.options import RunOptions
+from remtta.streams.sources import open_stream
 from remtta.watching.metrics import BUCKETS_S, Metrics, parse_metrics_address
 from tests.command import refusal_of
 from tests.conftest import draw_folder, tiny_vit
-from tests.runs.tiny import CONFIGS, StopAfter, adapt_tiny
-from tests.streams.fakes import FakeCapture, noise
+from tests.runs.tiny import CONFIGS, adapt_tiny
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -91,35 +86,6 @@ def test_counts_grow_and_agree_with_the_run_and_the_file(
         assert value(last, f"{name}_count") == summary.num_frames and value(last, f"{name}_sum") > 0
     (info,) = last["remtta_run_info"].samples
     assert info.labels["method"] == "rem"
-
-
-def test_counts_are_reported_while_a_camera_is_away_and_continue_after_a_stop(
-    served: tuple[Metrics, str], tmp_path: Path, no_thread_is_left: None
-) -> None:
-    metrics, url = served
-    away: list[dict[str, Metric]] = []
-
-    def run(first: int, interrupts: Interrupts, **more: Any) -> RunSummary:
-        captures = iter([FakeCapture([noise(seed + n) for n in range(3)]) for seed in (first, first + 3, first + 6)])
-
-        def connect() -> FakeCapture:
-            if source.state == "reconnecting":
-                away.append(scrape(url))
-            return next(captures)
-
-        source = LiveSource(0, LiveOptions(buffer="all"), connect=connect, sleep=lambda seconds: None)
-        stream = Stream("0", "camera", islice(source.frames(), 9), live_source=source)
-        return adapt_tiny(stream, tmp_path / "run", metrics=metrics, interrupts=interrupts, **more)
-
-    with Interrupts() as interrupts:
-        first = run(0, interrupts, on_batch=StopAfter(2))
-    assert first.signum is not None and value(scrape(url), "remtta_running") == 0
-    with Interrupts() as interrupts:
-        second = run(10, interrupts, resume=True)
-    counts = [value(each, "remtta_frames_total") for each in (*away, scrape(url))]
-    assert counts == sorted(counts) and first.num_frames <= counts[-2] < counts[-1] == second.num_frames == 15
-    assert all(value(each, "remtta_running") == 1 for each in away)
-    assert value(scrape(url), "remtta_gaps_total") == second.place.gaps >= 3
 
 
 def test_each_stream_of_a_site_is_reported_by_its_name(served: tuple[Metrics, str], tmp_path: Path) -> None:

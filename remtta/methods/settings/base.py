@@ -15,6 +15,8 @@ Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
 Answer = Literal["last"]
 BatchNorms = Literal["batch", "recent", "running"]
+FixedBatchNorms = Literal["batch", "running"]
+"""Of methods that adapt more or less than norms, so that running statistics must not move with them."""
 
 
 Positive = Annotated[float, Bounds(above=0, below=math.inf)]
@@ -145,16 +147,10 @@ class MethodConfig:
     """Batch size for which the default learning rate is meant, if it grows with the batch size."""
 
     unused: ClassVar[tuple[str, ...]] = ()
-    """Shared settings without effect for this method."""
+    """Shared settings that this method has no use for; they must keep their defaults."""
 
     source_settings: ClassVar[tuple[str, ...] | None] = None
     """Settings that `source_statistics` depends on, for methods that need source images; None for all."""
-
-    whole_batch: ClassVar[str | None] = None
-    """The methods that need whole batches, for the message; then `micro_batch` must stay None."""
-
-    no_layers: ClassVar[str | None] = None
-    """The reason why there are no layers to select; then `adapt_layers` must stay unset, and `bn` not "recent"."""
 
     @classmethod
     def lr_at(cls, batch_size: int) -> float:
@@ -166,11 +162,11 @@ class MethodConfig:
         check_options(self)
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
-        whole = f"left out with {self.whole_batch}"
-        check(self.whole_batch is None or self.micro_batch is None, "micro-batch", self.micro_batch, whole)
-        if self.no_layers is not None:
-            check(self.adapt_layers is None, "adapt-layers", self.adapt_layers, f"left out, {self.no_layers}")
-            check(self.bn != "recent", "bn", self.bn, f"batch or running, {self.no_layers}")
+        left_out = f"left out, as {type(self).__name__.removesuffix('Config')} has no use for it"
+        for name in self.unused:
+            check(
+                getattr(self, name) == getattr(type(self), name), name.replace("_", "-"), getattr(self, name), left_out
+            )
 
 
 @dataclass(frozen=True)
@@ -205,8 +201,8 @@ FAST = Preset({"bn": "recent"}, answer="both")
 BATCH_NORM_SETTINGS = ("bn", "bn_prior")
 """Settings of the statistics used by batch norms."""
 
-NO_WEIGHTS = ("adapt_layers", "anchor")
-"""Settings of which norms adapt, and how."""
+NO_NORMS = ("adapt_layers", "anchor")
+"""Settings of methods that adapt norms."""
 
 UPDATE_SETTINGS = (
     "lr",
@@ -226,5 +222,5 @@ UPDATE_SETTINGS = (
 class WholeModelConfig(MethodConfig):
     """Settings of methods that change every weight, so that there are no layers to select."""
 
-    unused: ClassVar[tuple[str, ...]] = NO_WEIGHTS
-    no_layers = "as every weight changes"
+    bn: FixedBatchNorms = "batch"
+    unused: ClassVar[tuple[str, ...]] = NO_NORMS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -18,8 +17,6 @@ _model = partial(Option, panel="Model")
 _method = partial(Option, panel="Method")
 
 STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # needs labels
-
-_log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
@@ -79,15 +76,12 @@ class MethodOptions:
             UsageError: If it has no such setting, or a value is out of range.
         """
         kind = METHOD_TABLE[self.method].config
-        known = {each.name for each in fields(kind)} - set(kind.unused)
         for name in self.shared.given:
-            if name not in known:
+            if name not in used_settings(kind):
                 raise UsageError(
                     f"{self.method} has no {flag_of(name)}; remtta methods {self.method} lists its settings"
                 )
         pairs = read_pairs(self.pairs, "--set")
-        for name in set(pairs) & set(kind.unused):
-            _log.warning("%s ignores the setting %s=%s", self.method, name, pairs[name])
         return method_config(self.method, {**self.shared.given, **pairs}, batch_size=batch_size)
 
 
@@ -131,7 +125,7 @@ class MethodsOptions:
         own, configs = self._own_settings(), {}
         used: set[str] = set()
         for name in self.methods:
-            known = {each.name for each in fields(METHOD_TABLE[method_of(name)].config)}
+            known = used_settings(METHOD_TABLE[method_of(name)].config)
             applying = {key: value for key, value in self.shared.given.items() if key in known}
             used |= applying.keys()
             configs[name] = method_config(method_of(name), {**applying, **own[name]}, batch_size=batch_size)
@@ -151,6 +145,11 @@ class MethodsOptions:
             for name in meant:
                 own[name] |= read_pairs([setting], "--set")
         return own
+
+
+def used_settings(kind: type[MethodConfig]) -> set[str]:
+    """Return the settings of a config that its method uses."""
+    return {each.name for each in fields(kind)} - set(kind.unused)
 
 
 def flag_of(setting: str) -> str:
