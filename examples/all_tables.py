@@ -137,8 +137,7 @@ TABLES = {
     "video": Table(
         "Photographs panned for 25 frames each, conditions that set in gradually",
         {
-            f"batch {size}": "{out}/video --labels-file {out}/video/labels.csv "
-            f"--batch-size {size} --methods {SMOOTHED} {MODELS['vit']}"
+            f"batch {size}": f"{{out}}/video --batch-size {size} --methods {SMOOTHED} {MODELS['vit']}"
             for size in _BATCHES
         },
         ["video"],

@@ -2,7 +2,7 @@
 
     python examples/make_walk.py photographs/ walk/ --checkpoint vit.safetensors --accuracy 0.4 --images 3000
     python examples/make_walk.py photographs/ video/ --severity 3 --pan 25
-    remtta eval walk/ --labels-file walk/labels.csv --checkpoint vit.safetensors --methods source,rem,remtta
+    remtta eval walk/ --checkpoint vit.safetensors --methods source,rem,remtta
 
 Every image has two corruptions. One fades while the next grows, in steps of one severity from 0 to 5, with --speed
 images per step. The path of severities keeps the source model's accuracy as near to --accuracy as possible, by a table
@@ -17,8 +17,10 @@ which has severities in steps of a quarter and a ResNet-50's table of all pairs;
 from __future__ import annotations
 
 import argparse
+import io
 import itertools
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,20 +155,32 @@ def main() -> None:
     frames, ways = scenes(domain, args.pan, rng), dict[tuple[str, str], list[Levels]]()
     last, made = str(rng.choice(names)), 0
     args.destination.mkdir(parents=True)
-    with open(args.destination / "labels.csv", "w", encoding="utf-8") as lines:
+    with tarfile.open(args.destination / "serial_00000.tar", "w") as tar:
         while made < args.images:
             pair = last, str(rng.choice([name for name in names if name != last]))
             if pair not in ways:
                 ways[pair] = measured(model, domain, pair, args) if model else fading(args.severity)
             for levels in ways[pair]:
                 for shot, label in itertools.islice(frames, min(args.speed, args.images - made)):
-                    corrupted(shot, pair, levels, rng).save(args.destination / f"{made}.jpg", quality=85)
-                    lines.write(f"{made}.jpg,{label}\n")
+                    write(tar, f"sample_{made}", corrupted(shot, pair, levels, rng), label, pair, levels)
                     made += 1
             last = pair[1]
     all_ways = {"+".join(pair): steps for pair, steps in ways.items()}
     goal = {"accuracy": args.accuracy} if model else {"severity": args.severity}
     (args.destination / "walk.json").write_text(json.dumps({**goal, "pan": args.pan, "ways": all_ways}, indent=2))
+
+
+def write(
+    tar: tarfile.TarFile, key: str, image: Image.Image, label: int, names: tuple[str, str], levels: Levels
+) -> None:
+    """Add a sample in the format of CCC's files."""
+    content = io.BytesIO()
+    image.save(content, "jpeg", quality=85)
+    info = f"++n1++{names[0]}++s1++{levels[0]}++n2++{names[1]}++s2++{levels[1]}"
+    for name, data in {"info": info.encode(), "input.jpg": content.getvalue(), "output.cls": b"%d" % label}.items():
+        member = tarfile.TarInfo(f"{key}.{name}")
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
 
 
 if __name__ == "__main__":

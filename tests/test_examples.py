@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 import remtta
 from remtta.evaluation import open_dataset
-from remtta.evaluation.domains import Dataset
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_image, draw_video
 from tests.evaluation.trees import write_tree
@@ -135,7 +134,7 @@ def test_a_walk_goes_from_one_corruption_to_the_next_at_a_set_accuracy(
     args = ["make_walk", str(tmp_path / "photographs"), str(tmp_path / "walk"), "--corruptions", "contrast,brightness"]
     monkeypatch.setattr("sys.argv", [*args, "--calibration", "2", "--speed", "3", "--images", "40"])
     walk.main()
-    (domain,) = listed(tmp_path / "walk", NUM_CLASSES).domains
+    (domain,) = open_dataset(tmp_path / "walk", num_classes=NUM_CLASSES).domains
     assert len(domain.labels) == 40 and domain.load(39).size == (32, 32)
     ways = json.loads((tmp_path / "walk/walk.json").read_text())["ways"]
     assert set(ways) <= {"contrast+brightness", "brightness+contrast"}
@@ -151,16 +150,13 @@ def test_a_panned_walk_is_frames_of_each_photograph_in_conditions_that_set_in(
     for folder in ("one", "same"):
         monkeypatch.setattr("sys.argv", ["make_walk", str(tmp_path / "photographs"), str(tmp_path / folder), *args])
         walk.main()
-    (domain,) = listed(tmp_path / "one", 3).domains
+    (domain,) = open_dataset(tmp_path / "one", num_classes=3).domains
     labels = domain.labels.reshape(6, 5)
     assert (labels == labels[:, :1]).all()
     frames = [domain.load(number).tobytes() for number in range(5)]
     assert len(set(frames)) == 5
-    assert len({listed(tmp_path / folder, 3).domains[0].load(7).tobytes() for folder in ("one", "same")}) == 1
-
-
-def listed(folder: Path, num_classes: int) -> Dataset:
-    return open_dataset(folder, num_classes=num_classes, labels_file=folder / "labels.csv")
+    names = [tmp_path / folder / "serial_00000.tar" for folder in ("one", "same")]
+    assert len({open_dataset(name.parent, num_classes=3).domains[0].load(7).tobytes() for name in names}) == 1
 
 
 def test_own_loop_continues_from_its_state(

@@ -9,7 +9,7 @@ from pathlib import Path
 from remtta.errors import UsageError
 from remtta.evaluation.class_maps import ALPHABETICAL, map_classes, restricted_set, zero_shot_names
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, wanted_domains
-from remtta.evaluation.stored import LABELS, find_arrays, open_arrays, open_list
+from remtta.evaluation.stored import LABELS, find_arrays, find_shards, open_arrays, open_list, open_shards
 from remtta.evaluation.trees import choose_folders, scan_tree, tree_domain
 
 _log = logging.getLogger("remtta")
@@ -31,8 +31,8 @@ def open_dataset(
     """Find the labelled domains in a folder, and validate everything before any work starts.
 
     Args:
-        root: An ImageNet-C-like tree, a tree of domains, one domain (ImageNet-R, -V2, -Sketch), or a folder of
-            CIFAR-C arrays.
+        root: An ImageNet-C-like tree, a tree of domains, one domain (ImageNet-R, -V2, -Sketch), a folder of CIFAR-C
+            arrays, or one of CCC's tar files.
         domains: Names in the order of evaluation; by default all, in the standard order.
         severities: By default 5, or the only one available. Ignored for layouts without severities.
         image_list: Only these images, in this order: lines "wnid/name.JPEG".
@@ -48,12 +48,16 @@ def open_dataset(
     place = Path(root)
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder")
+    shards = find_shards(place)
+    if (labels_file is not None or shards) and any(
+        each is not None for each in (domains, severities, image_list, class_map)
+    ):
+        what = f"{place} is one stored stream" if labels_file is None else "--labels-file names the images"
+        raise UsageError(f"{what}; leave --domains, --severity, --image-list, --class-map out")
     if labels_file is not None:
-        if any(each is not None for each in (domains, severities, image_list, class_map)):
-            raise UsageError(
-                "--labels-file names the images; leave --domains, --severity, --image-list, --class-map out"
-            )
         return open_list(labels_file, place, num_classes, labels, limit)
+    if shards:
+        return open_shards(place, shards, num_classes, limit)
     if (place / LABELS).is_file():
         if image_list is not None or class_map is not None:
             raise UsageError(f"{place} holds arrays, whose images have no names; leave --image-list, --class-map out")
@@ -93,9 +97,9 @@ def class_names(root: Path) -> list[str] | None:
     """Return the class names for a zero-shot model from the dataset's folders, or None for ImageNet's wnids.
 
     Raises:
-        UsageError: If the classes have no names, as in arrays.
+        UsageError: If the classes have no names, as in arrays and tar files.
     """
-    tree = {} if (root / LABELS).is_file() else scan_tree(root)[1]
+    tree = {} if (root / LABELS).is_file() or find_shards(root) else scan_tree(root)[1]
     return zero_shot_names(
         [folder for levels in tree.values() for folders in levels.values() for folder in folders], root
     )

@@ -1,18 +1,25 @@
-"""Datasets with numbered classes and a fixed order: arrays and lists."""
+"""Datasets with numbered classes and a fixed order: arrays, stored streams, and lists."""
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
-from remtta.errors import StreamError, UsageError
+from remtta.errors import FrameError, StreamError, UsageError
 from remtta.evaluation.domains import SEVERITIES, Dataset, Domain, Sizes, image_sizes
+from remtta.streams.images import natural_key
 
 LABELS = "labels.npy"
+_IMAGE, _CLASS = ".input.jpg", ".output.cls"
 
 
 def _dataset(root: Path, layout: str, domains: Sequence[Domain], labels: np.ndarray, sizes: Sizes) -> Dataset:
@@ -93,6 +100,79 @@ def _load_array(path: Path) -> np.ndarray:
     except (ValueError, EOFError) as error:
         raise UsageError(f"{path} cannot be read as an array: {error}") from error
     return array
+
+
+# --- CCC (Press et al., NeurIPS 2023, arXiv:2306.05401): folders such as ---------------------------------------------
+# `baseline_20_transition+speed_1000_seed_43` of `serial_00000.tar`, ..., whose members are `<key>.input.jpg` and
+# `<key>.output.cls`, the class number as text.
+
+
+class _Member(NamedTuple):
+    """An image in a tar file, and its class."""
+
+    path: Path
+    key: str
+    start: int
+    num_bytes: int
+    label: int
+
+
+def _load_member(members: Sequence[_Member], position: int) -> Image.Image:
+    member = members[position]
+    try:
+        with open(member.path, "rb") as file:
+            file.seek(member.start)
+            return Image.open(io.BytesIO(file.read(member.num_bytes))).convert("RGB")
+    except Exception as error:  # Pillow's decoders raise many types on damaged data
+        raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
+
+
+def find_shards(root: Path) -> list[Path]:
+    """Return the tar files in a folder, in natural order."""
+    return sorted(root.glob("*.tar"), key=lambda path: natural_key(path.name))
+
+
+def open_shards(root: Path, shards: Sequence[Path], num_classes: int, limit: int | None) -> Dataset:
+    """Open a stored stream, or its first `limit` images; sizes are taken from the first image of each file.
+
+    Raises:
+        UsageError: If it holds no images, or classes that the model lacks.
+        StreamError: If a file cannot be read.
+    """
+    members = list(islice((member for shard in shards for member in _members(shard)), limit))
+    if not members:
+        raise UsageError(f"{root} has tar files, but none with <key>{_IMAGE} and <key>{_CLASS}, as CCC's have")
+    labels = np.array([member.label for member in members], dtype=np.int64)
+    _check_labels(labels, num_classes, root)
+    first = {member.path: member for member in reversed(members)}
+    try:
+        sizes = {path: _load_member([member], 0).size for path, member in first.items()}
+    except FrameError as error:
+        raise StreamError(f"{next(iter(first))}: its first image {error}") from error
+    sources = [f"{member.path}[{member.key}]" for member in members]
+    domain = Domain(root.resolve().name, None, sources, labels, partial(_load_member, members))
+    return _dataset(root, "CCC shards", [domain], labels, Counter(sizes[member.path] for member in members))
+
+
+def _members(path: Path) -> Iterator[_Member]:
+    """Yield the images of a tar file with their classes, which precede or follow them."""
+    images: dict[str, tuple[int, int]] = {}
+    labels: dict[str, int] = {}
+    try:
+        with tarfile.open(path) as tar:
+            for member in tar:
+                key = member.name.removesuffix(_IMAGE).removesuffix(_CLASS)
+                if member.name.endswith(_IMAGE):
+                    images[key] = member.offset_data, member.size
+                elif member.name.endswith(_CLASS):
+                    content = tar.extractfile(member)
+                    labels[key] = int(content.read()) if content else -1
+                if key in images and key in labels:
+                    yield _Member(path, key, *images.pop(key), labels.pop(key))
+    except ValueError as error:
+        raise UsageError(f"{path}: a class is not a number: {error}") from error
+    except (OSError, tarfile.TarError) as error:
+        raise StreamError(f"{path} cannot be read: {error}") from error
 
 
 # --- Lists: a path and a class per line ------------------------------------------------------------------------------
