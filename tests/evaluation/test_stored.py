@@ -57,9 +57,11 @@ def _spoil(content: np.ndarray, name: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
+        (_spoil(np.zeros((20, 32, 32), np.uint8), "fog.npy"), "fog.npy must hold 5 severities"),
         (_spoil(np.zeros((20, 32, 32, 3), np.float32), "fog.npy"), "fog.npy must hold 5 severities"),
         (_spoil(np.zeros((15, 32, 32, 3), np.uint8), "fog.npy"), "has 15 images, but labels.npy has 20 labels"),
         (_spoil(np.full(20, 7), "labels.npy"), "names class 7, but the model has 7"),
+        (_spoil(np.zeros((20, 2), np.int64), "labels.npy"), "must hold one whole number per image"),
         (lambda root: (root / "fog.npy").write_bytes(b"no array"), "fog.npy cannot be read as an array"),
         (lambda root: [path.unlink() for path in root.glob("[fg]*.npy")], "has labels.npy but no"),
     ],
@@ -116,9 +118,12 @@ def test_a_stored_stream_is_one_domain_in_its_own_order(stream: Path) -> None:
     assert open_tree(stream, limit=2).domains[0].labels.tolist() == [1, 4]
 
 
-def test_the_command_measures_on_a_stored_stream_as_it_comes(stream: Path, checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("engine", ["serial", "processes"])
+def test_the_command_measures_on_a_stored_stream_as_it_comes(
+    engine: str, stream: Path, checkpoint: Path, tmp_path: Path
+) -> None:
     options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--methods", "source,tent", "-q"]
-    options += ["-b", "2", "--no-plots", "--engine", "processes", "--jobs", "1", "--output", tmp_path / "out"]
+    options += ["-b", "2", "--no-plots", "--engine", engine, "--jobs", "1", "--output", tmp_path / "out"]
     assert remtta_here("eval", stream, *options) == 0
     assert [(row["method"], row["domain"], row["label_true"]) for row in rows_of(tmp_path / "out")] == [
         (method, STREAM, label) for method in ("source", "tent") for label in (1, 4, 1, 6, 2)
@@ -170,7 +175,9 @@ def test_a_list_gives_the_images_their_classes_and_the_order(tmp_path: Path) -> 
     ("text", "reason"),
     [
         ("0.png\n", 'needs lines such as frames/1.png,3, got "0.png"'),
+        ("", "needs lines such as"),
         ("0.png,77\n", 'the model has no class "77"'),
+        ("0.png,twice\n", 'the model has no class "twice"'),
         ("1.png,1\n2.png,1\n", "2 images of .* are missing, such as .*1.png"),
     ],
 )
