@@ -26,11 +26,12 @@ EXAMPLES = Path(__file__).parent
 SHORT = "source,fast,remtta,rem"
 PUBLISHED = f"{SHORT},tent,sar,roid"
 CENTRED = (
-    "source,tent,ctent=tent,sar,csar=sar,roid,croid=roid --set ctent.centre=true "
-    "--set csar.centre=true --set croid.centre=true"
+    "source,tent,ctent=tent,sar,csar=sar,roid,croid=roid,lt=tent+both --set ctent.centre=true "
+    "--set csar.centre=true --set croid.centre=true --set lt.centre=true --set lt.optimizer=adam "
+    "--set lt.lr=0.01 --set lt.anchor=auto"
 )
 CONVOLUTIONAL = "source,norm,fast,remtta,rem,gradcam=rem,tent,sar,roid --set gradcam.masking=gradcam"
-EVERY = "source,fast,remtta,second=remtta,fourth=remtta --set second.adapt_every=2 --set fourth.adapt_every=4"
+EVERY = "source,fast,remtta,fourth=remtta,eighth=remtta --set fourth.adapt_every=4 --set eighth.adapt_every=8"
 AXES = "source,fast,remtta,rem,sar,roid"
 SMOOTHED = "source,fast,remtta,remtta+smooth"
 
@@ -94,8 +95,8 @@ def _on_pacs(name: str, methods: str) -> str:
     return f"{{data}}/pacs --continual {domains} --methods {methods} {PROBES[name]}"
 
 
-_BATCHES = (1, 8, 20, 50)
-_SEVERITY_3 = "{out}/photographs_c --severity 3"
+_SEVERITY_5 = "{out}/photographs_c --severity 5"
+_SIX = "gaussian_noise,defocus_blur,fog,brightness,contrast,jpeg_compression"
 
 TABLES = {
     "imagenet": Table(
@@ -120,8 +121,11 @@ TABLES = {
     "convolutional": Table(
         "EfficientNet-Lite0, fifteen corruptions",
         {
-            **{f"severity {level}": _on_corruptions("lite", level, 50, CONVOLUTIONAL) for level in (3, 5)},
-            **{f"batch {size}": _on_corruptions("lite", 5, size, "source,norm,fast,remtta") for size in (1, 4, 20)},
+            **{f"severity {level}": _on_corruptions("lite", level, 40, CONVOLUTIONAL) for level in (3, 5)},
+            **{
+                f"batch {size}": f"{_on_corruptions('lite', 5, size, 'source,norm,fast,remtta')} --domains {_SIX}"
+                for size in (1, 4)
+            },
         },
         ["photographs_c"],
     ),
@@ -138,17 +142,18 @@ TABLES = {
         "Photographs panned for 25 frames each, conditions that set in gradually",
         {
             f"batch {size}": f"{{out}}/video --batch-size {size} --methods {SMOOTHED} {MODELS['vit']}"
-            for size in _BATCHES
+            for size in (1, 20)
         },
         ["video"],
     ),
     "deployment": Table(
-        "Axes of deployment, ViT-Ti, severity 3",
+        "Axes of deployment, ViT-Ti",
         {
-            "two corruptions at once": f"{{out}}/photographs_2c --continual --methods {AXES} {MODELS['vit']}",
-            "shifts that come back": f"{_SEVERITY_3} --domains gaussian_noise,fog,jpeg_compression "
+            "two corruptions at once": f"{{out}}/photographs_2c --continual --severity 3 --methods {AXES} {MODELS['vit']}",
+            "shifts that come back": f"{_SEVERITY_5} --domains gaussian_noise,fog,jpeg_compression "
             f"--scenario recurring --visits 3 --methods {AXES} {MODELS['vit']}",
-            "deadlines": f"{_SEVERITY_3} --scenario time-constrained --methods {AXES} {MODELS['vit']}",
+            "deadlines": f"{_SEVERITY_5} --domains {_SIX} --scenario time-constrained --batch-size 20 --methods {AXES} "
+            f"{MODELS['vit']}",
         },
         ["photographs_c", "photographs_2c"],
     ),
