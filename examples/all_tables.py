@@ -149,7 +149,8 @@ TABLES = {
     "deployment": Table(
         "Axes of deployment, ViT-Ti",
         {
-            "two corruptions at once": f"{{out}}/photographs_2c --continual --severity 3 --methods {AXES} {MODELS['vit']}",
+            "two corruptions at once": f"{{out}}/photographs_2c --continual --severity 3 --methods {AXES} "
+            f"{MODELS['vit']}",
             "shifts that come back": f"{_SEVERITY_5} --domains gaussian_noise,fog,jpeg_compression "
             f"--scenario recurring --visits 3 --methods {AXES} {MODELS['vit']}",
             "deadlines": f"{_SEVERITY_5} --domains {_SIX} --scenario time-constrained --batch-size 20 --methods {AXES} "
@@ -160,7 +161,8 @@ TABLES = {
     "cifar10": Table(
         "A small ViT on CIFAR-10, fifteen corruptions at severity 5",
         {
-            "1,000 images of each": f"{{out}}/cifar10_c --continual --batch-size 50 --limit 1000 --methods {PUBLISHED},eta,deyo {MODELS['cifar']}"
+            "1,000 images of each": "{out}/cifar10_c --continual --batch-size 50 --limit 1000 "
+            f"--methods {PUBLISHED},eta,deyo {MODELS['cifar']}"
         },
         ["cifar10_c"],
     ),
