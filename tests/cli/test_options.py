@@ -83,6 +83,8 @@ def test_adapt_shows_at_most_thirty_options_in_five_panels(capfd: pytest.Capture
     [
         (["adapt", "x", "--threads", "1000000"], "Invalid value for '--threads': must be at most "),
         (["adapt", "x", "--steps", "9" * 21], "Invalid value for '--steps': must be at most 10000"),
+        (["adapt", "x", "--reset-every", "1.5"], "Invalid value for '--reset-every': must be a whole number"),
+        (["adapt", "x", "--lr", "fast"], "Invalid value for '--lr': must be a number"),
         (["eval", ".", "--methods", "rem", "--set", "rem.steps=1000000"], "steps must be from 1 to 10000"),
     ],
 )
