@@ -18,7 +18,7 @@ NOT_RUN = {
     r"eval|corrupt|doctor": "takes a data set; has tests of its own",
     r"export|adapt cams.txt": "has tests of its own, which take seconds",
     r".*rtsp://|adapt http": "takes a camera",
-    r"adapt -|.*--config": "goes with another command or a file; has tests of its own",
+    r"adapt -": "goes with another command or a file; has tests of its own",
     r".*(clip:|local-dir:)|adapt \./frames|adapt drive.mp4": "downloads or takes weights",
     r"report run1 run2 table1": "takes an evaluation; has tests of its own",
 }

@@ -27,7 +27,7 @@ def apply(
         ModelOptions,
         Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
     ],
-    running: Annotated[RunningOptions, Only("config", "quiet", "debug", device="cpu")],
+    running: Annotated[RunningOptions, Only("quiet", "debug", device="cpu")],
 ) -> None:
     """Write the adapted checkpoint: the base weights plus DELTA.
 

@@ -24,7 +24,7 @@ _MIB = 2**20
 def bench(
     bench: BenchOptions,
     printed: PrintOptions,
-    running: Annotated[RunningOptions, Only("device", "threads", "config", "quiet", "debug")],
+    running: Annotated[RunningOptions, Only("device", "threads", "quiet", "debug")],
 ) -> None:
     """Measure the time and memory of a step on this machine, relative to a plain fp32 forward pass.
 

@@ -22,7 +22,7 @@ def corrupt(
         Path, typer.Argument(metavar="DST", help="Folder to write to, as <corruption>/<severity>/<path below SRC>.")
     ],
     tree: CorruptOptions,
-    running: Annotated[RunningOptions, Only("config", "verbose", "quiet", "debug")],
+    running: Annotated[RunningOptions, Only("verbose", "quiet", "debug")],
 ) -> None:
     """Write corrupted copies of every image in SRC, with the corruptions and folders of ImageNet-C.
 

@@ -36,7 +36,7 @@ _Model = Annotated[
         *("mean", "std", "input_size", "interpolation", "crop_pct"),
     ),
 ]
-_Running = Annotated[RunningOptions, Only("device", "compile_model", "threads", "config", "verbose", "quiet", "debug")]
+_Running = Annotated[RunningOptions, Only("device", "compile_model", "threads", "verbose", "quiet", "debug")]
 
 _log = logging.getLogger("remtta")
 

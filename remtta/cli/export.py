@@ -10,7 +10,6 @@ import typer
 
 from remtta.cli.classifiers import load_torch
 from remtta.cli.running import RunningOptions
-from remtta.errors import UsageError
 from remtta.options import ModelOptions
 from remtta.options.option import Only, Option
 
@@ -21,16 +20,7 @@ class ExportOptions:
 
     form: Annotated[Literal["onnx", "peft", "timm"], Option("Format to write.", flags=("--format", "-f"))]
     output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))]
-    delta_only: Annotated[
-        Path | None,
-        Option("Replace only the norms in this ONNX file of the same base model.", metavar="ONNX"),
-    ] = None
     overwrite: Annotated[bool, Option("Replace files of the same names.")] = False
-
-    def check(self) -> None:
-        """Raise if an ONNX file to patch is given for another format."""
-        if self.delta_only is not None and self.form != "onnx":
-            raise UsageError(f"--delta-only is for --format onnx; {self.form} has no file to build on")
 
 
 def export(
@@ -45,14 +35,11 @@ def export(
 
     The model, its arguments and its checkpoint default to those of the delta.
 
-    Examples:
+    Example:
 
       remtta export run1 --format onnx --output run1_onnx
-
-      remtta export run2 --format onnx --delta-only run1_onnx/model.onnx --output run2_onnx
     """
     with running.command():
-        exported.check()
         load_torch("remtta.deltas.base_model", model, run)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import load_delta
@@ -61,5 +48,5 @@ def export(
 
         delta = load_delta(run)
         adapted = adapted_model(delta, base_options(delta, model))
-        files = write(adapted, exported.form, exported.output, onto=exported.delta_only, overwrite=exported.overwrite)
+        files = write(adapted, exported.form, exported.output, overwrite=exported.overwrite)
         running.tell("\n".join(map(str, files)))

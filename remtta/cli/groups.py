@@ -131,6 +131,8 @@ def _parameter(leaf: _Leaf) -> inspect.Parameter:
             rich_help_panel=option.panel,
             show_default=_shown_default(leaf),
             autocompletion=_completion(member),
+            envvar=f"REMTTA_{member.flag.removeprefix('--').replace('-', '_').upper()}",
+            show_envvar=False,
         )
     if default is None:
         kind = kind | None

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from remtta.cli.config_files import read_config
 from remtta.cli.reporting import command, say
 from remtta.engines.interrupts import Interrupts
 from remtta.files import check_target
@@ -41,16 +40,6 @@ class RunningOptions:
     log_format: Annotated[
         Literal["text", "json"], _output("Format of messages: text, or JSON Lines with time, level and message.")
     ] = "text"
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel="Output and running",
-            metavar="FILE",
-            callback=read_config,
-            is_eager=True,
-            help="Read options from this YAML file; the command line takes precedence.",
-        ),
-    ] = None
     verbose: Annotated[bool, _output("Show more messages.", flags=("--verbose", "-v"), common=True)] = False
     quiet: Annotated[bool, _output("Show errors only.", flags=("--quiet", "-q"), common=True)] = False
     debug: Annotated[bool, _output("Show tracebacks.")] = False

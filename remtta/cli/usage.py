@@ -1,4 +1,4 @@
-"""Parsing of the command line: spread values, --config, --help-all, and usage errors in one line."""
+"""Parsing of the command line: spread values, --help-all, and usage errors in one line."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ _WORDS = {
     "Input should be less than": "must be less than",
     "Input should be a valid integer, unable to parse string as an integer": "must be a whole number",
     "Input should be a valid number, unable to parse string as a number": "must be a number",
+    "Input should be a valid boolean, unable to interpret input": "must be true or false",
 }
 
 _MAX_SHOWN, _MAX_OPTIONS = 3, 30
@@ -55,7 +56,7 @@ class Application(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command whose values may be spread over several words, and may come from a file."""
+    """A command whose values may be spread over several words."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; raise UsageError if that is impossible."""
@@ -68,9 +69,9 @@ class Command(TyperCommand):
             rest = super().parse_args(ctx, spread_values(args))
         except Exception as error:
             option = getattr(error, "param", None)
-            if option is None or ctx.get_parameter_source(option.name).name != "DEFAULT_MAP":
+            if option is None or ctx.get_parameter_source(option.name).name != "ENVIRONMENT":
                 raise
-            raise UsageError(f"{ctx.params['config']}: {error.format_message()}") from error  # type: ignore[attr-defined]
+            raise UsageError(f"{option.envvar}: {error.format_message()}") from error  # type: ignore[attr-defined]
         if rest and not ctx.resilient_parsing:
             source = [ctx.params["source"]] if self.name == "adapt" else []
             raise UsageError(_too_many(source, rest))

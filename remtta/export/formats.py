@@ -7,7 +7,6 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -18,22 +17,17 @@ from remtta.files import FolderLock, check_can_hold, writing
 Format = Literal["onnx", "peft", "timm"]
 
 
-def export(
-    adapted: AdaptedModel, form: Format, output: Path, *, onto: Path | None = None, overwrite: bool = False
-) -> list[Path]:
+def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
     """Write the adapted model to a folder in a format, and verify it there; return the files.
-
-    `onto`, for ONNX, is a file of the same base in which to replace the norms.
 
     Raises:
         UsageError: If a package is missing, files exist already, another process writes to the folder, or the
             format cannot hold the model.
-        DeltaError: If `onto` has other weights.
         OutputError: If a file cannot be written.
         RemttaError: If the export fails, or its logits differ from the model's.
     """
     check_can_hold(output, "the folder of an export", "--output")
-    write = _writer(form, onto)
+    write = _writer(form)
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     with writing(output), _place(output) as place:
@@ -73,17 +67,17 @@ def _write(write: Callable[[AdaptedModel, Path], None], adapted: AdaptedModel, f
         raise
 
 
-def _writer(form: Format, onto: Path | None) -> partial[None]:
+def _writer(form: Format) -> Callable[[AdaptedModel, Path], None]:
     """Return the function that writes a format; it is imported only when needed."""
     assert form in get_args(Format)
     if form == "onnx":
         from remtta.export.onnx_models import write_onnx
 
-        return partial(write_onnx, onto=onto)
+        return write_onnx
     if form == "peft":
         from remtta.export.peft_adapters import write_peft
 
-        return partial(write_peft)
+        return write_peft
     from remtta.export.timm_folders import write_timm
 
-    return partial(write_timm)
+    return write_timm

@@ -1,4 +1,4 @@
-"""Export the adapted model to ONNX, from scratch or by replacing the norms of an earlier export."""
+"""Export the adapted model to ONNX."""
 
 from __future__ import annotations
 
@@ -6,34 +6,25 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from remtta.backbones.norms import norm_modules
-from remtta.errors import DeltaError, RemttaError, UsageError, first_line, needed
+from remtta.errors import RemttaError, UsageError, first_line, needed
 from remtta.export.adapted import AdaptedModel
 
 FILE = "model.onnx"
 _MAX_BYTES = 2**31 - 1  # of a protobuf message
-_INT8 = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger")
 
 
-def write_onnx(adapted: AdaptedModel, folder: Path, onto: Path | None = None) -> None:
+def write_onnx(adapted: AdaptedModel, folder: Path) -> None:
     """Write `model.onnx`: normalised images (B, 3, H, W) to logits (B, C), for any B.
 
-    `onto` is an ONNX file of the same base, of which only the norms are replaced.
-
     Raises:
-        UsageError: If a package is missing, or the file does not exist.
-        DeltaError: If the ONNX file has other weights, or no norms to replace.
+        UsageError: If a package is missing, or the model is too large for one file.
         RemttaError: If the model cannot be exported, or its logits differ from torch's.
     """
     onnx = needed("onnx", "export", "an export")
-    proto = _exported(adapted) if onto is None else _patched(adapted, onto)
-    known = {entry.key for entry in proto.metadata_props} & adapted.facts.keys()
-    for entry in [entry for entry in proto.metadata_props if entry.key in known]:
-        proto.metadata_props.remove(entry)
+    proto = _exported(adapted)
     onnx.helper.set_model_props(proto, {**{entry.key: entry.value for entry in proto.metadata_props}, **adapted.facts})
     if proto.ByteSize() > _MAX_BYTES:
         raise UsageError(
@@ -66,8 +57,7 @@ def _exported(adapted: AdaptedModel) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            # Not optimised: folding batch norms, merging equal tensors and transposing weights would make it impossible
-            # to put in a later delta by name. Runtimes optimise when they load.
+            # Not optimised, so that tensors keep the model's names; runtimes optimise when they load.
             program = torch.onnx.export(
                 adapted.model,
                 (adapted.images(2),),
@@ -84,50 +74,6 @@ def _exported(adapted: AdaptedModel) -> Any:
     proto = program.model_proto
     del proto.graph.value_info[:]  # intermediate shapes, which onnxruntime's quantiser cannot handle
     return proto
-
-
-def _patched(adapted: AdaptedModel, path: Path) -> Any:
-    """Return an ONNX model with its norms replaced by the adapted ones."""
-    onnx = needed("onnx", "export", "an export")
-    if not path.is_file():
-        raise UsageError(f"{path}: no such ONNX file")
-    try:
-        proto = onnx.load(str(path))
-        tensors = {tensor.name: tensor for tensor in proto.graph.initializer}
-        values = {name: onnx.numpy_helper.to_array(tensor) for name, tensor in tensors.items()}
-    except Exception as error:  # of protobuf, numpy or the system
-        raise UsageError(f"{path} is not a readable ONNX file: {_shown(error)}") from error
-    used = sorted({node.op_type for node in proto.graph.node} & {*_INT8, "QLinearConv", "QLinearMatMul"})
-    if used:
-        raise DeltaError(
-            f"{path} is quantised to INT8 ({used[0]}), with scales chosen for its own weights; patch the "
-            "ONNX it was made from, and quantise that"
-        )
-    for name, value in _replaced(adapted, values, path).items():
-        tensors[name].CopyFrom(onnx.numpy_helper.from_array(value, name))
-    return proto
-
-
-def _replaced(adapted: AdaptedModel, values: dict[str, np.ndarray], path: Path) -> dict[str, np.ndarray]:
-    """Return the new values of the norms by name, after checking that all other tensors equal the base's."""
-    state = {name: tensor.numpy() for name, tensor in adapted.model.state_dict().items()}
-    norms = {
-        f"{layer}.{name}" if layer else name
-        for layer, module in norm_modules(adapted.model).items()
-        for name in module.state_dict()
-    } | adapted.delta.tensors.keys()
-    missing = sorted(adapted.delta.tensors.keys() - values.keys())
-    if missing:
-        raise DeltaError(
-            f"{path} has no tensor {missing[0]} ({len(missing)} in all): its norms were folded into other "
-            "weights, or it is of another model; export without --delta-only"
-        )
-    found = {name: state[name] for name in values.keys() & state.keys()}
-    for name, value in found.items():
-        fits = value.shape == values[name].shape and value.dtype == values[name].dtype
-        if not fits or (name not in norms and not np.array_equal(value, values[name])):
-            raise DeltaError(f"{path} was made from other weights than the delta's base: {name} differs")
-    return {name: value for name, value in found.items() if name in norms}
 
 
 def _shown(error: Exception) -> str:

@@ -8,7 +8,6 @@ import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from remtta.errors import UsageError, check
@@ -267,22 +266,3 @@ def read_size(text: str) -> int:
     if math.isinf(size):
         raise UsageError(f'cannot read the size "{text[:40]}"; write it as 800M or 1.5G')
     return int(size)
-
-
-def read_regular(path: str | Path, max_bytes: int, what: str) -> bytes:
-    """Return the content of a small file.
-
-    Raises:
-        UsageError: If it does not exist, is not a regular file, is too large, or cannot be read.
-    """
-    path = Path(path)
-    try:
-        if path.exists() and not path.is_file():
-            raise UsageError(f"{path} is not a regular file, so it cannot be {what}")
-        if path.stat().st_size > max_bytes:
-            raise UsageError(f"{path} has {path.stat().st_size} bytes, too many for {what}")
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error

@@ -6,11 +6,9 @@ import re
 from pathlib import Path
 
 from remtta.errors import UsageError
-from remtta.options.option import read_regular
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FORM = "name=address on each line"
-_MAX_BYTES = 1024**2
 
 
 def read_sources(path: Path) -> dict[str, str]:
@@ -42,8 +40,12 @@ def read_sources(path: Path) -> dict[str, str]:
 
 def _lines(path: Path) -> list[tuple[int, str]]:
     """Return the lines with content, with their numbers."""
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file; --streams takes a list of sources, {_FORM}")
     try:
-        text = read_regular(path, _MAX_BYTES, f"a list of sources, {_FORM}").decode("utf-8-sig")
+        text = path.read_text("utf-8-sig")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise UsageError(f"{path} is not UTF-8 text; --streams takes a list of sources, {_FORM}") from error
     lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))

@@ -97,49 +97,6 @@ def test_onnx_answers_as_torch_does_at_any_batch_and_says_what_it_is(place: Path
 
 
 @EXTERNAL
-def test_only_the_norms_of_an_onnx_are_patched(place: Path) -> None:
-    base = place / "1_onnx" / "model.onnx"
-    assert run(place, "2", "onnx", "--delta-only", base) == 0
-    check_onnx(place / "2_onnx" / "model.onnx", adapted(place / "2.safetensors"))
-    before, after = (
-        {tensor.name: tensor.SerializeToString() for tensor in onnx.load(str(path)).graph.initializer}
-        for path in (base, place / "2_onnx" / "model.onnx")
-    )
-    assert before.keys() == after.keys()
-    assert {name for name in before if before[name] != after[name]} == set(load_delta(place / "2.safetensors").tensors)
-
-
-@EXTERNAL
-def test_an_onnx_that_cannot_be_patched_is_refused(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    base, files = place / "1_onnx" / "model.onnx", {}
-    for name in ("int8", "folded", "other", "none"):
-        files[name] = place / f"{name}.onnx"
-    quantize_dynamic(str(base), str(files["int8"]), weight_type=QuantType.QInt8)
-    for name, tensor in (("folded", "blocks.1.norm1.weight"), ("other", "blocks.0.mlp.fc1.weight")):
-        proto = onnx.load(str(base))
-        [found] = [each for each in proto.graph.initializer if each.name == tensor]
-        if name == "folded":
-            found.name = "folded"
-        else:
-            found.CopyFrom(onnx.numpy_helper.from_array(1 + onnx.numpy_helper.to_array(found), tensor))
-        onnx.save(proto, str(files[name]))
-    files["none"].write_text("no model")
-    texts = {
-        "int8": (4, "is quantised to INT8 ("),
-        "folded": (4, "its norms were folded into other weights"),
-        "other": (4, "was made from other weights than the delta's base: blocks.0.mlp.fc1.weight differs"),
-        "none": (2, "is not a readable ONNX file"),
-    }
-    options = f"--format onnx -o {place / 'refused'} --checkpoint {place / 'tiny.safetensors'}".split()
-    for name, (code, text) in texts.items():
-        got, told = refusal_of(capfd, "export", place / "2.safetensors", *options, "--delta-only", files[name])
-        assert got == code and text in told
-    assert list((place / "refused").iterdir()) == []
-
-
-@EXTERNAL
 def test_peft_loads_the_adapter_on_the_base_to_the_same_logits(place: Path) -> None:
     import peft
 
@@ -191,10 +148,8 @@ def test_what_is_there_stays_and_what_is_missing_is_reported(
     shutil.copytree(place / "1_onnx", tmp_path / "out")
     before = (tmp_path / "out" / "model.onnx").read_bytes()
     options: list[str | Path] = ["-o", tmp_path / "out", "--checkpoint", place / "tiny.safetensors"]
-    onto: list[str | Path] = ["--delta-only", place / "1_onnx" / "model.onnx"]
     delta = place / "2.safetensors"
-    assert "exists; choose another --output" in refusal_of(capfd, "export", delta, "-f", "onnx", *options, *onto)[1]
-    assert "is for --format onnx" in refusal_of(capfd, "export", delta, "-f", "timm", *options, *onto)[1]
+    assert "exists; choose another --output" in refusal_of(capfd, "export", delta, "-f", "onnx", *options)[1]
     for package in ("onnx", "peft"):
         monkeypatch.setitem(sys.modules, package, None)
         code, told = refusal_of(capfd, "export", delta, "-f", package, *options)

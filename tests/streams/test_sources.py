@@ -305,5 +305,5 @@ def test_other_lists_are_refused_in_a_line_that_tells_no_address(content: bytes,
 
 
 def test_a_list_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere: no such file"):
+    with pytest.raises(UsageError, match="nowhere is not a file; --streams takes a list of sources"):
         read_sources(tmp_path / "nowhere")

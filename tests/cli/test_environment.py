@@ -1,0 +1,42 @@
+"""Options in the environment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.command import refusal_of
+from tests.test_options_page import COMMANDS
+
+
+def test_an_option_that_is_not_given_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"BATCH_SIZE": "20", "GUARD": "off", "LR": "1e-3", "NULL": "true", "SET": "a=1 b=2", "MEAN": ".1 .2 .3"}
+    for name, value in {**given, "LIMIT": "", "MASK_RATIOS": "0,0.1", "LAMBDA": "2"}.items():
+        monkeypatch.setenv(f"REMTTA_{name}", value)
+    values = COMMANDS["adapt"].make_context("adapt", ["x", "--batch-size", "8"]).params
+    assert (values["batch_size"], values["action"], values["lr"], values["null"]) == (8, "off", 0.001, True)
+    assert (values["pairs"], values["mean"], values["limit"]) == (["a=1", "b=2"], (0.1, 0.2, 0.3), None)
+    assert (values["mask_ratios"], values["ranking_weight"]) == ("0,0.1", 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("LR", "abc", "REMTTA_LR: Invalid value for '--lr': must be a number"),
+        ("RESUME", "3", "REMTTA_RESUME: Invalid value for '--resume': must be true or false"),
+        ("MEAN", "1 2", "REMTTA_MEAN: Invalid value for '--mean': 3 values are required, but 2 given"),
+        ("GUARD", "on", "REMTTA_GUARD: Invalid value for '--guard': 'on' is not one of"),
+    ],
+)
+def test_what_is_wrong_there_is_reported_in_one_line(
+    name: str,
+    value: str,
+    told: str,
+    frames: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(f"REMTTA_{name}", value)
+    code, line = refusal_of(capfd, "adapt", frames)
+    assert code == 2 and told in line
