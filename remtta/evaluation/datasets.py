@@ -105,36 +105,6 @@ def class_names(root: Path) -> list[str] | None:
     )
 
 
-def labels_by_folder(
-    root: str,
-    paths: Sequence[str],
-    *,
-    num_classes: int,
-    labels: Sequence[str] | None,
-    class_map: Mapping[str, int] | None,
-) -> tuple[list[int] | None, str]:
-    """Return the class number of each image by its folder, and how classes were mapped.
-
-    Without labels, return None and the reason.
-    """
-    try:
-        tree = scan_tree(Path(root))[1] if Path(root).is_dir() else {}
-    except UsageError:
-        tree = {}
-    folders = {str(path): name for levels in tree.values() for part in levels.values() for name, path in part.items()}
-    if not folders:
-        return None, f"{root} has no class folders"
-    names = list(folders.values())
-    try:
-        mapping = map_classes(names, num_classes=num_classes, labels=labels, class_map=class_map)
-    except UsageError as error:
-        return None, str(error)
-    known = [folders.get(str(Path(path).parent)) for path in paths]
-    if None in known:
-        return None, "not all images are in class folders"
-    return [mapping.numbers[name] for name in known if name], mapping.how
-
-
 def read_image_list(path: Path) -> list[str]:
     """Return "class folder/file name" for each line of an image list; anything else on the line is ignored.
 
