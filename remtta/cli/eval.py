@@ -137,7 +137,7 @@ def evaluate(
         if table.plots:
             from remtta.evaluation.plots import draw_plots
 
-            draw_plots(output, results, classifier, dataset, preprocessing)
+            draw_plots(output, results)
 
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:

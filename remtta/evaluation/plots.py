@@ -14,30 +14,22 @@ import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import nn
 
 from remtta.drawing import COLOURS, running_error
-from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import PLOTS
-from remtta.evaluation.mask_plots import draw_masks
 from remtta.evaluation.tally import ECE_BINS, Tallies, tally_of, tally_rows
 from remtta.files import write_atomically
-from remtta.models.heads import restricted_classes
-from remtta.models.preprocessing import Preprocessing
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import read_rows
 
-_LABEL_SHARE = 0.024  # of the axis' height, per line of text
 _MAX_POINTS = 2000  # per visit
 _MAX_STARTS = 50  # of labelled domains; some streams change domain at every image
 _PANELS = 4  # reliability diagrams per row
 _HALF_BAR = 0.45 / ECE_BINS
 
 
-def draw_plots(
-    folder: Path, results: Mapping[str, Any], model: nn.Module, dataset: Dataset, preprocessing: Preprocessing
-) -> list[Path]:
-    """Draw every plot for which an evaluation has the numbers, into `plots` in its folder.
+def draw_plots(folder: Path, results: Mapping[str, Any]) -> list[Path]:
+    """Draw the errors and the calibration of an evaluation's methods into `plots` in its folder.
 
     Returns:
         The files.
@@ -49,23 +41,18 @@ def draw_plots(
     seeds = list(next(iter(results["methods"].values()))["seeds"])
     which = "" if len(seeds) == 1 else f" (seed {seeds[0]})"
     colours = _colours(list(results["methods"]))
-    pictures: dict[str, Callable[[], Figure | None]] = {
+    pictures: dict[str, Callable[[], Figure]] = {
         "error_per_domain": lambda: _error_per_domain(Figure(figsize=(12, 4.5)), results, colours),
         "running_error": lambda: _running_error(Figure(figsize=(12, 4.5)), folder, int(seeds[0]), which, colours),
-        "entropy_by_mask_ratio": lambda: _entropy_by_ratio(Figure(), results, which, colours),
         "reliability": lambda: draw_reliability(Figure(), tallies, colours),
-        "masks": lambda: draw_masks(Figure(), folder, results, model, dataset, preprocessing),
     }
     drawn = []
     for name, draw in pictures.items():
-        with restricted_classes(model, dataset.class_numbers if dataset.restricted_to else None):
-            figure = draw()
-        if figure is not None:
-            path = folder / PLOTS / f"{name}.png"
-            path.parent.mkdir(exist_ok=True)
-            figure.set_layout_engine("tight")
-            write_atomically(path, partial(figure.savefig, format="png", dpi=110))
-            drawn.append(path)
+        figure, path = draw(), folder / PLOTS / f"{name}.png"
+        path.parent.mkdir(exist_ok=True)
+        figure.set_layout_engine("tight")
+        write_atomically(path, partial(figure.savefig, format="png", dpi=110))
+        drawn.append(path)
     return drawn
 
 
@@ -143,52 +130,6 @@ def _visits(path: Path, seed: int) -> Iterator[tuple[str, list[tuple[int, str]],
                 starts.append((len(missed), row["domain"]))
             missed.append(row["class"] != row["label_true"])
         yield name, starts, missed
-
-
-def _entropy_by_ratio(
-    figure: Figure, results: Mapping[str, Any], which: str, colours: Mapping[str, Any]
-) -> Figure | None:
-    firsts = {name: next(iter(content["seeds"].values())) for name, content in results["methods"].items()}
-    shown = {name: first for name, first in firsts.items() if "mask_ratios" in first["config"] and "entropies" in first}
-    if not shown:
-        return None
-    figure.set_size_inches(6 * len(shown), 4.5)
-    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    for axes, (name, first) in zip(panels, shown.items(), strict=True):
-        ratios = [100 * ratio for ratio in first["config"]["mask_ratios"]]
-        _plain(axes)
-        for summary in _looked_at(first).values():
-            axes.plot(ratios, summary["entropies"], color="#cccccc", lw=0.8, zorder=0)
-        axes.plot(ratios, first["entropies"], "o-", color=colours[name])
-        axes.set_title(f"{name}, all domains and each", fontsize=9)
-        axes.set_xlabel(f"mask ratio in %{which}")
-    panels[0].set_ylabel("mean entropy in nats")
-    for axes, first in zip(panels, shown.values(), strict=True):  # after all panels share their limits
-        right = 100 * first["config"]["mask_ratios"][-1]
-        _name_ends(axes, right, {domain: summary["entropies"][-1] for domain, summary in _looked_at(first).items()})
-    return figure
-
-
-def _looked_at(first: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the domains with entropies; in limited time, some may never have been seen under masks."""
-    return {domain: summary for domain, summary in first["domains"].items() if "entropies" in summary}
-
-
-def _name_ends(axes: Axes, right: float, ends: Mapping[str, float]) -> None:
-    """Label lines at their right ends, moving labels up so that they do not overlap."""
-    low, high = axes.get_ylim()
-    height = low
-    for end, name in sorted((end, name) for name, end in ends.items()):
-        height = max(end, height + _LABEL_SHARE * (high - low))
-        axes.annotate(
-            name,
-            (right, end),
-            xytext=(1.05 * right, height),
-            fontsize=6,
-            color="#888888",
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": "#dddddd", "lw": 0.5},
-        )
 
 
 def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any]) -> Figure:

@@ -17,11 +17,7 @@ from remtta.report.pictures import STILLS, picture, thumbnails
 from remtta.report.series import Series, name_of, read_series
 from remtta.runs.reading import Row
 
-_PICTURES = (
-    ("Error over time", "running_error.png", "Error of each method over the images, with the start of each domain"),
-    ("Masks", "masks.png", "Sample images with the patches that the masks hide hatched"),
-)
-"""Plots of an evaluation to include: title, file and text alternative."""
+_ERRORS, _ERRORS_ALT = "running_error.png", "Error of each method over the images, with the start of each domain"
 
 
 @dataclass(frozen=True)
@@ -128,9 +124,9 @@ def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str
         ]
         table = page.sortable(["method", "mean error in %", "gain", "ECE in %", *places], rows)
         parts.append(f"<section><h2>Methods</h2>{table}</section>")
-    for title, file, words in _PICTURES:
-        if address := picture(folder / "plots" / file):
-            parts.append(f'<section><h2>{title}</h2><img class="wide" src="{address}" alt="{words}"></section>')
+    if address := picture(folder / "plots" / _ERRORS):
+        image = f'<img class="wide" src="{address}" alt="{_ERRORS_ALT}">'
+        parts.append(f"<section><h2>Error over time</h2>{image}</section>")
     return parts
 
 

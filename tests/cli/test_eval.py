@@ -37,7 +37,7 @@ def test_the_table_is_printed_before_any_picture_can_fail(
     checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(*args: object) -> None:
-        raise OutputError("plots/masks.png cannot be written: No space left on device")
+        raise OutputError("plots/reliability.png cannot be written: No space left on device")
 
     monkeypatch.setattr(plots, "draw_plots", failing)
     root = write_tree(tmp_path / "c", ["fog"], each=1)
@@ -45,7 +45,7 @@ def test_the_table_is_printed_before_any_picture_can_fail(
     assert remtta_here("eval", root, "--methods", "source", *options) == 1
     captured = capfd.readouterr()
     assert captured.out.splitlines()[0].split() == ["error", "in", "%", "source"]
-    assert captured.err.splitlines()[-1] == "Error: plots/masks.png cannot be written: No space left on device"
+    assert captured.err.splitlines()[-1] == "Error: plots/reliability.png cannot be written: No space left on device"
 
 
 def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(

@@ -14,7 +14,7 @@ import timm
 import torch
 from torch import nn
 
-from remtta.evaluation import evaluate, plots
+from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.domains import Dataset
 from remtta.models.preprocessing import preprocessing_of
@@ -93,12 +93,3 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
     assert max(row["entropy"] for row in (*source, *tent)) <= math.log(len(numbers)) + 1e-4
     with torch.no_grad():  # the classifier is whole again
         assert torch.equal(model(preprocessing.normalise(pixels)), before)
-
-
-def test_pictures_show_a_restricted_model(variants: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for chart in ("_error_per_domain", "_running_error", "_entropy_by_ratio", "draw_reliability"):
-        monkeypatch.setattr(plots, chart, lambda *_: None)  # which know no model
-    model, dataset = _built("head").copy(), few_of(variants / "r")
-    results = evaluate(model, dataset, tmp_path / "run", methods=methods_of("tent"))
-    drawn = plots.draw_plots(tmp_path / "run", results, model, dataset, preprocessing_of(model))
-    assert [path.stem for path in drawn] == ["masks"]

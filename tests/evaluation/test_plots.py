@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -13,45 +12,19 @@ from PIL import Image
 from remtta.drawing import running_error
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
-from remtta.evaluation.mask_plots import mask_cells
 from remtta.evaluation.plots import draw_plots, draw_reliability
 from remtta.evaluation.tally import tally_rows
-from remtta.models.card import labels_of
-from remtta.models.preprocessing import preprocessing_of
-from remtta.options import EvalOptions
 from tests.conftest import tiny_vit
-from tests.evaluation.trees import CLASSES, methods_of
+from tests.evaluation.trees import methods_of
 
 
 def test_pictures_are_drawn_for_every_method(tree: Dataset, tmp_path: Path) -> None:
-    model = tiny_vit()
-    results = evaluate(model, tree, tmp_path / "run", methods=methods_of("source", "rem", lr=0.01))
-    drawn = draw_plots(tmp_path / "run", results, model, tree, preprocessing_of(model))
-    assert {path.stem for path in drawn} == {
-        "error_per_domain",
-        "running_error",
-        "entropy_by_mask_ratio",
-        "reliability",
-        "masks",
-    }
+    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source", "rem", lr=0.01))
+    drawn = draw_plots(tmp_path / "run", results)
+    assert {path.stem for path in drawn} == {"error_per_domain", "running_error", "reliability"}
     for path in drawn:
         with Image.open(path) as picture:
             assert picture.width > 300
-    assert labels_of(model) == CLASSES
-
-
-def test_pictures_leave_out_unreadable_images_and_domains_without_an_update(
-    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for chart in ("_error_per_domain", "_running_error", "draw_reliability"):
-        monkeypatch.setattr(f"remtta.evaluation.plots.{chart}", lambda *_: None)
-    Path(tree.domains[0].sources[0]).write_bytes(b"no image")
-    model = tiny_vit()
-    # Of three batches per domain only the very first is learned from.
-    options = EvalOptions(scenario="time-constrained", cost_ratio=100, batch_size=8, on_error="skip")
-    results = evaluate(model, tree, tmp_path / "run", methods=methods_of("rem"), options=options)
-    drawn = draw_plots(tmp_path / "run", results, model, tree, preprocessing_of(model))
-    assert {"entropy_by_mask_ratio", "masks"} <= {path.stem for path in drawn}
 
 
 def test_the_running_error_has_images_of_its_own_domain_only() -> None:
@@ -63,15 +36,6 @@ def test_the_running_error_has_images_of_its_own_domain_only() -> None:
     # Of a short domain at least 20, and of a long one 200.
     assert running_error([True] + [False] * 24)[[0, 10, 11]].tolist() == [10, 5, 0]
     assert np.flatnonzero(running_error([True] + [False] * 1999)).tolist() == list(range(101))
-
-
-def test_masks_are_in_the_order_of_the_table_and_name_the_entropy(tree: Dataset, tmp_path: Path) -> None:
-    model, methods = tiny_vit(), methods_of("tent", "source", lr=0.01)
-    results = evaluate(model, tree, tmp_path / "run", methods=methods)["methods"]
-    columns = mask_cells(tmp_path / "run", results, model, tree, tree.domains, preprocessing_of(model))
-    assert list(columns) == [f"{name}, {ratio}%" for name in ("tent", "source") for ratio in (0, 10, 20)]
-    for cell in [cell for column in columns.values() for cell in column]:
-        assert re.fullmatch(r"class_[a-g]", cell.title) and re.fullmatch(r"entropy \d\.\d\d", cell.note)
 
 
 def test_reliability_tells_how_many_predictions_a_bar_stands_for(tree: Dataset, tmp_path: Path) -> None:

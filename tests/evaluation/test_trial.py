@@ -91,7 +91,7 @@ def test_replacing_an_evaluation_removes_what_it_left_and_nothing_else(tree: Dat
     folder = tmp_path / "run"
     run_guarded(tree, folder)
     (folder / "plots").mkdir()
-    for name in ("plots/masks.png", "plots/mine.txt", "notes.txt"):
+    for name in ("plots/reliability.png", "plots/mine.txt", "notes.txt"):
         (folder / name).touch()
     with pytest.raises(StreamError, match="not an image"):
         Path(tree.domains[1].sources[3]).write_bytes(b"no image")
