@@ -30,23 +30,15 @@ class RotaryViT(Transformer):
     }
 
     def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[Tensor | None]]:
-        tokens, rope = self._placed(embedded)
+        tokens, rope = self.module._pos_embed(embedded)
+        tokens = self.module.norm_pre(tokens)
         if kept is not None:
             tokens = gather_patches(tokens, kept, self.num_prefix_tokens)
-        ropes = list(rope) if self._mixed and rope is not None else [rope] * len(self.blocks)
+        mixed = rope is not None and getattr(self.module, "rope_mixed", False)  # each block has its own
+        ropes = list(rope) if mixed else [rope] * len(self.blocks)
         if kept is not None:
             ropes = [None if each is None else gather_rope(each, kept) for each in ropes]
         return tokens, ropes
-
-    def _placed(self, patches: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the tokens entering the first block, and the rotary positions of all patches."""
-        tokens, rope = self.module._pos_embed(patches)
-        return self.module.norm_pre(tokens), rope
-
-    @property
-    def _mixed(self) -> bool:
-        """True if each block has its own rotary positions."""
-        return bool(getattr(self.module, "rope_mixed", False))
 
     def _run(self, block: Any, tokens: Tensor, place: Tensor | None) -> Tensor:
         return block(tokens, rope=place)

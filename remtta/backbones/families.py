@@ -9,17 +9,14 @@ from typing import Any
 import timm
 from timm.models.beit import Beit
 from timm.models.eva import Eva
-from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import VisionTransformer
-from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import nn
 
 from remtta.backbones.any_classifier import AnyClassifier
 from remtta.backbones.backbone import Backbone
-from remtta.backbones.biased import BEiT, RelativeViT
+from remtta.backbones.beit import BEiT
 from remtta.backbones.eva import RotaryViT
 from remtta.backbones.image import LAYOUTS, ImageBackbone
-from remtta.backbones.naflex import FlexibleViT
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError, UsageError
@@ -30,8 +27,6 @@ FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
     VisionTransformer: ViT,
     Eva: RotaryViT,
     Beit: BEiT,
-    VisionTransformerRelPos: RelativeViT,
-    NaFlexVit: FlexibleViT,
     **dict.fromkeys(LAYOUTS, ImageBackbone),
 }
 """Model class to a function that returns its backbone, or raises ModelError; the first matching class counts."""

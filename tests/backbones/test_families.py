@@ -13,10 +13,8 @@ import torch
 from timm.layers import HybridEmbed
 from timm.models.beit import Beit
 from timm.models.eva import Eva
-from timm.models.naflexvit import NaFlexVit
 from timm.models.vision_transformer import ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
 from timm.models.vision_transformer_hybrid import ConvStem
-from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor, nn
 
 from remtta import REM, REMConfig
@@ -24,7 +22,7 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
-from remtta.errors import ModelError, UsageError
+from remtta.errors import ModelError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, TINY, Mould, random_images, tiny_vit
@@ -33,7 +31,6 @@ from tests.methods.test_registry import QUICK
 SIZE, PATCH, GRID = 32, 8, 4
 SMALL: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 48, "depth": 2, "num_heads": 3}
 STEM: dict[str, Any] = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3}
-FLEXIBLE: dict[str, Any] = {key: value for key, value in SMALL.items() if key != "img_size"}
 
 
 def conv_stem(**kwargs: Any) -> nn.Module:
@@ -84,28 +81,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "BEiT, one bias": ("beit_base_patch16_224", {**SMALL, "use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
     "BEiT, both": ("beit_base_patch16_224", {**SMALL, "use_shared_rel_pos_bias": True, "use_abs_pos_emb": True}),
     "BEiT, class token": ("beit_base_patch16_224", {**SMALL, "global_pool": "token", "init_values": None}),
-    "relative": ("vit_relpos_base_patch16_224", {**SMALL, "qk_norm": True}),
-    "relative, post-norm": ("vit_relpos_base_patch16_rpn_224", SMALL),
-    "relative, one bias": ("vit_relpos_base_patch16_224", {**SMALL, "shared_rel_pos": True}),
-    "relative, by an MLP": ("vit_srelpos_small_patch16_224", {**SMALL, "rel_pos_dim": 24, "class_token": True}),
-    "NaFlex": ("naflexvit_base_patch16_gap", FLEXIBLE),
-    "NaFlex, factorized": ("naflexvit_base_patch16_parfac_gap", FLEXIBLE),
-    "NaFlex, attention pool": ("naflexvit_so150m2_patch16_reg1_map", {**FLEXIBLE, "mlp_ratio": 2}),
-    "NaFlex, rotary": ("naflexvit_base_patch16_gap", {**FLEXIBLE, "rope_type": "axial", "attn_type": "rope"}),
 }
 NO_ATTENTION = {name for name in MODELS if "average pool" in name and "class" not in name}
 NO_ATTENTION |= {
     "largest values",
     "refined pool",
-    "relative",
-    "relative, post-norm",
-    "relative, one bias",
-    "NaFlex",
-    "NaFlex, factorized",
-    "NaFlex, rotary",
 }
 POOLED = {name for name in MODELS if "attention pool" in name or name.startswith("pool ")}
-DYNAMIC = {name for name in MODELS if name.startswith(("any size", "DINOv3", "NaFlex"))}
+DYNAMIC = {name for name in MODELS if name.startswith(("any size", "DINOv3"))}
 
 
 def make(name: str) -> Any:
@@ -134,7 +117,7 @@ def images_for(name: str, count: int = 3, seed: int = 1) -> Tensor:
     return random_images(count, seed, size=image_size(name)[0])
 
 
-EACH_FAMILY = ["DINOv2 with registers", "attention pool", "DINOv3", "BEiT", "relative", "NaFlex"]
+EACH_FAMILY = ["DINOv2 with registers", "attention pool", "DINOv3", "BEiT"]
 every_model = pytest.mark.parametrize("name", MODELS)
 
 
@@ -171,12 +154,7 @@ def _one_written_out(model: Any, image: Tensor, kept: Tensor) -> Tensor:
     stay = torch.cat([torch.arange(prefix), prefix + kept])
     if isinstance(model, Beit):
         return _beit_written_out(model, image, stay)
-    if isinstance(model, VisionTransformerRelPos):
-        return _relative_written_out(model, image, stay)
-    if isinstance(model, NaFlexVit):
-        embedded = model._forward_embeds(image, None, None, None)
-        tokens, rope = embedded["patches"], embedded["rope_embeds"]
-    elif isinstance(model, Eva):
+    if isinstance(model, Eva):
         tokens, rope = model._pos_embed(model.patch_embed(image))
         tokens = model.norm_pre(tokens)
     else:
@@ -203,20 +181,6 @@ def _beit_written_out(beit: Any, image: Tensor, stay: Tensor) -> Tensor:
         tokens = block(tokens, shared_rel_pos_bias=shared)
         vars(block.attn).pop("_get_rel_pos_bias", None)
     logits: Tensor = beit.forward_head(beit.norm(tokens))
-    return logits
-
-
-def _relative_written_out(vit: Any, image: Tensor, stay: Tensor) -> Tensor:
-    tokens = vit.patch_embed(image)
-    tokens = (tokens if vit.cls_token is None else torch.cat([vit.cls_token, tokens], dim=1))[:, stay]
-    shared = None if vit.shared_rel_pos is None else vit.shared_rel_pos.get_bias()[:, :, stay][:, :, :, stay]
-    for block in vit.blocks:
-        if block.attn.rel_pos is not None:
-            own = block.attn.rel_pos.get_bias()[:, :, stay][:, :, :, stay]
-            block.attn.rel_pos.get_bias = lambda own=own: own
-        tokens = block(tokens, shared_rel_pos=shared)
-        vars(block.attn.rel_pos or block).pop("get_bias", None)
-    logits: Tensor = vit.forward_head(vit.norm(tokens))
     return logits
 
 
@@ -317,7 +281,7 @@ def norms_of(model: Any, blocks: int) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("name", ["BEiT", "NaFlex", "hybrid", "EVA-02, apart", "parallel"])
+@pytest.mark.parametrize("name", ["BEiT", "hybrid", "EVA-02, apart", "parallel"])
 def test_a_run_moves_the_norms_of_the_first_blocks_and_continues_from_its_state(name: str) -> None:
     model, source = make(name), make(name).state_dict()
     config = REMConfig((0.0, 0.25), lr=0.01)
@@ -333,7 +297,7 @@ def test_a_run_moves_the_norms_of_the_first_blocks_and_continues_from_its_state(
     assert torch.equal(through.predict(images_for(name)), before)
 
 
-@pytest.mark.parametrize("name", ["EVA-02, apart", "hybrid", "hybrid with batch norms", "NaFlex"])
+@pytest.mark.parametrize("name", ["EVA-02, apart", "hybrid", "hybrid with batch norms"])
 def test_all_norms_are_those_of_the_stem_the_blocks_and_the_head(name: str) -> None:
     model = make(name)
     chosen = {part.rpartition(".")[0] for part in adapted_norms(backbone_of(model), "all")}
@@ -376,15 +340,6 @@ def test_a_method_that_adds_tokens_needs_blocks_that_take_nothing_else(name: str
 def test_what_cannot_be_masked_is_refused_in_a_line() -> None:
     with pytest.raises(ModelError, match="pools no tokens"):
         backbone_of(timm.create_model("eva02_small_patch14_336", **SMALL, global_pool=""))
-    with pytest.raises(ModelError, match="embeds patches by a convolution"):
-        backbone_of(timm.create_model("naflexvit_base_patch16_gap", **FLEXIBLE, embed_proj_type="conv"))
-
-
-def test_images_that_patches_do_not_divide_are_refused_in_a_line() -> None:
-    with pytest.raises(
-        UsageError, match="images of 36x32 pixels do not divide into patches of 8x8; choose another --input-size"
-    ):
-        backbone_of(make("NaFlex")).logits(torch.zeros(1, 3, 36, 32))
 
 
 @pytest.mark.parametrize(

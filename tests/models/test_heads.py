@@ -15,7 +15,7 @@ from tests.backbones.test_families import images_for, make
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, tiny_vit
 
-TRANSFORMERS = ("distilled", "attention pool", "BEiT", "NaFlex")
+TRANSFORMERS = ("distilled", "attention pool", "BEiT")
 
 
 @pytest.mark.parametrize("family", ["resnet", "convnext", "swin", "mobilenetv3", *TRANSFORMERS])

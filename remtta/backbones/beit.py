@@ -1,18 +1,15 @@
-"""Transformers whose attention adds a bias that depends on the relative position of two patches.
+"""timm's Beit (BEiT, BEiT v2), whose attention adds a bias that depends on the relative position of two patches.
 
-These are timm's Beit (BEiT, BEiT v2) and VisionTransformerRelPos. A masked view selects the rows and columns of the
-bias that belong to the tokens it keeps.
+A masked view selects the rows and columns of the bias that belong to the tokens it keeps.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from timm.models.beit import Beit
-from timm.models.vision_transformer_relpos import VisionTransformerRelPos
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
@@ -27,12 +24,11 @@ class _Place(NamedTuple):
     kept: Tensor | None
 
 
-class _BiasedViT(Transformer):
-    """At most a class token before the patches, and a bias (H, P + N, P + N) per block, shared, both or none."""
+class BEiT(Transformer):
+    """A timm Beit: a class token before the patches, and a bias (H, 1 + N, 1 + N) per block, shared, both or none."""
 
-    @abstractmethod
-    def _shared_bias(self) -> Tensor | None:
-        """Return the bias shared by all blocks, in the form they take."""
+    architecture = Beit
+    kinds: ClassVar[Mapping[str, str]] = {"BEiT and BEiT v2 (relative position bias)": "beit_base_patch16_224"}
 
     @property
     def num_passing(self) -> int:
@@ -41,44 +37,20 @@ class _BiasedViT(Transformer):
         return super().num_passing + int(first.attn.num_heads) * self.num_tokens**2
 
     def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[_Place]]:
-        tokens, model = embedded, self.module
-        if model.cls_token is not None:
-            tokens = torch.cat((model.cls_token.expand(len(tokens), -1, -1), tokens), dim=1)
-        if getattr(model, "pos_embed", None) is not None:
+        model = self.module
+        tokens = torch.cat((model.cls_token.expand(len(embedded), -1, -1), embedded), dim=1)
+        if model.pos_embed is not None:
             tokens = tokens + model.pos_embed
         if kept is not None:
             tokens = gather_patches(tokens, kept, self.num_prefix_tokens)
-        return tokens, [_Place(self._shared_bias(), kept)] * len(self.blocks)
+        shared = None if model.rel_pos_bias is None else model.rel_pos_bias()
+        return tokens, [_Place(shared, kept)] * len(self.blocks)
 
     def _run(self, block: Any, tokens: Tensor, place: _Place) -> Tensor:
         if place.kept is None:
             return block(tokens, place.shared)
         with _KeptBias(place.kept, self.num_prefix_tokens):
             return block.forward(tokens, place.shared)  # not compiled, which would bypass the context
-
-
-class BEiT(_BiasedViT):
-    """A timm Beit."""
-
-    architecture = Beit
-    kinds: ClassVar[Mapping[str, str]] = {"BEiT and BEiT v2 (relative position bias)": "beit_base_patch16_224"}
-
-    def _shared_bias(self) -> Tensor | None:
-        return None if self.module.rel_pos_bias is None else self.module.rel_pos_bias()
-
-
-class RelativeViT(_BiasedViT):
-    """A timm VisionTransformerRelPos, with a bias from a table or a small MLP."""
-
-    architecture = VisionTransformerRelPos
-    kinds: ClassVar[Mapping[str, str]] = {
-        "ViT with a relative position bias, average pooling": "vit_relpos_base_patch16_224",
-        "ViT with a relative position bias and a class token": "vit_relpos_base_patch16_cls_224",
-    }
-
-    def _shared_bias(self) -> Tensor | None:
-        shared = self.module.shared_rel_pos
-        return None if shared is None else shared.get_bias()
 
 
 class _KeptBias(TorchFunctionMode):
