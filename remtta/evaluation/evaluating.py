@@ -24,7 +24,7 @@ from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, 
 from remtta.evaluation.plan import EvalPlan, checked_methods, read_earlier
 from remtta.evaluation.results import summarise, write_results
 from remtta.evaluation.scenarios import plan_visits
-from remtta.evaluation.tables import TABLES
+from remtta.evaluation.tables import TABLE
 from remtta.evaluation.tally import errors_by_round, tally_rows
 from remtta.evaluation.trial import Trial
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
@@ -68,9 +68,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Evaluate methods on labelled domains.
 
-    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md` and
-    `table.csv`; also a delta per seed for each method that changes only
-    norms, and the guard's decisions as `events.jsonl` if a method is guarded.
+    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json` and `table.md`;
+    also a delta per seed for each method that changes only norms, and the guard's decisions as `events.jsonl` if a
+    method is guarded.
 
     Args:
         model: A timm classifier, as returned by `load_model`; it is restored to its source weights in any case. If the
@@ -152,7 +152,7 @@ class _Evaluation:
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(folder)
-        remove_leftovers(folder, (RESULTS, *TABLES, PROGRESS))
+        remove_leftovers(folder, (RESULTS, TABLE, PROGRESS))
         for name, pattern in _KEPT_IN.items():
             remove_leftovers(folder / name, (pattern,))
         try:
@@ -232,7 +232,7 @@ class _Evaluation:
             (folder / PROGRESS).unlink(missing_ok=True)
             shutil.rmtree(folder / TRIALS, ignore_errors=True)
             if (folder / RESULTS).exists():  # keep the files of a folder that is not an evaluation
-                for pattern in (*TABLES, EVENTS, *(f"{name}/{pattern}" for name, pattern in _KEPT_IN.items())):
+                for pattern in ("table.*", EVENTS, *(f"{name}/{pattern}" for name, pattern in _KEPT_IN.items())):
                     for path in folder.glob(pattern):
                         path.unlink()
                 for name in _KEPT_IN:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from remtta.evaluation.tables import AGAIN, TABLES
+from remtta.evaluation.tables import AGAIN, TABLE, markdown_table
 from remtta.evaluation.tally import TOP, Tallies, Tally, counts_by, mean_and_std, padded_sum, tally_of
 from remtta.files import write_atomically, write_json
 from remtta.runs.folder import RESULTS
@@ -24,9 +24,8 @@ Outcomes = Mapping[str, Tally]
 
 
 def write_results(folder: Path, content: dict[str, Any]) -> None:
-    """Write the tables, and finally `results.json`, which marks completion."""
-    for name, table in TABLES.items():
-        write_atomically(folder / name, partial(Path.write_text, data=table(content), encoding="utf-8"))
+    """Write the table, and finally `results.json`, which marks completion."""
+    write_atomically(folder / TABLE, partial(Path.write_text, data=markdown_table(content), encoding="utf-8"))
     write_json(folder / RESULTS, content)
 
 

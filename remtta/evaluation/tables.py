@@ -1,13 +1,10 @@
-"""The tables of an evaluation, for a terminal and as Markdown, LaTeX and CSV."""
+"""The tables of an evaluation, for a terminal and as Markdown."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping
 from typing import Any
 
-from remtta.evaluation.tally import mean_and_std
 from remtta.runs.reading import aligned
 
 WITHIN = 2
@@ -18,7 +15,6 @@ SAME = "≈"
 
 AGAIN = ("unseen", "revisit")
 """Phases of an evaluation that test again without learning."""
-_CSV = ("method", "phase", "domain", "error", "error_std", "error_se", "top5_error", "gain", "gain_se", "ece")
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -124,45 +120,4 @@ def plain_table(results: Mapping[str, Any]) -> str:
     return "\n".join([*aligned(zip(header, *rows, strict=True)), *notes(results)])
 
 
-def csv_table(results: Mapping[str, Any]) -> str:
-    """Return CSV of all errors in percent and the calibration error in [0, 1]: a line per method and domain, one for
-    the mean.
-    """
-    text = io.StringIO()
-    rows = csv.DictWriter(text, _CSV, lineterminator="\n")
-    rows.writeheader()
-    for name, content in results["methods"].items():
-        for row in _csv_rows(content):
-            shown = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
-            rows.writerow({"method": name, **shown})
-    return text.getvalue()
-
-
-def _csv_rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the values of each domain and of the mean by column name."""
-    seeds = content["seeds"].values()
-    gains = {"gain": "gain_by_domain", "gain_se": "gain_by_domain_se"}
-    by_domain = {name: content.get(gains.get(name, name), {}) for name in _CSV[3:9]}
-    rows = [
-        {
-            "phase": "adapt",
-            "domain": domain,
-            **{name: values.get(domain) for name, values in by_domain.items()},
-            "ece": mean_and_std([seed["domains"][domain]["ece"] for seed in seeds])[0],
-        }
-        for domain in content["error"]
-    ]
-    of_mean = {"error": "mean", "error_std": "mean_std", "error_se": "mean_se", "top5_error": "top5"}
-    mean = {name: content.get(of_mean.get(name, name)) for name in _CSV[3:]}
-    rows.append({"phase": "adapt", "domain": "mean", **mean})
-    for phase in (phase for phase in AGAIN if phase in content):
-        rows += [
-            {"phase": phase, "domain": domain, "error": error} for domain, error in content[phase]["error"].items()
-        ]
-        rows.append({"phase": phase, "domain": "mean", "error": content[phase]["mean"]})
-    return rows
-
-
 TABLE = "table.md"
-TABLES = {TABLE: markdown_table, "table.csv": csv_table}
-"""The table files of an evaluation, and the functions that write them."""

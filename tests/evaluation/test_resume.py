@@ -97,7 +97,7 @@ def test_methods_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Data
     assert (run / "predictions.jsonl").read_bytes().startswith(before)  # nothing was run again
     assert [row for row in rows if row["method"] == "tent"] == rows[-32:]
     assert len(rows) == 3 * 32
-    assert "tent" in (run / "table.csv").read_text()
+    assert "tent" in (run / "table.md").read_text()
     reordered = evaluate(tiny_vit(), few, run, methods=methods_of("source", "rem", "tent", **lr), options=more)
     assert list(reordered["methods"]) == ["source", "rem", "tent"]
     assert without_timing(reordered["methods"]["tent"]) == without_timing(whole["methods"]["tent"])
