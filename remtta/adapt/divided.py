@@ -28,7 +28,7 @@ from remtta.options import RunOptions
 from remtta.options.run_options import Engine
 from remtta.runs.folder import RECORD
 from remtta.runs.place import Place
-from remtta.runs.reading import checked_record
+from remtta.runs.reading import read_object
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile
@@ -263,7 +263,7 @@ def _file(folder: Path, number: int, suffix: str) -> Path:
 def _run_in(folder: Path) -> str | None:
     """Return the name of the run in a folder, if there is one."""
     try:
-        return checked_record(folder / RECORD, {"run?": str}).get("run")
+        return read_object(folder / RECORD).get("run")
     except (RemttaError, ValueError):
         return None
 

@@ -10,7 +10,7 @@ import typer
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError, counted
 from remtta.options.option import Only
-from remtta.runs.reading import aligned, printable
+from remtta.runs.reading import aligned, printable, reading
 
 _COUNTS = ("frames", "skipped", "updates")
 
@@ -43,11 +43,12 @@ def inspect(
         for each in (path, other or path):
             if not each.exists():
                 raise UsageError(f"{each}: no such file or folder")
-        if other is not None:
-            content = compare_deltas(path, other)
-        else:
-            content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
-        printed.show(content, lambda: "\n".join(map(printable, _lines(content))))
+        with reading(path):
+            if other is not None:
+                content = compare_deltas(path, other)
+            else:
+                content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
+            printed.show(content, lambda: "\n".join(map(printable, _lines(content))))
 
 
 def _lines(content: dict[str, Any]) -> list[str]:

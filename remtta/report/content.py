@@ -15,7 +15,7 @@ from remtta.report.facts import evaluation_facts, run_facts
 from remtta.report.inspection import describe_folder
 from remtta.report.pictures import STILLS, picture, thumbnails
 from remtta.report.series import Series, name_of, read_series
-from remtta.runs.reading import Row
+from remtta.runs.reading import Row, reading
 
 _ERRORS, _ERRORS_ALT = "running_error.png", "Error of each method over the images, with the start of each domain"
 
@@ -25,6 +25,7 @@ class _Run:
     name: str
     content: Mapping[str, Any]
     series: Series
+    facts: Mapping[str, str]
 
 
 def write_report(folders: Sequence[Path], output: Path) -> None:
@@ -36,16 +37,16 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
         OutputError: If the page cannot be written; an existing page is left unchanged.
     """
     names = _names(folders)
-    contents = [describe_folder(folder) for folder in folders]
-    runs = [
-        _Run(name, content, read_series(folder, (content.get("predictions") or {}).get("predicted", 0)))
-        for name, folder, content in zip(names, folders, contents, strict=True)
-        if "run" in content
-    ]
-    body = [_summary(runs), *_over_time(runs), *_frames(runs)]
-    for name, folder, content in zip(names, folders, contents, strict=True):
-        if "evaluation" in content:
-            body += _evaluation(name, folder, content)
+    runs, evaluations = [], list[str]()
+    for name, folder in zip(names, folders, strict=True):
+        with reading(folder):
+            content = describe_folder(folder)
+            if "run" in content:
+                series = read_series(folder, (content.get("predictions") or {}).get("predicted", 0))
+                runs.append(_Run(name, content, series, _facts(content, series)))
+            if "evaluation" in content:
+                evaluations += _evaluation(name, folder, content)
+    body = [_summary(runs), *_over_time(runs), *_frames(runs), *evaluations]
     body.append(f"<p>Made by remtta {__version__} from the files in {page.text(', '.join(map(str, folders)))}.</p>")
     whole = page.whole(f"remtta: {', '.join(names)}", body).encode()
     if len(whole) > page.MAX_BYTES:
@@ -62,16 +63,16 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _summary(runs: Sequence[_Run]) -> str:
     if not runs:
         return ""
-    return f"<section><h2>Runs</h2>{page.facts([run.name for run in runs], [_facts(run) for run in runs])}</section>"
+    return f"<section><h2>Runs</h2>{page.facts([run.name for run in runs], [run.facts for run in runs])}</section>"
 
 
-def _facts(run: _Run) -> dict[str, str]:
-    facts, latency = run_facts(run.content), run.content["run"]["timing"].get("latency_ms")
+def _facts(content: Mapping[str, Any], series: Series) -> dict[str, str]:
+    facts, latency = run_facts(content), content["run"]["timing"].get("latency_ms")
     if isinstance(latency, dict):
         percentiles = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
         facts["latency of a full batch in ms"] = ", ".join(percentiles)
-    if run.series.by_both:
-        facts["models disagree"] = f"on {counted(run.series.num_differing, 'frame')}"
+    if series.by_both:
+        facts["models disagree"] = f"on {counted(series.num_differing, 'frame')}"
     return facts
 
 

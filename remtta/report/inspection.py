@@ -9,60 +9,15 @@ from typing import Any
 from remtta.deltas import DELTA
 from remtta.deltas.delta_files import read_arrays
 from remtta.deltas.layers import classes_moved, layers_apart, layers_moved
-from remtta.errors import DeltaError, RemttaError, UsageError
+from remtta.errors import DeltaError, UsageError
 from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
-from remtta.runs.reading import Row, Shape, check_entries, checked_record, read_rows
+from remtta.runs.reading import read_object, read_rows
 
 _MAX_COMMON = 5
 
-_RUN: Shape = {
-    "exit_reason": str,
-    "counts.frames": int,
-    "counts.skipped": int,
-    "counts.updates": int,
-    "timing.started": str,
-    "timing.seconds": float,
-    "timing.images_per_s": float,
-    "environment.device": str,
-    "source.name": str,
-    "source.kind": str,
-    "model.num_classes": int,
-    "model.base_sha256": str,
-    "method.name": str,
-    "method.batch_size": int,
-    "counts.not_adapted?": int,
-    "counts.dropped?": int,
-    "counts.gaps?": int,
-    "model.name?": str,
-    "method.lr?": float,
-    "method.optimizer?": str,
-    "method.mask_ratios?": list,
-    "method.ranking_weight?": float,
-    "method.anchor?": float,
-    "guard?": dict,
-    "guard.alarms?": int,
-    "guard.answered_by_source?": int,
-}
-_EVALUATION: Shape = {
-    "status": str,
-    "settings.data.root": str,
-    "settings.data.layout": str,
-    "settings.data.domains": list,
-    "settings.model.base_sha256": str,
-    "settings.methods": dict,
-    "settings.options.scenario": str,
-    "settings.options.batch_size": int,
-    "settings.options.seeds": list,
-    "settings.model.name?": str,
-    "settings.device?": str,
-    "methods?": dict,
-}
-_RESULT: Shape = {"mean": float, "error": dict, "ece": float, "mean_std?": float, "gain?": float}
-
-
-_SITE: Shape = {"exit_reason": str, "streams": dict}
-_STREAM: Shape = {"source": str, "exit_reason": str, "frames": int, "skipped": int, "updates": int}
+_RESULT = ("mean", "error", "ece", "mean_std", "gain")
+_STREAM = ("source", "exit_reason", "frames", "skipped", "updates")
 
 
 def describe_delta(path: Path) -> dict[str, Any]:
@@ -104,13 +59,13 @@ def compare_deltas(first: Path, second: Path) -> dict[str, Any]:
 
 
 def describe_folder(folder: Path) -> dict[str, Any]:
-    """Describe the folder of a run, of the runs of many streams, or of an evaluation.
+    """Describe the folder of a run, of the runs of many streams, or of an evaluation; use it within `reading`.
 
     "alive" is whether a process is writing to it, or None if that is unknown.
 
     Raises:
         UsageError: If the folder holds none of these.
-        RemttaError: If its record is damaged.
+        RemttaError: If a record cannot be read.
     """
     if (folder / RECORD).is_file():
         return _describe_run(folder)
@@ -123,20 +78,9 @@ def describe_folder(folder: Path) -> dict[str, Any]:
     raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
 
 
-def read_run(folder: Path) -> dict[str, Any]:
-    """Return a run's record; raise RemttaError if it is damaged or missing."""
-    try:
-        run = checked_record(folder / RECORD, _RUN)
-        for ratio in run["method"].get("mask_ratios") or ():
-            check_entries({"mask ratio": ratio}, {"mask ratio": float})
-    except ValueError as error:
-        raise RemttaError(f"{folder / RECORD} is damaged: {error}") from error
-    return run
-
-
 def _describe_run(folder: Path) -> dict[str, Any]:
     """Return a run's record, a summary of its predictions, and its delta."""
-    content: dict[str, Any] = {"run": read_run(folder), "alive": is_locked(folder)}
+    content: dict[str, Any] = {"run": read_object(folder / RECORD), "alive": is_locked(folder)}
     if (folder / PREDICTIONS).is_file():
         content["predictions"] = _describe_predictions(folder / PREDICTIONS)
     if (folder / DELTA).is_file():
@@ -146,35 +90,24 @@ def _describe_run(folder: Path) -> dict[str, Any]:
 
 def _describe_site(folder: Path) -> dict[str, Any]:
     """Describe each stream of a site, preferring the stream's own record, which is newer."""
-    try:
-        site = checked_record(folder / SITE, _SITE)
-        streams = {name: _stream(folder / name, recorded) for name, recorded in site["streams"].items()}
-    except ValueError as error:
-        raise RemttaError(f"{folder / SITE} is damaged: {error}") from error
+    site = read_object(folder / SITE)
+    streams = {name: _stream(folder / name, recorded) for name, recorded in site["streams"].items()}
     return {"site": {"exit_reason": site["exit_reason"], "streams": streams}, "alive": is_locked(folder)}
 
 
 def _stream(folder: Path, recorded: Any) -> dict[str, Any]:
-    check_entries({"stream": recorded}, {"stream": dict})
-    check_entries(recorded, _STREAM)
     stream = {name: recorded[name] for name in _STREAM}
     if recorded["exit_reason"] == "running" and (folder / RECORD).is_file():
-        counts = checked_record(folder / RECORD, _RUN)["counts"]
+        counts = read_object(folder / RECORD)["counts"]
         stream |= {name: counts[name] for name in ("frames", "skipped", "updates")}
     return stream
 
 
 def _describe_evaluation(folder: Path) -> dict[str, Any]:
     """Return an evaluation's status and settings, and the results of each method if it is complete."""
-    try:
-        record = checked_record(folder / RESULTS, _EVALUATION)
-        for result in (record.get("methods") or {}).values():
-            check_entries(result, _RESULT)
-    except ValueError as error:
-        raise RemttaError(f"{folder / RESULTS} is damaged: {error}") from error
+    record = read_object(folder / RESULTS)
     results = {
-        name: {entry: result.get(entry) for entry in (each.removesuffix("?") for each in _RESULT)}
-        for name, result in (record.get("methods") or {}).items()
+        name: {entry: result.get(entry) for entry in _RESULT} for name, result in (record.get("methods") or {}).items()
     }
     evaluation = {"status": record["status"], "settings": record["settings"], "methods": results}
     return {"evaluation": evaluation, "alive": is_locked(folder)}
@@ -183,7 +116,7 @@ def _describe_evaluation(folder: Path) -> dict[str, Any]:
 def _describe_predictions(path: Path) -> dict[str, Any]:
     classes: Counter[tuple[int, str | None]] = Counter()
     entropy, errors, gaps = 0.0, 0, 0
-    for row in read_rows(path, _check_row):
+    for row in read_rows(path):
         if "gap" in row:
             gaps += 1
         elif "error" in row:
@@ -203,8 +136,3 @@ def _describe_predictions(path: Path) -> dict[str, Any]:
             for (number, label), frames in classes.most_common(_MAX_COMMON)
         ],
     }
-
-
-def _check_row(row: Row) -> None:
-    if "error" not in row and "gap" not in row:
-        check_entries(row, {"class": int, "entropy": float, "label?": str})

@@ -14,26 +14,10 @@ from typing import Any
 import numpy as np
 
 from remtta.runs.folder import EVENTS, PREDICTIONS
-from remtta.runs.reading import Row, check_entries, read_rows
+from remtta.runs.reading import Row, read_rows
 
 MAX_FRAMES = 8  # shown per kind
 
-_ROW = {
-    "index": int,
-    "source": str,
-    "class": int,
-    "prob": float,
-    "entropy": float,
-    "label?": str,
-    "answered_by?": str,
-    "weight?": float,
-    "each?": dict,
-    "frame?": int,
-    "estimate?": dict,
-    "estimate.answers?": float,
-    "estimate.adapted?": float,
-    "estimate.source?": float,
-}
 _ESTIMATED = ("answers", "adapted", "source")
 
 
@@ -77,7 +61,7 @@ def read_series(folder: Path, predicted: int) -> Series:
         RemttaError: If a row is damaged.
     """
     events, path = folder / EVENTS, folder / PREDICTIONS
-    series = Series(events=list(read_rows(events, _check_event)) if events.is_file() else [])
+    series = Series(events=list(read_rows(events)) if events.is_file() else [])
     if path.is_file():
         series.unsure = nsmallest(MAX_FRAMES, _added(series, path, predicted), key=lambda row: row["prob"])
         if series.num_differing:
@@ -115,20 +99,7 @@ def name_of(row: Row) -> str:
 
 
 def _predicted(path: Path) -> Iterator[Row]:
-    return (row for row in read_rows(path, _check_prediction) if "error" not in row and "gap" not in row)
-
-
-def _check_prediction(row: Row) -> None:
-    if "error" in row or "gap" in row:
-        return
-    check_entries(row, _ROW)
-    for prediction in (row.get("each") or {}).values():
-        check_entries({"each": prediction}, {"each": dict})
-        check_entries(prediction, {"class": int, "prob": float, "label?": str})
-
-
-def _check_event(event: Row) -> None:
-    check_entries(event, {"frame": int, "event": str, "lead?": float, "reason?": str, "seconds?": float})
+    return (row for row in read_rows(path) if "error" not in row and "gap" not in row)
 
 
 def _differ(row: Row) -> bool:
