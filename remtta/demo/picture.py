@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -16,11 +17,10 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
 from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import WINDOW
-from remtta.drawing import COLOURS, RIGHT, WRONG, Cell, draw_grid, running_error
+from remtta.drawing import COLOURS, running_error
 from remtta.files import write_atomically
-from remtta.methods.mask_pictures import mask_pictures
+from remtta.methods.losses import entropy
 from remtta.methods.rem import REM
-from remtta.methods.settings import REMConfig
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from remtta.demo.drive import DemoResult, DrivenFrame
 
 _BAND = "#f4f6fa"
+_RIGHT, _WRONG = "#14783c", "#be2828"
+_STRIPES = (70, 235)  # greys of a removed patch; at least one stands out on any image
 
 
 def draw_picture(result: DemoResult, path: Path) -> None:
@@ -63,25 +65,45 @@ def _draw_errors(figure: FigureBase, result: DemoResult) -> None:
     axes.legend(frameon=False, labelcolor="linecolor", loc="upper left", bbox_to_anchor=(1, 1))
 
 
+@torch.no_grad()
 def _draw_masks(figure: FigureBase, result: DemoResult) -> None:
-    model = load_model(EMBEDDED)
-    rem = REM(model)
+    """Draw a frame of each condition as every view sees it, with the prediction and its entropy."""
+    rem = REM(load_model(EMBEDDED))
     rem.load_delta(load_delta(result.output / "remtta" / DELTA).tensors)
     frames = [_example(result, condition) for condition in CONDITIONS]
-    pixels = torch.stack([torch.from_numpy(np.array(Image.open(frame.path))) for frame in frames]).permute(0, 3, 1, 2)
-    rows = [
-        [
-            Cell(pixels, CLASS_NAMES[guess], f"{nats:.2f}", RIGHT if guess == frame.label else WRONG)
-            for (pixels, guess, nats), frame in zip(view, frames, strict=True)
-        ]
-        for view in mask_pictures(rem, pixels, preprocessing_of(model))
-    ]
+    images = [np.array(Image.open(frame.path)) for frame in frames]
+    pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+    views, masks = rem.objective.views(preprocessing_of(rem.net.model).normalise(pixels))
     figure.suptitle(
         "What the masks hide, with the adapted model's prediction (green: right, red: wrong)\n"
         "and its entropy in nats, which REM trains to rise as more is hidden",
         fontsize=10,
     )
-    draw_grid(figure, rows, [f"{ratio:.0%}\nmasked" for ratio in REMConfig().mask_ratios])
+    panels = figure.subplots(len(views), len(frames))
+    for line, logits, kept, ratio in zip(panels, views, [None, *masks], rem.objective.config.mask_ratios, strict=True):
+        line[0].set_ylabel(f"{ratio:.0%}\nmasked", rotation=0, ha="right", va="center", fontsize=8)
+        guesses, nats = logits.argmax(1).tolist(), entropy(logits).abs().tolist()
+        for place, (axes, frame) in enumerate(zip(line, frames, strict=True)):
+            image, guess = images[place], guesses[place]
+            if kept is not None:
+                image = paint_over(image, kept[place].tolist(), rem.net.backbone.patch_size)
+            axes.imshow(image)
+            colour = _RIGHT if guess == frame.label else _WRONG
+            axes.set_xlabel(f"{CLASS_NAMES[guess]}\n{nats[place]:.2f}", color=colour, fontsize=8)
+            axes.set(xticks=[], yticks=[])
+
+
+def paint_over(pixels: np.ndarray, kept: Collection[int], patch_size: tuple[int, int]) -> np.ndarray:
+    """Return an image (H, W, 3), in uint8, with all patches but the kept ones, by index, hatched in two greys."""
+    painted, (height, width) = pixels.copy(), patch_size
+    down, across = np.indices(pixels.shape[:2])
+    hatching = np.array(_STRIPES, dtype=np.uint8)[(down + across) // max(1, min(patch_size) // 4) % 2][..., None]
+    rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
+    for position in set(range(rows * columns)).difference(kept):
+        row, column = divmod(position, columns)
+        place = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
+        painted[place] = hatching[place]
+    return painted
 
 
 def _example(result: DemoResult, condition: str) -> DrivenFrame:

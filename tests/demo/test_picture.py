@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from remtta.drawing import paint_over
+from remtta.demo.picture import paint_over
 
 
 def test_a_picture_is_hatched_where_patches_are_left_out() -> None:
