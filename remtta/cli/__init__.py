@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -68,6 +69,8 @@ def common(
 def main() -> None:
     """Run the command line; the entry point of the `remtta` script."""
     open_standard_descriptors()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # for signs that a terminal cannot encode
     keep_freed_memory()
     try:
         app()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -132,7 +131,7 @@ def evaluate(
             source_data=methods.shared.source_data,
             interrupts=interrupts,
         )
-        typer.echo(_encodable(plain_table(results)))
+        typer.echo(plain_table(results))
         running.tell(str(output / TABLE))
         if table.plots:
             from remtta.evaluation.plots import draw_plots
@@ -182,12 +181,3 @@ def _open(root: Path, classifier: nn.Module, data: DataOptions, options: EvalOpt
     )
     _log.info("%s", dataset.report())
     return dataset
-
-
-def _encodable(text: str) -> str:
-    """Replace signs that standard output cannot encode, as on some Windows terminals."""
-    encoding = sys.stdout.encoding or "utf-8"
-    for sign, plain in {"≈": "~", "±": "+-"}.items():
-        if sign.encode(encoding, "ignore") == b"":
-            text = text.replace(sign, plain)
-    return text

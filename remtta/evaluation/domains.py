@@ -12,20 +12,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from remtta.corruptions.parameters import HOLD_OUTS, STANDARD
 from remtta.errors import UsageError, counted
 from remtta.streams.images import load_image, natural_key
 from remtta.streams.pillow import opened
-
-STANDARD = (
-    *("gaussian_noise", "shot_noise", "impulse_noise"),
-    *("defocus_blur", "glass_blur", "motion_blur", "zoom_blur"),
-    *("snow", "frost", "fog", "brightness"),
-    *("contrast", "elastic_transform", "pixelate", "jpeg_compression"),
-)
-"""ImageNet-C's fifteen corruptions in their standard order (Hendrycks and Dietterich, 2019)."""
-
-HOLD_OUTS = ("speckle_noise", "spatter", "gaussian_blur", "saturate")
-"""The four hold-out corruptions, meant for choosing settings; not evaluated unless named."""
 
 THREE_D = (
     *("near_focus", "far_focus", "color_quant", "iso_noise", "low_light", "flash"),
@@ -33,7 +23,6 @@ THREE_D = (
 )
 """ImageNet-3DCC's corruptions."""
 
-SEVERITIES = (1, 2, 3, 4, 5)
 DEFAULT_SEVERITY = 5
 
 Sizes = Mapping[tuple[int, int], int]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from timm.data import constants
@@ -33,7 +32,6 @@ NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 
 _RESAMPLINGS = 200
 _SURE = 2.0  # standard errors of a significant lead
-_COMMON = 3
 _BATCH = 25
 
 
@@ -60,28 +58,14 @@ class Finding:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers, ready for JSON."""
-        predicted = Counter(self.logits.argmax(-1).tolist())
         return {
             "title": self.candidate.title,
             **self.candidate.preprocessing.as_dict(),
             "red_and_blue_swapped": self.candidate.swapped,
             "entropy": float(entropy(self.logits).mean()),
             "information": self.information,
-            "classes": len(predicted),
-            "most_common": [{"class": number, "images": count} for number, count in predicted.most_common(_COMMON)],
+            "classes": len(self.logits.argmax(-1).unique()),
         }
-
-
-class Better(NamedTuple):
-    """A candidate's lead over the configured preprocessing in mutual information, in nats."""
-
-    finding: Finding
-    lead: float
-    standard_error: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the numbers, ready for JSON."""
-        return {"title": self.finding.candidate.title, "lead": self.lead, "standard_error": self.standard_error}
 
 
 def examine(
@@ -118,7 +102,7 @@ def examine(
         "images": len(readable),
         "unreadable": len(frames) - len(readable),
         "candidates": [finding.as_dict() for finding in findings],
-        "better": better and better.as_dict(),
+        "better": better,
         "rem": {**rem, "refused": support.refused.get("rem")},
     }
 
@@ -136,20 +120,20 @@ def candidates_of(configured: Preprocessing) -> list[Candidate]:
     return [*normalised, *swapped]
 
 
-def better_than(findings: Sequence[Finding]) -> Better | None:
-    """Return the most informative other candidate if it is significantly better than the configured one, the first."""
+def better_than(findings: Sequence[Finding]) -> dict[str, Any] | None:
+    """Return the most informative other candidate if it is significantly better than the configured one, the first.
+
+    Returns:
+        Its title, and its lead in nats with the standard error by bootstrap, ready for JSON.
+    """
     configured, *others = findings
-    best = _lead(max(others, key=lambda each: each.information), configured)
-    return best if best.lead > _SURE * best.standard_error else None
-
-
-def _lead(other: Finding, configured: Finding) -> Better:
-    """Return a candidate's lead over the configured one, with its standard error by bootstrap."""
-    count, generator = len(other.logits), torch.Generator().manual_seed(0)
+    best = max(others, key=lambda each: each.information)
+    count, generator = len(best.logits), torch.Generator().manual_seed(0)
     draws = torch.randint(count, (_RESAMPLINGS, count), generator=generator)
-    leads = [mutual_information(other.logits[draw]) - mutual_information(configured.logits[draw]) for draw in draws]
-    spread = float(torch.tensor(leads, dtype=torch.float64).std())
-    return Better(other, other.information - configured.information, spread)
+    leads = [mutual_information(best.logits[draw]) - mutual_information(configured.logits[draw]) for draw in draws]
+    lead, error = best.information - configured.information, float(torch.tensor(leads, dtype=torch.float64).std())
+    found = {"title": best.candidate.title, "lead": lead, "standard_error": error}
+    return found if lead > _SURE * error else None
 
 
 def _read(source: str, limit: int, way: Preprocessing, wait: Callable[[], None]) -> list[DecodedFrame]:

@@ -8,8 +8,9 @@ from typing import Literal
 
 import numpy as np
 
+from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import UsageError
-from remtta.evaluation.domains import SEVERITIES, Dataset, Domain
+from remtta.evaluation.domains import Dataset, Domain
 from remtta.options import EvalOptions
 
 Phase = Literal["adapt", "unseen", "revisit"]

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import FrameError, StreamError, UsageError
-from remtta.evaluation.domains import SEVERITIES, Dataset, Domain, Sizes, image_sizes
+from remtta.evaluation.domains import Dataset, Domain, Sizes, image_sizes
 from remtta.streams.images import natural_key
 
 LABELS = "labels.npy"

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import UsageError
-from remtta.evaluation.domains import DEFAULT_SEVERITY, SEVERITIES, Domain, title_of
+from remtta.evaluation.domains import DEFAULT_SEVERITY, Domain, title_of
 from remtta.streams.images import has_suffix, image_suffixes, natural_key
 
 ClassFolders = dict[str, Path]

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from remtta.corruptions import STANDARD
 from remtta.errors import UsageError
 from remtta.evaluation.class_maps import map_classes, read_class_map, zero_shot_names
 from remtta.evaluation.datasets import read_image_list
-from remtta.evaluation.domains import STANDARD, default_order
+from remtta.evaluation.domains import default_order
 from tests.conftest import draw_image
 from tests.evaluation.trees import CLASSES, open_tree, write_tree
 

@@ -76,5 +76,5 @@ def test_higher_mutual_information_is_better() -> None:
     blurred, sharp = EYE.repeat(8, 1) / 9, EYE.repeat(8, 1)
     better = better_than([finding(blurred), finding(sharp, mean=(0.4,) * 3)])
     assert better is not None
-    assert better.lead > 2 * better.standard_error > 0
+    assert better["lead"] > 2 * better["standard_error"] > 0
     assert better_than([finding(sharp), finding(blurred, mean=(0.4,) * 3)]) is None
