@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,7 +30,7 @@ def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     with writing(output), _place(output) as place:
-        _write(write, adapted, place)
+        write(adapted, place)
         made = sorted(place.iterdir())
         taken = [output / path.name for path in made if (output / path.name).exists()]
         if taken and not overwrite:
@@ -54,17 +53,6 @@ def _place(output: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(place, ignore_errors=True)
         lock.release()
-
-
-def _write(write: Callable[[AdaptedModel, Path], None], adapted: AdaptedModel, folder: Path) -> None:
-    """Call a writer; turn a library's own error about a full disk into an OSError."""
-    try:
-        write(adapted, folder)
-    except Exception as error:
-        full = os.strerror(errno.ENOSPC)
-        if full in str(error):
-            raise OSError(errno.ENOSPC, full) from error
-        raise
 
 
 def _writer(form: Format) -> Callable[[AdaptedModel, Path], None]:
