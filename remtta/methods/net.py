@@ -109,11 +109,6 @@ class Net:
         return logits if self.centre is None else logits - self.centre.offset
 
     @property
-    def centred_share(self) -> float:
-        """Share of the shift that centring removes, 0 to 1; 1 without centring. Steps are as much smaller."""
-        return 1.0 if self.centre is None else float(self.centre.share)
-
-    @property
     def offset(self) -> Tensor:
         """The current offset of the adapted model's logits: shape (C,), or 0."""
         return torch.zeros((), device=self.device) if self.centre is None else self.centre.offset

@@ -243,7 +243,7 @@ class Descent:
             _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
             return
         self._objective.before_step()
-        self.optimizer.step(self._net.centred_share)
+        self.optimizer.step()
         self._objective.after_step()
         if self._config.anchor and self._objective.chosen == "norms":
             self._net.weights.pull(self._config.anchor)

@@ -63,14 +63,9 @@ class NamedOptimizer:
         """Free the gradients."""
         self._torch.zero_grad(set_to_none=True)
 
-    def step(self, share: float = 1.0) -> None:
-        """Update the tensors by their gradients, at a share of the learning rates."""
-        rates = [group["lr"] for group in self.param_groups]
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = share * rate
+    def step(self) -> None:
+        """Update the tensors by their gradients."""
         self._torch.step()
-        for group, rate in zip(self.param_groups, rates, strict=True):
-            group["lr"] = rate
 
     def state(self) -> dict[str, Tensor]:
         """Return torch's optimizer state on the CPU; empty before the first step."""
