@@ -90,9 +90,9 @@ def _on_corruptions(name: str, severity: int, batch: int, methods: str) -> str:
     )
 
 
-def _on_pacs(name: str, methods: str) -> str:
+def _on_pacs(name: str, methods: str, scenario: str = "continual") -> str:
     domains = "--domains art_painting,cartoon,sketch --batch-size 50"
-    return f"{{data}}/pacs --continual {domains} --methods {methods} {PROBES[name]}"
+    return f"{{data}}/pacs --{scenario} {domains} --methods {methods} {PROBES[name]}"
 
 
 _SEVERITY_5 = "{out}/photographs_c --severity 5"
@@ -130,11 +130,14 @@ TABLES = {
         ["photographs_c"],
     ),
     "pacs": Table(
-        "PACS: a head on photographs; paintings, cartoons and sketches in a row",
+        "PACS: a head on photographs; paintings, cartoons and sketches, in a row and each alone",
         {
             "vit": _on_pacs("vit", PUBLISHED),
             "deit": _on_pacs("deit", SHORT),
             "lite": _on_pacs("lite", f"{SHORT},norm,tent"),
+            "vit, each alone": _on_pacs("vit", PUBLISHED, "episodic"),
+            "deit, each alone": _on_pacs("deit", SHORT, "episodic"),
+            "lite, each alone": _on_pacs("lite", "source,norm,tent,fast,remtta", "episodic"),
         },
         [f"pacs_{name}.safetensors" for name in PROBES],
     ),
