@@ -12,7 +12,7 @@ from remtta.deltas.layers import classes_moved, layers_apart, layers_moved
 from remtta.errors import DeltaError, UsageError
 from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
-from remtta.runs.reading import read_object, read_rows
+from remtta.runs.reading import read_object, read_rows, reading
 
 _MAX_COMMON = 5
 
@@ -78,9 +78,15 @@ def describe_folder(folder: Path) -> dict[str, Any]:
     raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
 
 
+def _record(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; raise RemttaError, naming the file, if there is none."""
+    with reading(path):
+        return read_object(path)
+
+
 def _describe_run(folder: Path) -> dict[str, Any]:
     """Return a run's record, a summary of its predictions, and its delta."""
-    content: dict[str, Any] = {"run": read_object(folder / RECORD), "alive": is_locked(folder)}
+    content: dict[str, Any] = {"run": _record(folder / RECORD), "alive": is_locked(folder)}
     if (folder / PREDICTIONS).is_file():
         content["predictions"] = _describe_predictions(folder / PREDICTIONS)
     if (folder / DELTA).is_file():
@@ -90,7 +96,7 @@ def _describe_run(folder: Path) -> dict[str, Any]:
 
 def _describe_site(folder: Path) -> dict[str, Any]:
     """Describe each stream of a site, preferring the stream's own record, which is newer."""
-    site = read_object(folder / SITE)
+    site = _record(folder / SITE)
     streams = {name: _stream(folder / name, recorded) for name, recorded in site["streams"].items()}
     return {"site": {"exit_reason": site["exit_reason"], "streams": streams}, "alive": is_locked(folder)}
 
@@ -98,14 +104,14 @@ def _describe_site(folder: Path) -> dict[str, Any]:
 def _stream(folder: Path, recorded: Any) -> dict[str, Any]:
     stream = {name: recorded[name] for name in _STREAM}
     if recorded["exit_reason"] == "running" and (folder / RECORD).is_file():
-        counts = read_object(folder / RECORD)["counts"]
+        counts = _record(folder / RECORD)["counts"]
         stream |= {name: counts[name] for name in ("frames", "skipped", "updates")}
     return stream
 
 
 def _describe_evaluation(folder: Path) -> dict[str, Any]:
     """Return an evaluation's status and settings, and the results of each method if it is complete."""
-    record = read_object(folder / RESULTS)
+    record = _record(folder / RESULTS)
     results = {
         name: {entry: result.get(entry) for entry in _RESULT} for name, result in (record.get("methods") or {}).items()
     }
