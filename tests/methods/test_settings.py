@@ -65,3 +65,9 @@ def test_the_edges_of_the_ranges_are_accepted() -> None:
     config = REMConfig(mask_ratios=(0.0, 0.999), ranking_weight=0.0, margin=0.0, momentum=0.0, micro_batch=1)
     options = RunOptions(batch_size=1, topk=1, save_every=1, reset_every=1)
     assert (config.mask_ratios, config.micro_batch, options.reset_every) == ((0.0, 0.999), 1, 1)
+
+
+@pytest.mark.parametrize("lr", [10**400, math.nan, True, "fast"])
+def test_a_rate_that_is_no_finite_number_has_no_anchor(lr: object) -> None:
+    with pytest.raises(UsageError, match="lr must be a finite number"):
+        method_config("remtta", {"lr": lr}, batch_size=8)

@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import math
 import re
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -253,7 +254,8 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
     `REACH`.
     """
     check(optimizer == "adam", f"{name}'s anchor", "auto", "a number such as 0.01 where the optimizer is not adam")
-    check(isinstance(lr, (int, float)) and not isinstance(lr, bool), f"{name}'s lr", lr, "a number")
+    is_number = isinstance(lr, (int, float)) and not isinstance(lr, bool)
+    check(is_number and abs(lr) <= sys.float_info.max, f"{name}'s lr", lr, "a finite number")
     share = 1 - math.exp(-lr / REACH)
     return min(share, _MAX_ANCHOR)
 
