@@ -111,6 +111,7 @@ def test_without_onednn_the_products_are_torchs(
         raise RuntimeError("no such operator")
 
     monkeypatch.setattr(linear, "_onednn", missing)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     images = random_images(2, seed=1)
     with caplog.at_level(logging.DEBUG, "remtta"):
         logits, grads = gradients(model, images, LinearLayers())
@@ -118,6 +119,18 @@ def test_without_onednn_the_products_are_torchs(
     plain_logits, plain_grads = gradients(model, images, None)
     torch.testing.assert_close(logits, plain_logits)
     torch.testing.assert_close(grads, plain_grads)
+
+
+@pytest.mark.usefixtures("no_cached_product")
+def test_without_avx512_the_products_are_torchs_and_bf16_warns(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    with caplog.at_level(logging.WARNING, "remtta"):
+        assert linear._product(torch.float32) is F.linear
+        assert not caplog.records
+        assert linear._product(torch.bfloat16) is F.linear
+    assert "use --precision fp32" in caplog.text
 
 
 def test_rem_stays_within_a_thousandth_of_plain_torch_after_updates() -> None:
