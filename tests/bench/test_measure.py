@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from remtta.bench.measure import measure_peak, prepare, run_bench
+from remtta.bench.measure import _peak_in_a_process, prepare, run_bench
 from remtta.bench.subjects import ANSWER, FORWARD, SUBJECTS, BenchOptions
 from remtta.errors import UsageError
 from remtta.methods.method import Updater
@@ -36,8 +36,7 @@ def test_an_answer_is_rems_with_the_mask_ratios_asked_for() -> None:
 
 
 def test_peak_memory_is_that_over_the_loaded_model() -> None:
-    options = BenchOptions(TINY_MODEL, batch_size=64)
-    assert measure_peak("rem", options) > 2**20
+    assert _peak_in_a_process("rem", BenchOptions(TINY_MODEL, batch_size=64)) > 2**20
 
 
 def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -> None:
