@@ -150,9 +150,7 @@ def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
 
 
 def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOptions:
-    """Return the model options; a zero-shot model gets its classes from the dataset's folders unless given
-    otherwise.
-    """
+    """Return the model options; a zero-shot model's classes default to the dataset's folders."""
     from remtta.evaluation.datasets import class_names
     from remtta.models.prompts import is_zero_shot
 

@@ -119,9 +119,7 @@ class Updater(Generic[Kind]):
         self._descent.optimizer.scale_lr(factor)
 
     def delta(self) -> dict[str, Tensor]:
-        """Return adapted minus source weights, by parameter name; adding them restores the adapted weights bit
-        for bit.
-        """
+        """Return adapted minus source weights, by parameter name; adding them restores the adapted ones exactly."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self.committed[0].items()}
 
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:

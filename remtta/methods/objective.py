@@ -131,9 +131,7 @@ class Objective(Generic[Config]):
     # What it remembers.
 
     def begin(self) -> None:
-        """Forget everything learned: set `memory` as before the first batch; weights and optimizer are reset
-        already.
-        """
+        """Set `memory` as before the first batch; weights and optimizer are reset already."""
         self.memory = {}
 
     def state(self) -> dict[str, Tensor]:

@@ -60,9 +60,7 @@ def origin_of(model: nn.Module) -> dict[str, Any]:
 
 
 def built_from(given: ModelOptions) -> dict[str, Any]:
-    """Return arguments of `load_model` that build the same model from any folder, ready for JSON: paths are
-    absolute.
-    """
+    """Return JSON-ready arguments of `load_model` that build the same model from any folder."""
     texts = given.text_embeddings
     return {
         "name": given.name,

@@ -83,9 +83,7 @@ class LinearLayers(TorchFunctionMode):
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Compute softmax attention in bf16 with an explicit map, since PyTorch's fused CPU kernel is slower, mostly
-    backward.
-    """
+    """Compute softmax attention in bf16 with an explicit map: the fused CPU kernel is slower, mostly backward."""
     given = (query, key, value)
     plain = not any(isinstance(v, Tensor) or v for v in (*args, *kwargs.values()))  # no mask, dropout or custom scale
     small = key.shape[-2] <= _MAX_TOKENS
