@@ -127,7 +127,8 @@ class _Linear(torch.autograd.Function):
 @functools.cache
 def _product(dtype: torch.dtype) -> Product:
     """Return the product of `F.linear`, by oneDNN if the processor has AVX-512 and both agree."""
-    if torch.backends.cpu.get_cpu_capability().startswith(("AVX512", "AVX10")) and torch.backends.mkldnn.is_available():
+    processor = torch.backends.cpu.get_cpu_capability()
+    if processor.startswith(("AVX512", "AVX10")) and torch.backends.mkldnn.is_available():
         left, right, bias = (torch.arange(1.0, size + 1).sin().to(dtype) for size in (35, 21, 3))
         left, right = left.view(5, 7), right.view(3, 7)
         try:
@@ -137,7 +138,7 @@ def _product(dtype: torch.dtype) -> Product:
         else:
             if close:
                 return _onednn
-    elif dtype == torch.bfloat16:
+    elif dtype == torch.bfloat16 and processor == "AVX2":
         _log.warning("bf16 is slow on this processor: without AVX-512, use --precision fp32")
     return F.linear
 
