@@ -136,7 +136,7 @@ def _is_text(value: Any) -> bool:
 
 
 def _names_templates(value: Any) -> bool:
-    """Return whether a value is None, a list of templates, or a built-in list's name; a header may name no file."""
+    """Return whether a value is None, a list of templates, or a built-in list's name; never a file."""
     return value in TEMPLATES if isinstance(value, str) else _is_text(value)
 
 

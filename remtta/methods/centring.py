@@ -21,7 +21,7 @@ _RECENT, _MEMORY = 100, 1000  # half-lives of the agreement, which shows whether
 _FEW = (0.16, 0.32)  # agreement times sqrt(C): label correction starts, and is complete
 _ONE = (0.05, 0.5)  # agreement a + b / C of the plain answers: centring starts to fade; it is off at twice that
 _KEPT = (0.8, 0.9)  # spread of the centred answers over the plain ones' certainty: centring is back, partly and fully
-_MIN_CERTAINTY = 0.15
+_MIN_CERTAINTY = 0.15  # of the plain answers, in that ratio; less is mostly noise
 _MIN_SQUARE = 1e-9
 
 
@@ -31,8 +31,8 @@ class Centre:
     The mean of the logits z is the offset of the shift plus a part due to the labels. The latter is estimated from the
     centred answers q = softmax(z - offset), as slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). It stays in
     the logits to the degree that answers to different images agree, as they do if windows hold few classes. If the
-    plain answers have long agreed, and centred ones do not differ as much as those are certain (one class for hours),
-    nothing is centred.
+    plain answers have long agreed (one class for hours), nothing is centred, unless the centred answers differ from
+    each other nearly as much as the plain ones are certain.
 
     Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
     if the bias is large, as in a linear probe, where it compensates for the mean of the features.
@@ -112,10 +112,10 @@ class Centre:
         slope = torch.minimum(*(each[2] / each[1] for each in (told, memory)))
         self._shift = z - few * slope * (q - 1 / classes)
         if not self._led:
-            self.share = self._plain_share(logits.softmax(-1), memory[1])
+            self.share = self._new_share(logits.softmax(-1), memory[1])
         self.offset = self.share * self._shift
 
-    def _plain_share(self, answers: Tensor, centred_spread: Tensor) -> Tensor:
+    def _new_share(self, answers: Tensor, centred_spread: Tensor) -> Tensor:
         """Return the share to subtract, from plain answers (B, C) and the spread of centred ones: 0 for one class."""
         plain, classes = self._means["plain"], answers.shape[1]
         mean, square = plain.add(answers, answers.square().sum(-1))

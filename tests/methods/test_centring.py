@@ -184,7 +184,7 @@ def test_labels_are_estimated_from_the_source_models_answers() -> None:
     """A class that takes over in the adapted model is no class that the stream shows."""
     labels = shuffled(400)
     logits = logits_of(labels)
-    taken_over = logits + 2.5 * torch.nn.functional.one_hot(torch.tensor(3), CLASSES)
+    taken_over = logits + 3.0 * torch.nn.functional.one_hot(torch.tensor(3), CLASSES)
     source, alone, led = (Centre(CPU) for _ in range(3))
     wrong = {"alone": 0.0, "led": 0.0}
     for truth, plain, other in zip(labels.split(20), logits.split(20), taken_over.split(20), strict=True):
@@ -192,7 +192,7 @@ def test_labels_are_estimated_from_the_source_models_answers() -> None:
         led.follow(source)
         wrong["led"] += errors(follow(led, other), truth) / 20
         wrong["alone"] += errors(follow(alone, other), truth) / 20
-    assert wrong["led"] < errors(logits, labels) + 0.02 < wrong["alone"]
+    assert wrong["led"] < errors(logits, labels) + 0.05 < wrong["alone"]
 
 
 def test_after_a_rollback_both_models_are_centred_by_the_sources_means() -> None:
