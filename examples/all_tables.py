@@ -26,12 +26,11 @@ EXAMPLES = Path(__file__).parent
 SHORT = "source,fast,remtta,rem"
 PUBLISHED = f"{SHORT},tent,sar,roid"
 CENTRED = (
-    "source,tent,ctent=tent,sar,csar=sar,roid,croid=roid,lt=tent+both --set ctent.centre=true "
-    "--set csar.centre=true --set croid.centre=true --set lt.centre=true --set lt.optimizer=adam "
-    "--set lt.lr=0.01 --set lt.anchor=auto"
+    "source,tent,ctent=tent,sar,csar=sar,roid,croid=roid,lt=light --set ctent.centre=true "
+    "--set csar.centre=true --set croid.centre=true --set lt.adapt_every=1"
 )
 CONVOLUTIONAL = "source,norm,fast,remtta,rem,gradcam=rem,tent,sar,roid --set gradcam.masking=gradcam"
-EVERY = "source,fast,remtta,fourth=remtta,eighth=remtta --set fourth.adapt_every=4 --set eighth.adapt_every=8"
+EVERY = "source,fast,light,remtta,fourth=remtta,eighth=remtta --set fourth.adapt_every=4 --set eighth.adapt_every=8"
 AXES = "source,fast,remtta,rem,sar,roid"
 SMOOTHED = "source,fast,remtta,remtta+smooth"
 

@@ -28,8 +28,8 @@ def pace_of(method: Method) -> EveryNth | None:
         return None
     if not method.persists:
         raise UsageError(
-            "--adapt-every skips updates, and this method has none that last to the next batch; leave it out, or "
-            "choose another method"
+            f"--adapt-every {every} skips updates, and here none last to the next batch; use --adapt-every 1, or choose "
+            "another method"
         )
     return EveryNth(every)
 

@@ -20,7 +20,7 @@ from remtta.guard.observed import ObservedMethod
 from remtta.methods.lame import LAMEConfig
 from remtta.methods.method import build_method
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
-from remtta.methods.settings.names import check_method_names
+from remtta.methods.settings.names import action_of, answer_of, check_method_names
 from remtta.methods.source import SourceConfig
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions
@@ -242,6 +242,17 @@ def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
     assert (sgd.lr, sgd.anchor, sgd.centre) == (1e-3, 0.0, True)  # the pair is Adam's
     assert method_config("fast", {"bn": "running"}, batch_size=50) == METHOD_TABLE["centre"].config()
     assert build_method("remtta", tiny_vit()).objective.config == ours
+
+
+def test_light_is_tent_with_the_settings_of_remtta_on_every_second_batch() -> None:
+    ours, light = (method_config(name, {}, batch_size=50) for name in ("remtta", "light"))
+    same = ("optimizer", "lr", "anchor", "centre", "bn")
+    assert [getattr(light, name) for name in same] == [getattr(ours, name) for name in same]
+    assert dataclasses.replace(light, adapt_every=1) == method_config(
+        "tent", {name: getattr(ours, name) for name in same}, batch_size=50
+    )
+    assert light.adapt_every == 2 and method_config("light", {"adapt_every": 1}, batch_size=50).adapt_every == 1
+    assert (action_of("light", None), answer_of("light")) == (action_of("remtta", None), answer_of("remtta"))
 
 
 def test_a_methods_name_selects_its_settings(

@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check
-from remtta.methods.settings.base import FAST, ONE_MASK, PUBLISHED, REMTTA, MethodConfig, Preset
+from remtta.methods.settings.base import FAST, LIGHT, ONE_MASK, PUBLISHED, REMTTA, MethodConfig, Preset
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.options.option import Member, members_of
 from remtta.plugins import METHODS, load_plugin, package_of, plugins, summary_of
@@ -103,6 +103,12 @@ METHOD_TABLE: dict[str, Named] = {
         "rem",
         REMTTA,
         REMConfig,
+    ),
+    "light": Named(
+        "tent.Tent",
+        "remtta with Tent's loss, learning from every second batch: two forward passes",
+        "tent",
+        LIGHT,
     ),
     "fast": Named(
         "source.CentredSource",
