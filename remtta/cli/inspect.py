@@ -104,7 +104,7 @@ def _result_lines(evaluation: dict[str, Any]) -> list[str]:
 def _delta_lines(delta: dict[str, Any]) -> list[str]:
     rows = [(layer["layer"], f"{layer['rms']:.2e}", f"{layer['max']:.2e}") for layer in delta["layers"]]
     return [
-        f"delta        {delta['tensors']} tensors, {delta['parameters']} parameters, {delta['bytes']} bytes",
+        f"delta        {counted(delta['tensors'], 'tensor')}, {delta['parameters']} parameters, {delta['bytes']} bytes",
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
         f"{_counts(delta)} from the source weights",
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",

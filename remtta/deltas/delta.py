@@ -128,9 +128,10 @@ def apply_delta(model: nn.Module, delta: Delta) -> None:
     check_base(delta, state_sha256(model))
     parameters = {**dict(model.named_parameters()), **running_statistics(batch_norms(model))}
     check_delta(delta.tensors, parameters)
+    weights = [name for name in delta.tensors if not name.endswith("bias")]  # a head's bias may be near 0
     change, own = (
-        float(torch.nn.utils.get_total_norm([tensor.double().cpu() for tensor in tensors]))
-        for tensors in (delta.tensors.values(), [parameters[name] for name in delta.tensors])
+        float(torch.nn.utils.get_total_norm([tensors[name].double().cpu() for name in weights]))
+        for tensors in (delta.tensors, parameters)
     )
     if change > ABSURD * own:
         times = change / max(own, 1e-9)

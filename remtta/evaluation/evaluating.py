@@ -36,7 +36,7 @@ from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import EvalOptions
-from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, refuse_others_files
+from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, RESULTS, refuse_others_files
 from remtta.runs.reading import read_rows
 from remtta.runs.record import environment
 from remtta.runs.states import load_position, save_state
@@ -128,6 +128,8 @@ def check_output(folder: Path, *, overwrite: bool, resume: bool) -> None:
 
 def _refuse_earlier(folder: Path, *, overwrite: bool, resume: bool) -> None:
     """Raise UsageError if a folder holds an earlier evaluation that may not be replaced, and cannot be resumed."""
+    if (folder / RECORD).exists():
+        raise UsageError(f"{folder} holds a run of remtta adapt; choose another --output")
     earlier = [name for name in (RESULTS, PREDICTIONS) if (folder / name).exists()]
     if earlier == [PREDICTIONS] and resume:
         raise UsageError(f"{folder} has no {RESULTS}, so it cannot be resumed; --overwrite replaces it")

@@ -118,7 +118,8 @@ class EvalPlan:
         wanted, config = self.options.guard, self.methods[name]
         options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
         guard = guarded(method, options, config)
-        if is_guarded(name) and (guard is None or guard.options.action == "off"):
+        added = is_guarded(name) and METHOD_TABLE[method_of(name)].preset.action == "off"
+        if added and (guard is None or guard.options.action == "off"):
             raise UsageError(f"{method_of(name)} changes no weights that a guard could restore; leave +guard out")
         smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
         return ObservedMethod(method, [each for each in (pace_of(method), guard, smoother) if each])

@@ -28,8 +28,8 @@ def pace_of(method: Method) -> EveryNth | None:
         return None
     if not method.persists:
         raise UsageError(
-            f"--adapt-every {every} skips updates, and here none last to the next batch; use --adapt-every 1, or choose "
-            "another method"
+            f"with adapt_every={every}, updates must last to the next batch, and these do not (a method without "
+            "training, or episodic); use adapt_every=1"
         )
     return EveryNth(every)
 

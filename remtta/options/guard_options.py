@@ -42,7 +42,7 @@ class GuardOptions:
             "What to do if adaptation does harm: warn only, restore the source weights (rollback), or also end the run "
             "after the last retry (stop).",
             flags=("--guard",),
-            default="by the method: rollback for remtta, else off",
+            default="by the method: rollback for remtta and light, else off",
             common=True,
             more="guard.md",
         ),
@@ -51,7 +51,7 @@ class GuardOptions:
         Answer | None,
         _answers(
             "Model that answers: the adapted one, or both, by the mean of their probabilities.",
-            default="by the method: both for remtta, else adapted",
+            default="by the method: both for remtta and light, else adapted",
             common=True,
             more="guard.md#who-answers",
         ),

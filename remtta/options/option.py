@@ -251,7 +251,8 @@ def read_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
         if option == "--set" and found and "." in key:
             raise UsageError(f"--set {pair}: there is only one method here; write {key.partition('.')[2]}={value}")
         if not found or not key.isidentifier():
-            raise UsageError(f"{option} takes key=value pairs, got {pair!r}")
+            hint = f"; write {key.replace('-', '_')}={value}" if found and "-" in key else ""
+            raise UsageError(f"{option} takes key=value pairs, got {pair!r}{hint}")
         try:
             read[key] = ast.literal_eval(value)
         except (ValueError, SyntaxError, MemoryError, RecursionError):  # the last two: nested too deeply

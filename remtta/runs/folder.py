@@ -63,11 +63,13 @@ def check_folder(folder: Path, *, overwrite: bool, resume: bool = False) -> None
     """Raise if a run folder cannot be used; changes nothing.
 
     Raises:
-        UsageError: If another run writes to it, it holds an earlier run or other files and may not be overwritten, or
-            it is not a folder.
+        UsageError: If another run writes to it, it holds an evaluation, or an earlier run or other files that may not
+            be overwritten, or it is not a folder.
         OutputError: If it is not writable.
     """
     check_not_in_use(folder)
+    if (folder / RESULTS).exists():
+        raise UsageError(f"{folder} holds an evaluation; choose another --output")
     if resume:
         check_can_hold(folder, "a run folder", "--output")
         return

@@ -70,6 +70,9 @@ class Place(Counts):
 
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UsageError if a run's record and the one of now differ in a setting that changes predictions."""
+    before, name = ((record.get("method") or {}).get("name", "") for record in (earlier, now))
+    if algorithm_of(before) != algorithm_of(name):
+        raise UsageError(f"--resume needs the method that the run began with: it was {before}, is {name}")
     check_same_settings(_settings(earlier), _settings(json.loads(json.dumps(now))))
 
 

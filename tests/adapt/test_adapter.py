@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import remtta
 from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, load_delta, stream
 from remtta.adapt.adapter import Settings
-from remtta.errors import UsageError
+from remtta.errors import ModelError, UsageError
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.options.option import members_of
 from remtta.streams.frames import Frame
@@ -171,6 +171,8 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         adapter_of(method="remta")
     with pytest.raises(UsageError, match="a setting of tent must be one of"):
         adapter_of(method="tent", mask_ratios=(0.0, 0.5))
+    with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, got str; remtta\.load_model builds one"):
+        Adapter("vit_tiny_patch16_224")  # type: ignore[arg-type]
     adapter = Adapter(tiny_vit())
     for _ in range(2):
         adapter(random_images(2))

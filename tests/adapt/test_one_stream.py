@@ -4,6 +4,7 @@ import dataclasses
 import fcntl
 import hashlib
 import io
+import logging
 import os
 import shutil
 import signal
@@ -80,6 +81,15 @@ def test_unreadable_frames_are_reported_in_place_and_never_adapted_on(made: Made
         "updates": 3,
         "not_adapted": 0,
     }
+
+
+@pytest.mark.parametrize(("batch_size", "told"), [(12, True), (11, False)])
+def test_a_single_batch_is_reported_as_predicted_before_its_update(
+    batch_size: int, told: bool, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "remtta")
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=batch_size))
+    assert ("all frames made one batch, predicted before the update" in caplog.text) == told
 
 
 def test_on_error_stop_keeps_what_came_before(vit: nn.Module, frames: Path, tmp_path: Path) -> None:

@@ -100,6 +100,15 @@ def test_a_delta_may_move_any_weight_of_the_model(vit: nn.Module) -> None:
     assert torch.equal(after["cls_token"], before["cls_token"] + 1)
 
 
+def test_weights_that_moved_far_are_warned_of_and_a_heads_offset_is_not(
+    vit: nn.Module, caplog: pytest.LogCaptureFixture
+) -> None:
+    apply_delta(vit, _delta(vit, head__bias=torch.full((7,), 1e6)))
+    assert not caplog.records
+    apply_delta(vit, _delta(vit, norm__weight=torch.full((48,), 1e6)))
+    assert "the run that made it diverged" in caplog.text
+
+
 _UNUSABLE = [
     ({"norm__scale": torch.ones(48)}, "the delta changes norm.scale, which the model does not have"),
     ({"norm__weight": torch.ones(47)}, "the delta's norm.weight has shape (47,), the model's has (48,)"),

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from remtta import adapt_stream
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation import evaluate
@@ -23,7 +24,7 @@ from remtta.evaluation.domains import Dataset
 from remtta.methods import rem as rem_module
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import REMConfig
-from remtta.options import EvalOptions
+from remtta.options import EvalOptions, RunOptions
 from tests.conftest import happens, tiny_vit
 from tests.evaluation.trees import methods_of, open_tree
 from tests.records import json_of, rows_of
@@ -127,6 +128,17 @@ def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Da
     assert told.startswith(f'{asked}data.domains.fog5 was "21 images, labels ') and told.endswith(f", is null{remedy}")
     (run / "predictions.jsonl").write_text("")
     assert "no longer holds the evaluation's rows" in refusal(tree, {**three, **methods_of("eta")})
+
+
+def test_runs_and_evaluations_do_not_share_a_folder(tree: Dataset, frames: Path, tmp_path: Path) -> None:
+    adapt_stream(tiny_vit(), frames, tmp_path / "run")
+    for options in (EvalOptions(), EvalOptions(resume=True), EvalOptions(overwrite=True)):
+        with pytest.raises(UsageError, match="run holds a run of remtta adapt; choose another --output"):
+            evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"), options=options)
+    evaluate(tiny_vit(), tree, tmp_path / "table", methods=methods_of("source"))
+    for other in (RunOptions(), RunOptions(resume=True), RunOptions(overwrite=True)):
+        with pytest.raises(UsageError, match="table holds an evaluation; choose another --output"):
+            adapt_stream(tiny_vit(), frames, tmp_path / "table", options=other)
 
 
 def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset, tmp_path: Path) -> None:

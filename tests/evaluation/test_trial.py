@@ -18,7 +18,7 @@ from remtta.guard.observer import Answers
 from remtta.methods import rem as rem_module
 from remtta.methods.rdumb import RDumbConfig
 from remtta.methods.rem import rem_loss
-from remtta.methods.settings import MethodConfig, REMConfig
+from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.methods.source import SourceConfig
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions
@@ -52,6 +52,15 @@ def test_a_retired_guard_has_the_source_answer_in_tests_without_learning_too(tre
     assert len(tested) == 56
     assert all((row["answered_by"], row["update"]) == ("source", 0) for row in tested)
     assert run["guard"]["answered_by_source"] == sum("answered_by" in row for row in rows)
+
+
+def test_a_method_guarded_by_default_runs_without_guard_if_updates_do_not_last(tree: Dataset, tmp_path: Path) -> None:
+    for name in ("remtta", "light"):
+        config = method_config(name, {"episodic": True, "adapt_every": 1}, batch_size=8)
+        results = evaluate(tiny_vit(), tree, tmp_path / name, methods={name: config})
+        assert results["methods"][name]["seeds"]["0"]["guard"] is None
+    with pytest.raises(UsageError, match=r"rem\+guard: rem changes no weights that a guard could restore; leave"):
+        evaluate(tiny_vit(), tree, tmp_path / "run", methods={"rem+guard": REMConfig(episodic=True)})
 
 
 def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(

@@ -74,5 +74,5 @@ def test_what_is_only_predicted_takes_one_forward_pass(monkeypatch: pytest.Monke
 def test_methods_without_updates_to_leave_out_are_refused(
     method: str, config: MethodConfig, frames: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(UsageError, match="--adapt-every 2 skips updates"):
+    with pytest.raises(UsageError, match="with adapt_every=2, updates must last"):
         adapt_tiny(frames, tmp_path / "run", method, config=config)

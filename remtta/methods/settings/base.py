@@ -78,7 +78,9 @@ class MethodConfig:
 
     lr: Annotated[
         Positive,
-        Option("Learning rate.", default="rem 0.001, remtta 0.01", panel="Method", common=True, more="methods.md"),
+        Option(
+            "Learning rate.", default="rem 0.001, remtta and light 0.01", panel="Method", common=True, more="methods.md"
+        ),
     ] = 1e-3
     optimizer: Annotated[Optimizer, Option("Optimizer, without weight decay.", default="rem adam", panel="Method")] = (
         "adam"
@@ -98,7 +100,7 @@ class MethodConfig:
             "Adam.",
             metavar="FRACTION|auto",
             read=_read_anchor,
-            default="remtta auto, else 0",
+            default="remtta and light auto, else 0",
             panel="Method",
         ),
     ] = 0.0
