@@ -113,8 +113,8 @@ TABLES = {
         ["photographs_c"],
     ),
     "every": Table(
-        "Every N-th batch, ViT-Ti, severity 5",
-        {"batch 20": _on_corruptions("vit", 5, 20, EVERY)},
+        "Two forward passes: light, and remtta on every N-th batch, severity 5",
+        {f"{name}, batch 20": _on_corruptions(name, 5, 20, EVERY) for name in ("vit", "deit")},
         ["photographs_c"],
     ),
     "convolutional": Table(
