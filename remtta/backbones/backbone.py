@@ -36,9 +36,7 @@ class Backbone(Protocol):
         """The modules that `adapt_layers` numbers and `compile_blocks` compiles, in the order of the forward pass."""
 
     def parts(self, number: int) -> Sequence[nn.Module]:
-        """Return the modules whose norms adapt with block `number`: the block and, with the first, possibly the
-        stem.
-        """
+        """Return the modules whose norms adapt with block `number`; the first may come with the stem."""
         return [self.blocks[number]]
 
     @property

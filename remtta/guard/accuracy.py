@@ -81,9 +81,7 @@ def _certainty(logits: Tensor) -> Tensor:
 
 
 def _diversity(classes: Tensor) -> float:
-    """Return the Rényi entropy of order 2 of the predicted classes, in nats; unlike Shannon's, hardly biased by their
-    number.
-    """
+    """Return the Rényi entropy of order 2 of the predicted classes, in nats: hardly biased by their number."""
     counts = torch.bincount(classes.long()).double()
     pairs = float((counts * (counts - 1)).sum()) / max(1, len(classes) * (len(classes) - 1))
     return -math.log(pairs + _FEWEST_PAIRS)
@@ -97,9 +95,7 @@ def _fewer(classes: Tensor, known: Calibration) -> float:
 
 
 def _chance(diversity: float, images: int) -> float:
-    """Return the standard error of a diversity estimated from `images` images: 1 / sqrt(number of pairs of equal
-    classes).
-    """
+    """Return the standard error of a diversity of `images` images: 1 / sqrt(number of pairs of equal classes)."""
     pairs = math.exp(-diversity) * images * (images - 1) / 2
     return 1 / math.sqrt(pairs) if pairs else math.inf
 

@@ -100,9 +100,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         return plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images)
 
     def _most_uncertain(self, tokens: Tensor, places: Sequence[Any], seeds: Tensor) -> Tensor:
-        """Return the patches (B, N) that vary most under dropout of the tokens (B, P + N, D) entering the first
-        block.
-        """
+        """Return the patches (B, N) that vary most under dropout of the tokens (B, P + N, D)."""
         mean, spread = torch.zeros_like(tokens), torch.zeros_like(tokens)
         for number, column in enumerate(seeds.T, start=1):  # Welford's running variance
             x = self._tokens.encode(_dropped(tokens, column, self.config.dropout), places)

@@ -190,8 +190,6 @@ def moments(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def feature_distance(tokens: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return the distance of class tokens (depth, B, D) from a mean and a standard deviation (depth, D), summed over
-    blocks.
-    """
+    """Return the distance of class tokens (depth, B, D) from a mean and a deviation (depth, D), summed over blocks."""
     distance: Tensor = (tokens.mean(1) - mean).norm(dim=-1) + (tokens.std(1, correction=0) - std).norm(dim=-1)
     return distance.sum()

@@ -51,9 +51,7 @@ class MEMO(Objective[MEMOConfig]):
         self._split = config.micro_batch is not None and config.micro_batch < config.num_augmentations
 
     def passes(self) -> tuple[float, float]:
-        """Return the passes: each view forward, twice if split into micro-batches, and the prediction; each view
-        backward.
-        """
+        """Return the passes: each view forward, twice in micro-batches, and the prediction; each view backward."""
         views = self.config.steps * self.config.num_augmentations
         return views * (1 + self._split) + 1, views
 

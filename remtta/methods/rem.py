@@ -68,9 +68,7 @@ class RankedEntropy(Objective[REMConfig]):
 
     @torch.no_grad()
     def _violating(self, views: Tensor) -> Tensor:
-        """Return which images (B,) violate the ranking: less confident in the plain view than in a masked one, by the
-        margin.
-        """
+        """Return which images (B,) are less confident in the plain view than in a masked one, by the margin."""
         if not self.config.ranking_weight:  # without ranking, nothing is violated
             return torch.zeros(views.shape[1], dtype=torch.bool, device=views.device)
         entropies = self.entropy(views)

@@ -69,9 +69,7 @@ def _own_trunk(visual: Any, name: str) -> ImageTower:
 
 
 def _modified_resnet(visual: Any, name: str) -> ImageTower:
-    """Convert OpenAI's ResNets, with three convolutions in the stem, average pooling for strides, and an attention
-    pool.
-    """
+    """Convert OpenAI's ResNets: three convolutions in the stem, average pooling for strides, an attention pool."""
     width, stages = visual.conv3.out_channels, (visual.layer1, visual.layer2, visual.layer3, visual.layer4)
     blocks = [
         ByoBlockCfg(type="bottle", d=len(stage), c=4 * width * 2**number, s=2 if number else 1, br=0.25)

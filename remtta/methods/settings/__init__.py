@@ -43,9 +43,7 @@ REACH = 0.1
 """Distance from the source that an "auto" anchor allows a norm's weight, usually about 1, under Adam."""
 
 FULL_BATCH = 20
-"""Batch size from which on `remtta` uses its full learning rate; below it, the rate is proportional to the
-batch size.
-"""
+"""Batch size from which on `remtta` uses its full learning rate; below it, a proportional one."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,7 @@ METHOD_TABLE: dict[str, Named] = {
         REMTTA,
         REMConfig,
     ),
-    "light": Named(
-        "tent.Tent",
-        "remtta with Tent's loss, learning from every second batch: two forward passes",
-        "tent",
-        LIGHT,
-    ),
+    "light": Named("tent.Tent", "remtta with Tent's loss, on every second batch: two forward passes", "tent", LIGHT),
     "fast": Named(
         "source.CentredSource",
         "centre, with recent statistics in batch norms: no training, one forward pass (two with batch norms)",
