@@ -127,7 +127,7 @@ def check_output(folder: Path, *, overwrite: bool, resume: bool) -> None:
 
 
 def _refuse_earlier(folder: Path, *, overwrite: bool, resume: bool) -> None:
-    """Raise UsageError if a folder holds an earlier evaluation that may not be replaced, and cannot be resumed."""
+    """Raise UsageError if a folder holds a run, or an evaluation that may not be replaced and cannot be resumed."""
     if (folder / RECORD).exists():
         raise UsageError(f"{folder} holds a run of remtta adapt; choose another --output")
     earlier = [name for name in (RESULTS, PREDICTIONS) if (folder / name).exists()]
