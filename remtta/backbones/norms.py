@@ -21,8 +21,7 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
 
     Args:
         backbone: The classifier.
-        adapt_layers: None for the first three quarters of the blocks, "all" for every norm of the model, or block
-            numbers ("0-8", "0,2,4-6").
+        adapt_layers: As in `MethodConfig`.
 
     Returns:
         Parameter name (as in `backbone.module.named_parameters()`) to parameter, in model order.
@@ -37,6 +36,8 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
             "the method fast centres its logits and trains nothing"
         )
     depth = len(backbone.blocks)
+    if adapt_layers == "auto":
+        adapt_layers = "all" if backbone.batch_norms else None
     if adapt_layers == "all":
         roots = [backbone.module]
     else:
@@ -87,7 +88,7 @@ def _block_numbers(text: str, depth: int) -> list[int]:
         match = re.fullmatch(r"\s*(\d{1,9})(?:-(\d{1,9}))?\s*", part)
         if match is None:
             raise UsageError(
-                f'cannot read the adapted layers "{text[:40]}"; write "all" or block numbers such as "0-8"'
+                f'cannot read the adapted layers "{text[:40]}"; write "all", "auto" or block numbers such as "0-8"'
             )
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or last >= depth:

@@ -57,6 +57,13 @@ def test_all_adds_the_norms_outside_the_chosen_blocks() -> None:
     }
 
 
+def test_auto_is_all_with_batch_norms_and_else_three_quarters() -> None:
+    vit, net = backbone_of(tiny_vit(depth=4)), backbone_of(timm.create_model("test_efficientnet"))
+    assert list(adapted_norms(vit, "auto")) == list(adapted_norms(vit)) == _names(0, 1, 2)
+    chosen = list(adapted_norms(net, "auto"))
+    assert chosen == list(adapted_norms(net, "all")) and len(chosen) > len(adapted_norms(net))
+
+
 def test_norms_inside_the_attention_count_and_layer_scale_does_not() -> None:
     chosen = adapted_norms(backbone_of(tiny_vit(qk_norm=True, init_values=0.1)), "0")
     norms = ("norm1", "attn.q_norm", "attn.k_norm", "norm2")
@@ -72,7 +79,8 @@ def test_norms_are_found_by_their_kind_not_their_name() -> None:
 def test_a_choice_that_is_no_list_of_blocks_is_refused(text: str) -> None:
     with pytest.raises(UsageError) as caught:
         adapted_norms(backbone_of(tiny_vit(depth=4)), text)
-    assert str(caught.value) == f'cannot read the adapted layers "{text}"; write "all" or block numbers such as "0-8"'
+    told = f'cannot read the adapted layers "{text}"; write "all", "auto" or block numbers such as "0-8"'
+    assert str(caught.value) == told
 
 
 @pytest.mark.parametrize(("text", "block"), [("4", "4"), ("0-11", "11"), ("3-1", "3-1"), ("0,9,1", "9")])

@@ -60,8 +60,8 @@ class MethodConfig:
         micro_batch: Images per forward and backward pass; fewer save memory without changing the update. None for the
             method's choice: the whole batch, or for REM on a CPU the fastest number.
         adapt_every: Learn from every N-th batch only. Specific to this project.
-        adapt_layers: Blocks whose norms adapt: None for the first three quarters, "all" for every norm of the model, or
-            block numbers such as "0-8" or "0,2,4-6".
+        adapt_layers: Blocks whose norms adapt: None for the first three quarters, "all" for every norm of the model,
+            "auto" for all in a model with batch norms and else as None, or block numbers such as "0-8" or "0,2,4-6".
         bn: Statistics that batch norms use while a model adapts: "batch" for the batch's own, as in Tent; "recent" for
             those of the stream's images so far, of which the newest count most, mixed with the source's: half each in
             the long run. They suit batches of any size, and become the model's running statistics and part of the
@@ -129,7 +129,9 @@ class MethodConfig:
     adapt_layers: Annotated[
         str | None,
         Option(
-            'Blocks whose norms adapt, such as 0-8, or "all".', default="rem the first three quarters", panel="Method"
+            'Blocks whose norms adapt, such as 0-8, or "all"; "auto" is all with batch norms, else three quarters.',
+            default="remtta auto, rem the first three quarters",
+            panel="Method",
         ),
     ] = None
     bn: BatchNorms = "batch"
@@ -190,10 +192,14 @@ class Preset:
 PUBLISHED = Preset()
 """The config's own defaults, without a guard."""
 
-REMTTA = Preset({"optimizer": "adam", "lr": 0.01, "anchor": "auto", "centre": True, "bn": "recent"}, "rollback", "both")
+REMTTA = Preset(
+    {"optimizer": "adam", "lr": 0.01, "anchor": "auto", "centre": True, "bn": "recent", "adapt_layers": "auto"},
+    "rollback",
+    "both",
+)
 """That of the default method, `remtta`; measured in docs/results.md."""
 
-LIGHT = Preset({**REMTTA.settings, "adapt_every": 2}, "rollback", "both")
+LIGHT = Preset({**REMTTA.settings, "adapt_layers": "all", "adapt_every": 2}, "rollback", "both")
 """That of `light`, with Tent's loss."""
 
 ONE_MASK = Preset({"mask_ratios": (0.0, 0.1)})
@@ -209,17 +215,7 @@ BATCH_NORM_SETTINGS = ("bn", "bn_prior")
 NO_NORMS = ("adapt_layers", "anchor")
 """Settings of methods that adapt norms."""
 
-UPDATE_SETTINGS = (
-    "lr",
-    "optimizer",
-    "momentum",
-    "nesterov",
-    "steps",
-    "answer",
-    "anchor",
-    "adapt_every",
-    "adapt_layers",
-)
+UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer", "adapt_every", *NO_NORMS)
 """Settings of methods that train weights."""
 
 
