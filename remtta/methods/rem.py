@@ -13,9 +13,14 @@ from torch.nn import functional as F
 from remtta.methods.losses import entropy
 from remtta.methods.method import Updater
 from remtta.methods.net import Net
-from remtta.methods.objective import Loss, Objective, Targets
+from remtta.methods.objective import Descent, Loss, Objective, Targets
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.views import MaskedViews
+
+TOGETHER = 20
+"""Batch size up to which all views go backward together where batch norms need the whole batch; larger ones go view by
+view, with a third of the memory in 1.4 times the time.
+"""
 
 
 def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntropy]:
@@ -48,13 +53,31 @@ class RankedEntropy(Objective[REMConfig]):
         self._views = MaskedViews(net, config)
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
-        known = (targets[0], targets[1]) if targets else None
-        views = self._views.with_plain(images, known, self._violating) if known else self._views(images)[0]
+        if not targets:
+            return self._loss_of(self._views(images)[0])
+        return self._loss_of(self._views.with_plain(images, (targets[0], targets[1]), self._violating))
+
+    def _loss_of(self, views: Tensor) -> Loss:
         if self.config.confident_below is None:
-            return views, self._mean_loss(views), len(images)
+            return views, self._mean_loss(views), views.shape[1]
         learned = self.entropy(views[0].detach()) < self.config.confident_below * math.log(self.net.num_classes)
         share = float(learned.float().mean())  # the others' loss is zero, and stays in the mean
-        return views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), len(images)
+        return views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), views.shape[1]
+
+    def gradients(self, descent: Descent, images: Tensor, targets: Targets) -> Tensor:
+        """Compute a batch's gradients; view by view if it is large and batch norms need it whole, to save memory."""
+        whole = self.net.batch_norms.mixes and self.part_size(len(images)) == len(images)
+        if not whole or len(images) <= TOGETHER:
+            return super().gradients(descent, images, targets)
+        descent.optimizer.zero_grad()
+        with torch.no_grad():
+            views, kept = self._views(images)
+        _, loss, _ = self._loss_of(views.requires_grad_())
+        if loss.requires_grad:
+            (slopes,) = torch.autograd.grad(loss, views)
+            for slope, positions in zip(slopes, [None, *kept], strict=True):
+                self._views.one(images, positions).backward(slope)
+        return views.detach()
 
     @torch.no_grad()
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:

@@ -63,6 +63,11 @@ class MaskedViews:
             masked = [self.net.backbone.classify(embedded, positions) for positions in kept]
         return self.net.head(torch.stack([plain, *masked])), kept
 
+    def one(self, images: Tensor, kept: Tensor | None) -> Tensor:
+        """Return logits (B, C) of one view, which keeps the patches (B, K); of the plain one if None."""
+        with self.net.context(images.device):
+            return self.net.head(self.net.backbone.classify(self.net.backbone.embed(images), kept))
+
     def score(self, embedded: Tensor) -> Plain:
         """Return the plain view of embedded images, with scores by which patches are masked, highest first."""
         backbone = self.net.backbone

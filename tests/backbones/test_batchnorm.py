@@ -280,6 +280,21 @@ def test_micro_batches_are_warned_of_once_and_rem_takes_the_whole_batch(caplog: 
     ]
 
 
+@pytest.mark.parametrize("settings", [{}, {"masking": "gradcam"}, {"bn": "batch", "confident_below": 0.99}])
+def test_view_by_view_a_large_batch_gives_the_same_update(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"centre": True, "bn": "recent", "mask_ratios": (0.0, 0.3, 0.6), **settings}
+    found = []
+    for together in (5, 4):
+        monkeypatch.setattr("remtta.methods.rem.TOGETHER", together)
+        method = make("rem", tiny("resnet"), lr=0.1, optimizer="sgd", **settings)
+        answers = [method(pictures(5, seed)) for seed in range(2)]
+        found.append([*answers, *method.delta().values()])
+    torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
+    assert max(float(tensor.abs().max()) for tensor in found[0][2:]) > 1e-3
+
+
 def test_frozen_and_folded_batch_norms_are_reported() -> None:
     frozen = freeze_batch_norm_2d(tiny("resnet"))
     with pytest.raises(ModelError, match=r"no normalisation layers; \d+ batch norms of the model are frozen"):
