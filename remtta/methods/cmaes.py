@@ -81,7 +81,8 @@ class CMAES:
 
     def _renew_axes(self, generation: int) -> None:
         self.covariance = (self.covariance + self.covariance.T) / 2
-        values, self.axes = torch.linalg.eigh(self.covariance)
+        values, axes = torch.linalg.eigh(self.covariance)
+        self.axes = axes.contiguous()  # as a saved state restores them, for the same rounding
         self.scales = values.clamp(min=1e-20).sqrt()
         self.counts[1] = generation
 

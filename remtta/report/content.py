@@ -41,6 +41,9 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
     for name, folder in zip(names, folders, strict=True):
         with reading(folder):
             content = describe_folder(folder)
+            if "site" in content:
+                streams = " ".join(str(folder / each) for each in content["site"]["streams"])
+                raise UsageError(f"{folder} holds the runs of many streams; name them: remtta report {streams}")
             if "run" in content:
                 series = read_series(folder, (content.get("predictions") or {}).get("predicted", 0))
                 runs.append(_Run(name, content, series, _facts(content, series)))

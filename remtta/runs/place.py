@@ -84,6 +84,7 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
         "base_sha256": model.get("base_sha256"),
         "start_delta": model.get("start_delta"),
         "preprocessing": record.get("preprocessing"),
+        "source_statistics": (record.get("source_statistics") or {}).get("file_sha256"),
         "method": {**method, "name": algorithm_of(method["name"])} if "name" in method else method,
         **{name: options.get(name, default) for name, default in fixed_fields(RunOptions).items() if name != "guard"},
         "guard": options.get("guard"),

@@ -121,8 +121,8 @@ class RowWriter:
         """Write rows to the file, all or none; they have left the process when this returns."""
         lines = deque((json.dumps(row, allow_nan=False) + "\n").encode("ascii") for row in rows)
         while self._expected and lines:
-            expected = self._expected.popleft()
-            self.num_changed += expected != lines.popleft()
+            expected, line = self._expected.popleft(), lines.popleft()
+            self.num_changed += expected != line and b'"early": true' not in expected + line
             self._digest.update(expected)
         self._lines = b"".join(lines)
         if not self._lines:

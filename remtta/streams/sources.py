@@ -194,11 +194,14 @@ def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
     The descriptor is read without Python's buffering, whose lock would hang the interpreter's exit.
     """
     separator = b"\0" if null_separated else b"\n"
-    rest = b""
+    rest, separated = b"", False
     while chunk := os.read(descriptor, _PIPE_CHUNK_BYTES):
         *complete, rest = (rest + chunk).split(separator)
+        separated |= bool(complete)
         yield from _named(complete, null_separated)
         _check_separator(rest, null_separated)
+    if null_separated and not separated and rest.endswith(b"\n"):
+        raise UsageError("the paths on standard input end in newline, not in NUL; leave -0 out")
     yield from _named([rest], null_separated)
 
 

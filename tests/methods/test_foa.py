@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load, save
 from torch import Tensor
 
 from remtta.errors import ModelError, UsageError
@@ -139,7 +139,8 @@ def test_cma_es_continues_from_its_state_between_two_renewals_of_its_axes() -> N
         asked = through.ask(generator)
         through.tell(asked, _ellipsoid(asked))
     resumed = CMAES(100, 4)
-    resumed.load_state(copy.deepcopy(through.state()))
+    resumed.load_state(load(save(through.state())))
+    assert resumed.axes.stride() == through.axes.stride()  # products of other strides are rounded differently
     numbers = generator.get_state()
     again = torch.Generator()
     again.set_state(numbers)

@@ -147,6 +147,8 @@ def test_what_cannot_be_reported_is_reported(
     code, told = refusal_of(capfd, "report", folders[0], "-o", tmp_path / "nowhere" / "x.html")
     assert code == 2 and "nowhere: no such folder; make it first" in told
     assert "holds no run" in refusal_of(capfd, "report", tmp_path, "-o", target)[1]
+    (tmp_path / "site.json").write_text('{"exit_reason": "completed", "streams": {}}')
+    assert "holds the runs of many streams; name them" in refusal_of(capfd, "report", tmp_path, "-o", target)[1]
     damaged = shutil.copytree(folders[0], tmp_path / "damaged")
     rows = (damaged / "predictions.jsonl").read_text()
     (damaged / "predictions.jsonl").write_text(

@@ -141,6 +141,18 @@ def test_predictions_that_come_out_differently_stay_and_are_reported(
     assert "from frame 3 on, some predictions differ" in caplog.text
 
 
+def test_rows_of_frames_that_were_predicted_early_may_differ_after_a_stop(
+    frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = tmp_path / "run"
+    finish(frames, run)
+    (run / STATE).unlink()
+    rows = (run / PREDICTIONS).read_text().replace('"adapted": true', '"adapted": true, "early": true')
+    (run / PREDICTIONS).write_text(rows)
+    adapt_tiny(frames, run, resume=True)
+    assert (run / PREDICTIONS).read_text() == rows and "predictions differ" not in caplog.text
+
+
 def test_a_finished_run_continues_with_frames_that_were_added(frames: Path, tmp_path: Path) -> None:
     frames = Path(shutil.copytree(frames, tmp_path / "frames"))
     run = tmp_path / "run"

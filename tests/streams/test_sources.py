@@ -257,6 +257,8 @@ def test_the_wrong_separator_is_reported_at_once(pipe: tuple[int, int]) -> None:
         paths_in(b"a.png\0b.png\0")
     with pytest.raises(UsageError, match="longer than 32768 bytes; do they end in newline"):
         paths_in(b"a.png\n" * 6_000, null_separated=True)
+    with pytest.raises(UsageError, match="end in newline, not in NUL; leave -0 out"):
+        paths_in(b"a.png\nb.png\n", null_separated=True)
     with pytest.raises(UsageError, match="write one per line"):
         paths_in(b"a" * 40_000)
 
