@@ -182,11 +182,7 @@ def _estimator(
 
 
 def _within_memory(
-    adapter: Method,
-    card: ModelCard,
-    config: MethodConfig,
-    options: RunOptions,
-    earlier: Mapping[str, Any] | None,
+    adapter: Method, card: ModelCard, config: MethodConfig, options: RunOptions, earlier: Mapping[str, Any] | None
 ) -> MethodConfig:
     """Return the config with a micro-batch that respects `max_memory`; a resumed run keeps its micro-batch."""
     assert options.max_memory is not None

@@ -41,11 +41,7 @@ class AdaptOptions:
         ),
     ] = False
     engine: Annotated[
-        Engine,
-        _output(
-            "Workers of --jobs: local processes, or Ray workers.",
-            more="scale.md#many-workers",
-        ),
+        Engine, _output("Workers of --jobs: local processes, or Ray workers.", more="scale.md#many-workers")
     ] = "processes"
     jobs: Annotated[
         int,

@@ -63,7 +63,8 @@ def methods(
                 default += f" at a batch of {kind.lr_batch}, proportional to the batch size"
             typer.echo(f"  {field.name} = {default}")
             text = texts.get(field.name, "")
-            typer.echo(textwrap.fill(text, _width(), initial_indent=_INDENT, subsequent_indent=_INDENT))
+            width = min(100, shutil.get_terminal_size().columns)
+            typer.echo(textwrap.fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT))
 
 
 def _explanations(kind: type[MethodConfig]) -> dict[str, str]:
@@ -74,10 +75,6 @@ def _explanations(kind: type[MethodConfig]) -> dict[str, str]:
         entries = re.findall(r"^    (\w+): (.*(?:\n {5,}\S.*)*)", section, re.MULTILINE)
         texts |= {name: " ".join(text.split()) for name, text in entries}
     return texts
-
-
-def _width() -> int:
-    return min(100, shutil.get_terminal_size().columns)
 
 
 def _plain(value: object) -> str:

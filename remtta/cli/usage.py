@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -65,6 +66,10 @@ class Command(TyperCommand):
             print_all_help(ctx)
         if not ctx.resilient_parsing:
             refuse_empty(args)
+        for option, count in _NUMBERS.items():
+            variable = f"REMTTA_{option.removeprefix('--').replace('-', '_').upper()}"
+            if len(os.environ.get(variable, "").split()) == 1:
+                os.environ[variable] = " ".join([os.environ[variable]] * count)
         try:
             rest = super().parse_args(ctx, spread_values(args))
         except Exception as error:

@@ -28,11 +28,7 @@ __all__ = ["CORRUPTIONS", "HOLD_OUTS", "SEVERITIES", "STANDARD", "corrupt"]
 
 
 def corrupt(
-    image: Image.Image,
-    name: str,
-    severity: int,
-    rng: np.random.Generator,
-    parameter_set: ParameterSet | None = None,
+    image: Image.Image, name: str, severity: int, rng: np.random.Generator, parameter_set: ParameterSet | None = None
 ) -> Image.Image:
     """Corrupt an image.
 

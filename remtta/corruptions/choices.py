@@ -49,10 +49,7 @@ class CorruptOptions:
     size: Annotated[
         int | None,
         Option(
-            "Resize the short side to 256/224 of N and crop the centre, N x N.",
-            metavar="N",
-            min=1,
-            default="unchanged",
+            "Resize the short side to 256/224 of N and crop the centre, N x N.", metavar="N", min=1, default="unchanged"
         ),
     ] = None
     parameters: Annotated[
@@ -66,8 +63,7 @@ class CorruptOptions:
         int | None, Option("Number of processes.", flags=("--jobs", "-j"), min=1, default="one per core")
     ] = None
     engine: Annotated[
-        Engine,
-        Option("Local processes, or Ray workers.", more="scale.md#tables-and-corruptions-on-many-cores"),
+        Engine, Option("Local processes, or Ray workers.", more="scale.md#tables-and-corruptions-on-many-cores")
     ] = "processes"
     overwrite: Annotated[bool, Option("Replace an earlier tree in DST, instead of adding to it.")] = False
     seed: Annotated[int, Option("Seed of every random choice.", min=0)] = 0

@@ -50,7 +50,9 @@ def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str,
         _remove(destination, earlier)
         earlier = None
     if earlier is None:
-        _refuse_strangers(destination, options)
+        for name in options.corruptions:
+            if os.path.lexists(there := destination / name):
+                raise UsageError(f"{there} is there, but no {RECORD} says how it was made; choose another DST")
     else:
         _refuse_other_settings(destination, earlier, settings_of(source, options))
         _remove_leftovers(destination, earlier)
@@ -146,12 +148,6 @@ def _refuse_other_settings(destination: Path, earlier: dict[str, Any], settings:
 
 def _shown(value: object) -> str:
     return "none" if value is None else str(value)
-
-
-def _refuse_strangers(destination: Path, options: CorruptOptions) -> None:
-    for name in options.corruptions:
-        if os.path.lexists(destination / name):
-            raise UsageError(f"{destination / name} is there, but no {RECORD} says how it was made; choose another DST")
 
 
 def _remove(destination: Path, earlier: dict[str, Any]) -> None:

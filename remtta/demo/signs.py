@@ -113,11 +113,7 @@ _SIGNS: dict[str, list[Shape]] = {
     "straight ahead": _arrow(270),
     "roundabout": _roundabout(),
     "danger": [*_WARNING, ("line", [(50, 34), (50, 56)], 8, _BLACK), ("disc", 4.5, _BLACK, (50, 66))],
-    "crossroads": [
-        *_WARNING,
-        ("line", [(50, 32), (50, 68)], 8, _BLACK),
-        ("line", [(35, 54), (65, 54)], 8, _BLACK),
-    ],
+    "crossroads": [*_WARNING, ("line", [(50, 32), (50, 68)], 8, _BLACK), ("line", [(35, 54), (65, 54)], 8, _BLACK)],
     "bend left": [
         *_WARNING,
         ("line", [(58, 69), (58, 54), (42, 46)], 7, _BLACK),

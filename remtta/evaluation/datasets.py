@@ -8,7 +8,7 @@ from pathlib import Path
 
 from remtta.errors import UsageError
 from remtta.evaluation.class_maps import ALPHABETICAL, map_classes, restricted_set, zero_shot_names
-from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, wanted_domains
+from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, image_sizes, wanted_domains
 from remtta.evaluation.stored import LABELS, find_arrays, find_shards, open_arrays, open_list, open_shards
 from remtta.evaluation.trees import choose_folders, scan_tree, tree_domain
 
@@ -73,7 +73,9 @@ def open_dataset(
     folders = [folder for _, _, own in chosen for folder in own]
     mapping = map_classes(folders, num_classes=num_classes, labels=labels, class_map=class_map)
     found = [tree_domain(*each, mapping.numbers, image_list, limit) for each in chosen]
-    _warn_of_unequal(found)
+    if len({len(domain.sources) for domain in found}) > 1:
+        counts = ", ".join(f"{domain.title} {len(domain.sources)}" for domain in found)
+        _log.warning("the domains differ in their number of images: %s", counts)
     return Dataset(
         root=place,
         layout=layout,
@@ -85,12 +87,6 @@ def open_dataset(
         restricted_to=None if class_map else restricted_set(list(mapping.numbers)),
         shuffled=image_list is None,
     )
-
-
-def _warn_of_unequal(domains: Sequence[Domain]) -> None:
-    if len({len(domain.sources) for domain in domains}) > 1:
-        counts = ", ".join(f"{domain.title} {len(domain.sources)}" for domain in domains)
-        _log.warning("the domains differ in their number of images: %s", counts)
 
 
 def class_names(root: Path) -> list[str] | None:

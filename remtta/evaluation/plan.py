@@ -23,14 +23,7 @@ from remtta.guard.pace import pace_of
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, method_config
-from remtta.methods.settings.names import (
-    action_of,
-    answer_of,
-    check_method_names,
-    is_guarded,
-    is_smoothed,
-    method_of,
-)
+from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, is_smoothed, method_of
 from remtta.methods.source_data import learn_from_source
 from remtta.models.card import ModelCard
 from remtta.models.preprocessing import preprocessing_of

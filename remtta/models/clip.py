@@ -118,12 +118,7 @@ def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> tuple[str, str |
 
 
 def _built(
-    name: str,
-    wanted: str,
-    tag: str | None,
-    open_clip: Any,
-    has_checkpoint: bool,
-    input_size: tuple[int, int] | None,
+    name: str, wanted: str, tag: str | None, open_clip: Any, has_checkpoint: bool, input_size: tuple[int, int] | None
 ) -> tuple[Any, Any]:
     """Build the open_clip model and its tokenizer; with random weights if a checkpoint follows."""
     about = open_clip.get_pretrained_cfg(wanted, tag) if tag else {}

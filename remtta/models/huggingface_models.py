@@ -147,13 +147,7 @@ _DINOV2: Config = {
 
 FAMILIES: Mapping[str, Family] = {
     "vit": Family(("ViTForImageClassification",), _PLAIN, _GELU, True, _vit),
-    "deit": Family(
-        ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"),
-        _PLAIN,
-        _GELU,
-        True,
-        _deit,
-    ),
+    "deit": Family(("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"), _PLAIN, _GELU, True, _deit),
     "dinov2": Family(("Dinov2ForImageClassification",), _DINOV2, _GELU, False, _dinov2),
     "dinov2_with_registers": Family(
         ("Dinov2WithRegistersForImageClassification",), {**_DINOV2, "num_register_tokens": 4}, _GELU, False, _dinov2

@@ -68,8 +68,7 @@ class RunOptions:
         Fixed(),
     ] = None
     expire_below: Annotated[
-        float | None,
-        _answers("Warn and record an event when the estimate falls below this.", metavar="ACCURACY"),
+        float | None, _answers("Warn and record an event when the estimate falls below this.", metavar="ACCURACY")
     ] = None
     overwrite: Annotated[bool, _output("Replace an earlier run in the folder.", common=True)] = False
     resume: Annotated[
@@ -83,8 +82,7 @@ class RunOptions:
     topk: Annotated[int, Bounds(min=1), Fixed()] = 5
     logits: Annotated[bool, _output("Add all logits to each row."), Fixed()] = False
     save_every: Annotated[
-        int,
-        _output("Save state and delta every N updates; they are also saved every 30 s.", metavar="N", min=1),
+        int, _output("Save state and delta every N updates; they are also saved every 30 s.", metavar="N", min=1)
     ] = 20
     save_every_s: Annotated[float, Bounds(above=0, below=math.inf)] = 30.0
     save_full: Annotated[bool, _output("Write a delta even if every weight changes; it is as large as the model.")] = (

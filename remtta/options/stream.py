@@ -46,8 +46,7 @@ class LiveOptions:
         ),
     ] = 60.0
     buffer: Annotated[
-        Buffer,
-        _stream("Frames to use of a live source that is faster than the model.", default="latest"),
+        Buffer, _stream("Frames to use of a live source that is faster than the model.", default="latest")
     ] = "latest"
     open_timeout_s: float = OPEN_TIMEOUT_S
     read_timeout_s: float = READ_TIMEOUT_S

@@ -96,7 +96,8 @@ def _frames(runs: Sequence[_Run]) -> Iterator[str]:
             shown = zip(thumbnails(series.differing), map(_differing, series.differing), strict=True)
             differing.append(page.frames(name, shown, f"{len(series.differing)} of {series.num_differing}"))
         if series.unsure:
-            shown = zip(thumbnails(series.unsure), map(_unsure, series.unsure), strict=True)
+            told = [_captioned(row, f"{name_of(row)}, {row['prob']:.2f}") for row in series.unsure]
+            shown = zip(thumbnails(series.unsure), told, strict=True)
             unsure.append(page.frames(name, shown, f"{len(series.unsure)} of {len(series.index)}"))
     yield page.section("Frames on which the adapted and the source model disagree", differing)
     yield page.section("Frames of lowest confidence", unsure)
@@ -105,10 +106,6 @@ def _frames(runs: Sequence[_Run]) -> Iterator[str]:
 def _differing(row: Row) -> str:
     caption = (f"{who}: {name_of(row['each'][who])}, {row['each'][who]['prob']:.2f}" for who in ("adapted", "source"))
     return _captioned(row, "; ".join(caption))
-
-
-def _unsure(row: Row) -> str:
-    return _captioned(row, f"{name_of(row)}, {row['prob']:.2f}")
 
 
 def _captioned(row: Row, caption: str) -> str:

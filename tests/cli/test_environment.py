@@ -12,11 +12,12 @@ from tests.test_options_page import COMMANDS
 
 def test_an_option_that_is_not_given_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"BATCH_SIZE": "20", "GUARD": "off", "LR": "1e-3", "NULL": "true", "SET": "a=1 b=2", "MEAN": ".1 .2 .3"}
-    for name, value in {**given, "LIMIT": "", "MASK_RATIOS": "0,0.1", "LAMBDA": "2"}.items():
+    for name, value in {**given, "STD": "0.5", "LIMIT": "", "MASK_RATIOS": "0,0.1", "LAMBDA": "2"}.items():
         monkeypatch.setenv(f"REMTTA_{name}", value)
     values = COMMANDS["adapt"].make_context("adapt", ["x", "--batch-size", "8"]).params
     assert (values["batch_size"], values["action"], values["lr"], values["null"]) == (8, "off", 0.001, True)
     assert (values["pairs"], values["mean"], values["limit"]) == (["a=1", "b=2"], (0.1, 0.2, 0.3), None)
+    assert values["std"] == (0.5, 0.5, 0.5)
     assert (values["mask_ratios"], values["ranking_weight"]) == ("0,0.1", 2)
 
 

@@ -142,8 +142,7 @@ METHOD_TABLE: dict[str, Named] = {
     "foa": Named("foa.FOA", "search prompts with forward passes only, needs clean images (Niu et al., ICML 2024)"),
     "vida": Named("vida.ViDA", "low- and high-rank adapters, mean teacher (Liu et al., ICLR 2024)"),
     "continual-mae": Named(
-        "continual_mae.ContinualMAE",
-        "mask uncertain patches: consistency and reconstruction (Liu et al., CVPR 2024)",
+        "continual_mae.ContinualMAE", "mask uncertain patches: consistency and reconstruction (Liu et al., CVPR 2024)"
     ),
     "petal": Named("petal.PETAL", "CoTTA with the source posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
     "vdp": Named("vdp.VDP", "pixel prompts, mean teacher (Gan et al., AAAI 2023)"),
@@ -154,8 +153,7 @@ METHOD_TABLE: dict[str, Named] = {
     "watt": Named("watt.WATT", "zero-shot: adapt per template, average the weights (Osowiechi et al., NeurIPS 2024)"),
     "rem-watt": Named("watt.REMWATT", "zero-shot: WATT with REM's loss"),
     "clipartt": Named(
-        "clipartt.CLIPArTT",
-        "zero-shot: train towards sentences of likely classes (Vargas Hakim et al., WACV 2025)",
+        "clipartt.CLIPArTT", "zero-shot: train towards sentences of likely classes (Vargas Hakim et al., WACV 2025)"
     ),
     "tpt": Named("tpt.TPT", "zero-shot: tune the prompt on views of each image (Shu et al., NeurIPS 2022)"),
 }
