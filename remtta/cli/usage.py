@@ -66,8 +66,8 @@ class Command(TyperCommand):
             print_all_help(ctx)
         if not ctx.resilient_parsing:
             refuse_empty(args)
-        for option, count in _NUMBERS.items():
-            variable = f"REMTTA_{option.removeprefix('--').replace('-', '_').upper()}"
+        for flag, count in _NUMBERS.items():
+            variable = f"REMTTA_{flag.removeprefix('--').replace('-', '_').upper()}"
             if len(os.environ.get(variable, "").split()) == 1:
                 os.environ[variable] = " ".join([os.environ[variable]] * count)
         try:

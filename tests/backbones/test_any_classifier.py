@@ -191,7 +191,8 @@ def test_a_functional_net_adapts_by_its_norms_and_masks_the_image(trace: bool) -
     method = build_method("remtta", net, method_config("remtta", {"lr": 0.01}, batch_size=4))
     for seed in range(2):
         method(images_of(32, seed)[:4])
-    assert list(method.delta()) == [*adapted_norms(backbone), *running_statistics(backbone.batch_norms), "fc.bias"]
+    norms = adapted_norms(backbone, "all")
+    assert list(method.delta()) == [*norms, *running_statistics(backbone.batch_norms), "fc.bias"]
 
 
 def test_patches_are_of_the_size_that_is_given_and_chance_masks_where_there_is_no_map(
