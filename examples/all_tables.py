@@ -29,7 +29,7 @@ CENTRED = (
     "source,tent,ctent=tent,sar,csar=sar,roid,croid=roid,lt=light --set ctent.centre=true "
     "--set csar.centre=true --set croid.centre=true --set lt.adapt_every=1"
 )
-CONVOLUTIONAL = "source,norm,fast,remtta,rem,gradcam=rem,tent,sar,roid --set gradcam.masking=gradcam"
+CONVOLUTIONAL = "source,norm,fast,light,remtta,rem,gradcam=rem,tent,sar,roid --set gradcam.masking=gradcam"
 EVERY = "source,fast,light,remtta,fourth=remtta,eighth=remtta --set fourth.adapt_every=4 --set eighth.adapt_every=8"
 AXES = "source,fast,remtta,rem,sar,roid"
 SMOOTHED = "source,fast,remtta,remtta+smooth"
@@ -120,10 +120,10 @@ TABLES = {
     "convolutional": Table(
         "EfficientNet-Lite0, fifteen corruptions",
         {
-            **{f"severity {level}": _on_corruptions("lite", level, 40, CONVOLUTIONAL) for level in (3, 5)},
+            **{f"severity {level}": _on_corruptions("lite", level, 20, CONVOLUTIONAL) for level in (3, 5)},
             **{
-                f"batch {size}": f"{_on_corruptions('lite', 5, size, 'source,norm,fast,remtta')} --domains {_SIX}"
-                for size in (1, 4)
+                f"batch {size}": f"{_on_corruptions('lite', 5, size, 'source,norm,fast,light,remtta')} --domains {_SIX}"
+                for size in (1, 4, 20, 50)
             },
         },
         ["photographs_c"],
@@ -133,10 +133,10 @@ TABLES = {
         {
             "vit": _on_pacs("vit", PUBLISHED),
             "deit": _on_pacs("deit", SHORT),
-            "lite": _on_pacs("lite", f"{SHORT},norm,tent"),
+            "lite": _on_pacs("lite", f"{SHORT},light,norm,tent"),
             "vit, each alone": _on_pacs("vit", PUBLISHED, "episodic"),
             "deit, each alone": _on_pacs("deit", SHORT, "episodic"),
-            "lite, each alone": _on_pacs("lite", "source,norm,tent,fast,remtta", "episodic"),
+            "lite, each alone": _on_pacs("lite", "source,norm,tent,fast,light,remtta", "episodic"),
         },
         [f"pacs_{name}.safetensors" for name in PROBES],
     ),

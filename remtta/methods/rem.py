@@ -18,8 +18,8 @@ from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.views import MaskedViews
 
 TOGETHER = 20
-"""Batch size up to which all views go backward together where batch norms need the whole batch; larger ones go view by
-view, with a third of the memory in 1.4 times the time.
+"""Batch size up to which all views go backward together where batch norms need the whole batch; in larger ones they go
+one by one, in less than half the memory.
 """
 
 
