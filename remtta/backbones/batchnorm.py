@@ -249,7 +249,10 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, input: Tensor) -> tuple[Tensor, Tensor]:
-        mean, variance = torch.batch_norm_update_stats(input, None, None, 0.0)
+        if input.device.type == "cpu":
+            mean, variance = torch.batch_norm_update_stats(input, None, None, 0.0)
+        else:
+            variance, mean = torch.var_mean(input, [0, *range(2, input.ndim)], correction=0)
         context.save_for_backward(input, mean)
         return mean, variance
 
