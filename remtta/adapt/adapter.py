@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from remtta.adapt.planning import Setup, own_guard, set_up
+from remtta.backbones.backbone import check_images
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
@@ -120,6 +121,8 @@ class Adapter(ObservedMethod):
         check_method(method, METHOD_TABLE)
         given = Described(model, output, patch_size, preprocessing, labels)
         self.card = card_of(given)
+        if labels is not None and len(labels) != self.card.num_classes:
+            raise UsageError(f"{len(labels)} labels, but the model has {self.card.num_classes} classes")
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
         self.options = own_guard(method, options)
         config = method_config(method, settings, batch_size=batch_size)
@@ -138,7 +141,7 @@ class Adapter(ObservedMethod):
             ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
         """
         pixels = self._pixels(images)
-        with self._lock:
+        with self._lock, torch.autocast(self.card.device.type, enabled=False):  # precision is a setting
             fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)
             answers = self.predict(pixels, fit, left_out=self.left_out(pixels, fit) is not None)
             self._warn_of_few(len(pixels))
@@ -189,6 +192,7 @@ class Adapter(ObservedMethod):
             images = torch.stack([transform(picture) for picture in _pictures(images)])
         if images.dtype == torch.uint8:
             self.warn_of_guess()
+            check_images(images.float(), None)  # before their channels meet the mean's
             return self.card.preprocessing.normalise(images.to(self.card.device))
         if images.is_floating_point() and not bool(images.isfinite().all()):
             raise ValueError("the images hold values that are not finite numbers")

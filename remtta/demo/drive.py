@@ -143,7 +143,8 @@ def run_demo(
         )
         if summary.signum is not None:
             raise Stopped(summary.signum)
-        wrong[method] = _mistakes(output / method / PREDICTIONS, frames)
+        rows = read_rows(output / method / PREDICTIONS)
+        wrong[method] = [row["class"] != frame.label for row, frame in zip(rows, frames, strict=True)]
     result = DemoResult(frames, wrong, output)
     draw_picture(result, result.picture)
     return result
@@ -184,7 +185,3 @@ def label_drive(folder: Path, frames: Sequence[DrivenFrame]) -> None:
             (place / frame.path.name).hardlink_to(frame.path)
         except OSError:  # a file system without hard links
             shutil.copyfile(frame.path, place / frame.path.name)
-
-
-def _mistakes(predictions: Path, frames: Sequence[DrivenFrame]) -> list[bool]:
-    return [row["class"] != frame.label for row, frame in zip(read_rows(predictions), frames, strict=True)]

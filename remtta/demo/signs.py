@@ -70,10 +70,6 @@ _NO_PARKING: list[Shape] = [("disc", 48, _RED), ("disc", 37, _BLUE), ("line", [(
 _WARNING: list[Shape] = [("regular", 3, 54, -90, _RED), ("regular", 3, 37, -90, _WHITE)]
 
 
-def _limit(text: str) -> list[Shape]:
-    return [*_RED_RING, ("text", text, 46 if len(text) == 2 else 34, _BLACK)]
-
-
 def _arrow(turn: float) -> list[Shape]:
     """Return a white arrow on a blue disc; `turn` is its direction, 0 = right, 90 = down."""
     cos, sin = math.cos(math.radians(turn)), math.sin(math.radians(turn))
@@ -99,7 +95,8 @@ def _roundabout() -> list[Shape]:
 
 
 _SIGNS: dict[str, list[Shape]] = {
-    **{f"speed limit {limit}": _limit(str(limit)) for limit in (20, 30, 50, 70, 80, 100)},
+    **{f"speed limit {n}": [*_RED_RING, ("text", f"{n}", 46, _BLACK)] for n in (20, 30, 50, 70, 80)},
+    "speed limit 100": [*_RED_RING, ("text", "100", 34, _BLACK)],
     "end of limits": [("disc", 48, _BLACK), ("disc", 44, _WHITE), ("line", [(78, 22), (22, 78)], 12, _BLACK)],
     "stop": [("regular", 8, 49, 22.5, _WHITE), ("regular", 8, 46, 22.5, _RED), ("text", "STOP", 30, _WHITE)],
     "give way": [("regular", 3, 54, 90, _RED), ("regular", 3, 33, 90, _WHITE)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -45,7 +46,9 @@ def map_classes(
         UsageError: If a folder matches no class; the message names some.
     """
     names = sorted(set(folders))
-    own, plain = _numbered(labels or ()), _numbered([_plain(label) for label in labels or ()])
+    given = list(labels or ())
+    own, plain = _numbered(given), _numbered([_plain(label) for label in given])
+    times, plain_times = Counter(given), Counter(map(_plain, given))
     if class_map is not None:
         return ClassMap(_look_up(names, class_map, num_classes, "the class map"), "the class map")
     if _are_wnids(names):
@@ -55,7 +58,11 @@ def map_classes(
     if _are_numbers(names):
         numbers = {name: int(name) for name in names}
         return ClassMap(_look_up(names, numbers, num_classes, "the model's classes"), "number")
+    if names and all(times[name] == 1 for name in names):
+        return ClassMap({name: own[name] for name in names}, "class name")
     if plain and all(_plain(name) in plain for name in names):
+        if unclear := [name for name in names if plain_times[_plain(name)] > 1]:
+            raise UsageError(f"several of the model's class names fit {_some(unclear)}; give --class-map FILE")
         return ClassMap({name: plain[_plain(name)] for name in names}, "class name")
     if len(names) == num_classes:
         return ClassMap(_numbered(names), ALPHABETICAL)
@@ -99,7 +106,7 @@ def read_class_map(path: Path) -> dict[str, int]:
         UsageError: If the file cannot be parsed.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".json":
             return {str(name): int(number) for name, number in json.loads(text).items()}
         pairs = [re.split(r"[,\t ]+(?=-?\d+$)", line.strip()) for line in text.splitlines() if line.strip()]

@@ -108,7 +108,7 @@ def read_image_list(path: Path) -> list[str]:
         UsageError: If the file cannot be read, or a line names no folder.
     """
     try:
-        lines = [line.split()[0] for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [line.split()[0] for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--image-list: {path} cannot be read: {error}") from error
     names = ["/".join(line.split("/")[-2:]) for line in lines]

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from remtta.evaluation.ledger import Position
+from remtta.guard.pace import BETWEEN_UPDATES
 from remtta.methods.method import Method
 from remtta.runs.batch import BatchResult
 from remtta.runs.session import OUT_OF_TIME, Policy
@@ -47,7 +48,8 @@ class TimeConstrainedPolicy(Policy):
     def finished(self, result: BatchResult) -> None:
         """Store how many batches are still to be skipped."""
         if self._next is not None:
-            self._position.cost_ratio, self._position.skip = self._next
+            self._position.cost_ratio, skip = self._next
+            self._position.skip = 0 if BETWEEN_UPDATES in result.excluded.values() else skip
             self._next = None
 
 

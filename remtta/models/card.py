@@ -92,7 +92,7 @@ def read_labels(labels: Sequence[str] | str | Path | None) -> Sequence[str] | No
     if not isinstance(labels, (str, Path)):
         return labels
     try:
-        lines = Path(labels).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = Path(labels).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except FileNotFoundError:
         raise UsageError(f"--labels: no such file: {labels}") from None
     except (OSError, UnicodeDecodeError) as error:

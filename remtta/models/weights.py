@@ -21,13 +21,13 @@ class AdaptedWeights:
     complete update, never of half an update.
 
     Args:
-        named: float32 parameters by name; updated in place.
+        named: Parameters by name; updated in place.
         frozen: All other parameters of the model, and its running statistics; a delta made with another choice of
             layers may change these too, but training never does.
         moving: Running statistics that change with the adapted parameters.
 
     Raises:
-        ModelError: If a parameter is not float32.
+        ModelError: If one of them is not float32.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class AdaptedWeights:
         frozen: Mapping[str, Tensor],
         moving: Mapping[str, Tensor] | None = None,
     ) -> None:
-        for name, parameter in {**named, **(moving or {})}.items():
+        for name, parameter in {**frozen, **named, **(moving or {})}.items():
             if parameter.dtype != torch.float32:
                 raise ModelError(f"{name} is {parameter.dtype}; adapt a float32 model (use precision for bf16)")
         self.parameters = dict(named)

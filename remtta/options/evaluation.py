@@ -139,7 +139,9 @@ class EvalOptions:
     revisit: Annotated[bool, _protocol("Test all domains again at the end."), Fixed()] = False
     imbalance: Annotated[float, _protocol("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
     dirichlet: Annotated[
-        float | None, _protocol("Label shift: Dirichlet concentration of classes over time.", above=0), Fixed()
+        float | None,
+        _protocol("Label shift: Dirichlet concentration of classes over time.", above=0, below=math.inf),
+        Fixed(),
     ] = None
     visits: Annotated[
         int | None, _protocol("Recurring: number of visits to each domain.", min=1, default="20"), Fixed()

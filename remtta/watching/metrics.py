@@ -132,18 +132,15 @@ def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
     }
 
 
-def _timestamp(time: str | None) -> float | None:
-    return None if time is None else datetime.fromisoformat(time).timestamp()
-
-
 def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
     """Return values that rise and fall."""
     summary = run.summary
+    predicted = None if summary.last_frame is None else datetime.fromisoformat(summary.last_frame).timestamp()
     guard = run.plan.adapter.guard if summary.num_frames else None  # before the first frame it has no state
     return {
         "running": ("1 until the run has ended.", float(summary.ended is None)),
         "failed": ("1 where an error has ended it.", float(summary.ended == "error")),
-        "last_frame_timestamp_seconds": ("When a frame was last predicted.", _timestamp(summary.last_frame)),
+        "last_frame_timestamp_seconds": ("When a frame was last predicted.", predicted),
         "lag_seconds": ("Age of a live source's oldest frame, once predicted.", summary.lag_s),
         "entropy_nats": ("Mean entropy of the last batch's predictions.", summary.entropy),
         "estimated_accuracy": ("Of the answers to the last 500 frames.", summary.estimates.get("answers")),

@@ -89,6 +89,7 @@ def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCap
         ([None], "got NoneType"),
         (torch.full((5, 3, 32, 32), torch.nan), "values that are not finite"),
         (torch.zeros(5, 1, 32, 32), r"images must be float32 of shape \(B, 3, 32, 32\)"),
+        (torch.zeros(3, 32, 32, dtype=torch.uint8), r"images must be float32 of shape"),
         (torch.zeros(5, 3, 48, 48), r"images must be float32 of shape \(B, 3, 32, 32\)"),
     ]
     for images, told in refused:
@@ -173,9 +174,14 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         adapter_of(method="tent", mask_ratios=(0.0, 0.5))
     with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, got str; remtta\.load_model builds one"):
         Adapter("vit_tiny_patch16_224")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="1 labels, but the model has"):
+        adapter_of(labels=["a"])
+    with pytest.raises(ModelError, match=r"is torch\.float16; adapt a float32 model"):
+        Adapter(tiny_vit().half(), "fast")
     adapter = Adapter(tiny_vit())
-    for _ in range(2):
-        adapter(random_images(2))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for _ in range(2):
+            adapter(random_images(2))
     assert caplog.text.count("pass batch_size=2 to remtta.Adapter") == 1
 
 

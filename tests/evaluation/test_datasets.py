@@ -162,6 +162,11 @@ def test_numbers_names_and_alphabetical_order() -> None:
         "give way": 1,
         "stop_sign": 0,
     }
+    signs = ["A-", "A", "A+"]  # the same without punctuation
+    assert map_classes(signs, num_classes=3, labels=signs).numbers == {"A": 1, "A+": 2, "A-": 0}
+    for labels in (["a.", "b", "a!"], ["crane", "b", "crane"]):
+        with pytest.raises(UsageError, match=r"several of the model's class names fit (a|crane); give --class-map"):
+            map_classes([labels[0].strip("."), "b"], num_classes=3, labels=labels)
     assert map_classes(["b", "c", "a"], num_classes=3).numbers == {"a": 0, "b": 1, "c": 2}
     with pytest.raises(UsageError, match=r"their number \(2\) is not the model's \(3\); give --class-map"):
         map_classes(["a", "b"], num_classes=3)

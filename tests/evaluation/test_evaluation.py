@@ -15,6 +15,7 @@ from remtta.evaluation.domains import Dataset
 from remtta.evaluation.protocols import choose_preprocessing
 from remtta.evaluation.results import harmonic_mean
 from remtta.evaluation.tables import markdown_table, plain_table
+from remtta.methods.settings import method_config
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
 from tests.conftest import draw_image, tiny_vit
@@ -119,6 +120,10 @@ def test_in_limited_time_only_every_so_manyth_batch_is_learned_from(tree: Datase
     evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem"), options=options)
     adapted = [row["adapted"] for row in rows_of(tmp_path / "run")][::3]
     assert adapted == [place % 3 == 0 for place in range(14)]
+    light = {"rem": method_config("rem", {"adapt_every": 2}, batch_size=3)}
+    evaluate(tiny_vit(), tree, tmp_path / "light", methods=light, options=options)
+    adapted = [row["adapted"] for row in rows_of(tmp_path / "light")][::3]
+    assert adapted == [place % 4 == 0 for place in range(14)]  # the batch between updates takes no time
 
 
 def test_a_measured_cost_ratio_leaves_the_method_as_it_was(tree: Dataset, tmp_path: Path) -> None:
