@@ -36,7 +36,7 @@ class AdaptedWeights:
         frozen: Mapping[str, Tensor],
         moving: Mapping[str, Tensor] | None = None,
     ) -> None:
-        for name, parameter in {**frozen, **named, **(moving or {})}.items():
+        for name, parameter in {**named, **(moving or {}), **frozen}.items():
             if parameter.dtype != torch.float32:
                 raise ModelError(f"{name} is {parameter.dtype}; adapt a float32 model (use precision for bf16)")
         self.parameters = dict(named)
