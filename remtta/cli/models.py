@@ -103,7 +103,7 @@ def rem_lines(masks: Sequence[str], adapts: str, weights: int) -> list[str]:
         default, *others = masks
         lines.append(f"REM masks by: {', '.join([f'{default} (default)', *others, 'random'])}")
     if weights:
-        lines.append(f"REM adapts the norms of: {adapts}, {weights:,} weights")
+        lines.append(f"remtta adapts the norms of: {adapts}, {weights:,} weights")
     return lines
 
 

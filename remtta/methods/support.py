@@ -17,7 +17,7 @@ from remtta.backbones.families import FAMILIES, backbone_of, modules_in_families
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError
 from remtta.methods.method import build_method
-from remtta.methods.settings import ALGORITHMS
+from remtta.methods.settings import METHOD_TABLE
 
 _MAX_NAMED = 3
 _CLASSES = 1000  # classes of the head added to a model without one
@@ -32,13 +32,13 @@ class Support:
     has_head: bool  # whether timm's model has a classifier; if not, the user's weights must include one
     masks: tuple[str, ...] = ()  # scores by which REM can mask, its default first, besides random ones
     blocks: int = 0  # number of blocks or stages
-    adapted: tuple[int, ...] = ()  # those whose norms adapt by default
+    adapted: tuple[int, ...] = ()  # those whose norms the default method adapts
     num_adapted: int = 0  # number of weights in these norms
     refused: dict[str, str] = field(default_factory=dict)  # unsupported methods, and why
 
     @property
     def adapts(self) -> str:
-        """The blocks whose norms adapt by default, e.g. "blocks 0-8 of 12"."""
+        """The blocks whose norms the default method adapts, e.g. "blocks 0-8 of 12"."""
         first = [number for number in self.adapted if number - 1 not in self.adapted]
         last = [number for number in self.adapted if number + 1 not in self.adapted]
         runs = (f"{start}-{end}" if start < end else str(start) for start, end in zip(first, last, strict=True))
@@ -47,7 +47,7 @@ class Support:
     @property
     def methods(self) -> tuple[str, ...]:
         """The supported methods."""
-        return tuple(name for name in ALGORITHMS if name not in self.refused)
+        return tuple(name for name in METHOD_TABLE if name not in self.refused)
 
 
 def kinds() -> dict[str, str]:
@@ -77,7 +77,7 @@ def support_of(model: str, kind: str | None = None) -> Support:
         has_head = bool(module.num_classes)
         if not has_head:
             module.reset_classifier(_CLASSES)
-    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, ALGORITHMS))
+    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, METHOD_TABLE))
 
 
 def support_in(
@@ -92,7 +92,7 @@ def support_in(
         backbone = backbone_of(module)
         masks = tuple(each for each in get_args(Scores) if not _refusal(backbone.check_scores, each))
         found = replace(found, masks=masks, blocks=len(backbone.blocks))
-        adapted = list(adapted_norms(backbone).values())
+        adapted = list(adapted_norms(backbone, "auto").values())
         numbers = tuple(number for number, block in enumerate(backbone.blocks) if _holds(block, adapted))
         found = replace(found, adapted=numbers, num_adapted=sum(parameter.numel() for parameter in adapted))
     return found

@@ -16,7 +16,7 @@ import pytest
 
 from remtta.backbones.families import FAMILIES
 from remtta.cli.models import methods_text
-from remtta.methods.settings import ALGORITHMS, ZERO_SHOT
+from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT
 from remtta.methods.support import Support, kinds, modules_without_family, support_of
 from tests.command import refusal_of, remtta_here
 
@@ -47,7 +47,7 @@ def page() -> str:
     """The page, with what the program says now between its marks."""
     text = PAGE.read_text()
     everything = [support_of(model, kind) for model, kind in kinds().items()]
-    head = ["| timm model | kind | REM masks by | REM adapts | all methods but |", "|---|---|---|---|---|"]
+    head = ["| timm model | kind | REM masks by | remtta adapts | all methods but |", "|---|---|---|---|---|"]
     table = [*head, *map(row, everything), "", "Why not:", "", *reasons(everything)]
     return text[: text.index(BEGIN) + len(BEGIN)] + "\n".join(table) + "\n" + text[text.index(END) :]
 
@@ -84,16 +84,16 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
     assert remtta_here("models", "eva02_tiny_patch14_224") == 0
     told = " ".join(capfd.readouterr().out.split())
     assert "REM masks by: attention (default), features, random" in told
-    assert "REM adapts the norms of: blocks 0-8 of 12, " in told
+    assert "remtta adapts the norms of: blocks 0-8 of 12, " in told
     assert "not foa: FOA changes the number of tokens" in told
     assert "not watt, rem-watt, clipartt, tpt: the method is for zero-shot models" in told
     assert remtta_here("models", "mixer_s32_224") == 0
     told = " ".join(capfd.readouterr().out.split())
-    assert "REM adapts the norms of: blocks 0-5 of 8, " in told and "tent, tent-come, eta" in told
+    assert "remtta adapts the norms of: blocks 0-5 of 8, " in told and "tent, tent-come, eta" in told
     assert remtta_here("models", "test_vit.r160_in1k", "--json") == 0
     (found,) = json.loads(capfd.readouterr().out)
     assert found["model"] == "test_vit" and list(found["refused"]) == ["norm", *ZERO_SHOT]
-    assert found["methods"] == [name for name in ALGORITHMS if name not in found["refused"]]
+    assert found["methods"] == [name for name in METHOD_TABLE if name not in found["refused"]]
     assert found["adapts"] == f"blocks 0-{found['adapted'][-1]} of {found['blocks']}"
 
 

@@ -121,7 +121,8 @@ def test_in_limited_time_only_every_so_manyth_batch_is_learned_from(tree: Datase
     adapted = [row["adapted"] for row in rows_of(tmp_path / "run")][::3]
     assert adapted == [place % 3 == 0 for place in range(14)]
     light = {"rem": method_config("rem", {"adapt_every": 2}, batch_size=3)}
-    evaluate(tiny_vit(), tree, tmp_path / "light", methods=light, options=options)
+    results = evaluate(tiny_vit(), tree, tmp_path / "light", methods=light, options=options)
+    assert [results["methods"]["rem"][f"{way}_per_image"] for way in ("forwards", "backwards")] == [2, 1.5]
     adapted = [row["adapted"] for row in rows_of(tmp_path / "light")][::3]
     assert adapted == [place % 4 == 0 for place in range(14)]  # the batch between updates takes no time
 
