@@ -20,6 +20,7 @@ from remtta.backbones.families import compile_blocks
 from remtta.bench.subjects import ANSWER, FORWARD, BenchOptions
 from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
+from remtta.guard.pace import pace_of
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, algorithm_of, method_config
 from remtta.models.building import create
@@ -36,11 +37,12 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A subject's step on random images, with its model and, if any, its method."""
+    """A subject's step on random images, with its model, method (if any), and the number of batches in a step."""
 
     step: Step
     model: Any
     method: Method | None = None
+    batches: int = 1
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Measurement:
     """One subject's results."""
 
     subject: str  # one of SUBJECTS
-    seconds: float  # median duration of a step
+    seconds: float  # median duration of a batch
     forwards: float  # the same as a multiple of a plain fp32 forward pass
     images_per_s: float
     peak_bytes: int | None  # peak memory of two steps beyond that of the loaded model, if measured
@@ -72,7 +74,7 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     for _ in range(options.repeats):
         for name, subject in prepared.items():
-            times[name].append(_timed(subject.step, device))
+            times[name].append(_timed(subject, device))
     del prepared
     medians = {name: tuple(map(statistics.median, zip(*taken, strict=True))) for name, taken in times.items()}
     plain_s, _ = medians[FORWARD]
@@ -111,10 +113,18 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
         settings["mask_ratios"] = options.mask_ratios
     config = method_config(name, settings, batch_size=options.batch_size)
     method = build_method(name, model, config)
+    if subject == ANSWER:
+        return Prepared(lambda: method.answer(images), model, method)
     preset = METHOD_TABLE[name].preset
     guard = guarded(method, GuardOptions(preset.action, preset.answer), config)
-    step = method.answer if subject == ANSWER else ObservedMethod(method, [guard]).predict if guard else method
-    return Prepared(lambda: step(images), model, method)
+    observed = ObservedMethod(method, [each for each in (pace_of(method), guard) if each])
+    fit = torch.ones(len(images), dtype=torch.bool)
+
+    def step() -> None:
+        for _ in range(config.adapt_every):
+            observed.predict(images, left_out=observed.left_out(images, fit) is not None)
+
+    return Prepared(step, model, method, config.adapt_every)
 
 
 def _model(options: BenchOptions) -> Any:
@@ -136,13 +146,13 @@ def _forward(model: nn.Module, images: Tensor) -> Tensor:
     return model(images)
 
 
-def _timed(step: Step, device: torch.device) -> tuple[float, float]:
-    """Return the wall-clock and CPU seconds of a step."""
+def _timed(subject: Prepared, device: torch.device) -> tuple[float, float]:
+    """Return the wall-clock and CPU seconds of a batch."""
     _wait(device)
     cpu_s, started = time.process_time(), time.perf_counter()
-    step()
+    subject.step()
     _wait(device)
-    return time.perf_counter() - started, time.process_time() - cpu_s
+    return (time.perf_counter() - started) / subject.batches, (time.process_time() - cpu_s) / subject.batches
 
 
 def _wait(device: torch.device) -> None:

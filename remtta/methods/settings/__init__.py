@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from remtta.methods.objective import Objective
 
 __all__ = [
-    "ALGORITHMS",
     "FULL_BATCH",
     "METHOD_SUMMARIES",
     "METHOD_TABLE",
@@ -181,9 +180,6 @@ METHOD_TABLE |= _found
 
 ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
 """Methods that accept only zero-shot models."""
-
-ALGORITHMS = tuple(name for name, named in METHOD_TABLE.items() if named.algorithm is None)
-"""Names of the published methods."""
 
 METHOD_SUMMARIES: dict[str, str] = {name: named.summary for name, named in METHOD_TABLE.items()}
 """A one-line description of every method, by its name on the command line."""
