@@ -19,8 +19,9 @@ HALF_LIFE = 35
 
 _RECENT, _MEMORY = 100, 1000  # half-lives of the agreement, which shows whether windows hold few classes
 _FEW = (0.16, 0.32)  # agreement times sqrt(C): label correction starts, and is complete
+_FEW_NOW = (0.2, 0.4)  # the same within the window, whose estimate is noisier
 _ONE = (0.05, 0.5)  # agreement a + b / C of the plain answers: centring starts to fade; it is off at twice that
-_KEPT = (0.8, 0.9)  # spread of the centred answers over the plain ones' certainty: centring is back, partly and fully
+_KEPT = {"plain": (0.8, 0.9), "plain recent": (0.4, 0.5)}  # spread once centred, of plain certainty: centring is back
 _MIN_CERTAINTY = 0.15  # of the plain answers, in that ratio; less is mostly noise
 _MIN_SQUARE = 1e-9
 
@@ -31,8 +32,8 @@ class Centre:
     The mean of the logits z is the offset of the shift plus a part due to the labels. The latter is estimated from the
     centred answers q = softmax(z - offset), as slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). It stays in
     the logits to the degree that answers to different images agree, as they do if windows hold few classes. If the
-    plain answers have long agreed (one class for hours), nothing is centred, unless the centred answers differ from
-    each other nearly as much as the plain ones are certain.
+    plain answers agree (one class for hours, or since a minute ago), nothing is centred, unless the centred answers
+    differ from each other, compared with how certain the plain ones are.
 
     Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
     if the bias is large, as in a linear probe, where it compensates for the mean of the features.
@@ -63,6 +64,7 @@ class Centre:
             "recent": _Mean(_RECENT),
             "memory": _Mean(_MEMORY),
             "plain": _Mean(_MEMORY),
+            "plain recent": _Mean(_RECENT),
         }
 
     def expect(self, fit: Tensor) -> None:
@@ -107,23 +109,30 @@ class Centre:
         common, spread = _agreement(q, qq, window.alike)
         told = torch.stack([common, spread, (zq - z @ q).clamp(min=0) / (1 - window.alike)])
         (recent,), (memory,) = (self._means[name].add(told.expand(count, 3)) for name in ("recent", "memory"))
-        agreement = torch.maximum(*(each[0] / (each[0] + each[1]) for each in (recent, memory)))
-        few = _ramp(agreement * classes**0.5, *_FEW)
+        now, *longer = (each[0] / (each[0] + each[1]) * classes**0.5 for each in (told, recent, memory))
+        few = torch.maximum(_ramp(now, *_FEW_NOW), _ramp(torch.maximum(*longer), *_FEW))
         slope = torch.minimum(*(each[2] / each[1] for each in (told, memory)))
         self._shift = z - few * slope * (q - 1 / classes)
         if not self._led:
-            self.share = self._new_share(logits.softmax(-1), memory[1])
+            plain, spreads = logits.softmax(-1), {"plain": memory[1], "plain recent": recent[1]}
+            self.share = torch.minimum(*(self._share_in(name, plain, spread) for name, spread in spreads.items()))
         self.offset = self.share * self._shift
 
-    def _new_share(self, answers: Tensor, centred_spread: Tensor) -> Tensor:
-        """Return the share to subtract, from plain answers (B, C) and the spread of centred ones: 0 for one class."""
-        plain, classes = self._means["plain"], answers.shape[1]
+    def _share_in(self, name: str, answers: Tensor, centred_spread: Tensor) -> Tensor:
+        """Return the share to subtract: 0 for one class.
+
+        Args:
+            name: The mean to which these plain answers (B, C) are added.
+            answers: Shape (B, C).
+            centred_spread: The spread of centred answers, over as many images as the mean.
+        """
+        plain, classes = self._means[name], answers.shape[1]
         mean, square = plain.add(answers, answers.square().sum(-1))
         common, spread = _agreement(mean, square, plain.alike)
         bound = _ONE[0] + _ONE[1] / classes
         one = _ramp(common / (common + spread), bound, 2 * bound)
         kept = centred_spread / (square - 1 / classes).clamp(min=_MIN_CERTAINTY)
-        return torch.maximum(1 - one, _ramp(kept, *_KEPT))
+        return torch.maximum(1 - one, _ramp(kept, *_KEPT[name]))
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next offset depends on, on the CPU."""

@@ -100,6 +100,13 @@ def test_a_stream_of_few_classes_loses_little(few: int) -> None:
     assert errors(follow(Centre(CPU), logits), labels) < errors(logits, labels) + 0.02
 
 
+def test_one_class_after_a_shuffled_stream_is_not_centred_away() -> None:
+    labels = torch.cat([shuffled(2500), torch.full((300,), 3)])
+    logits = logits_of(labels) + torch.linspace(-1, 1, CLASSES)
+    after = slice(2500, None)
+    assert errors(follow(Centre(CPU), logits)[after], labels[after]) < errors(logits[after], labels[after])
+
+
 def test_a_batch_in_parts_is_followed_as_a_whole() -> None:
     logits, whole, parts = logits_of(shuffled(20)), Centre(CPU), Centre(CPU)
     fit = torch.arange(20) % 3 > 0
