@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.families import compile_blocks
-from remtta.bench.subjects import ANSWER, FORWARD, BenchOptions
+from remtta.bench.subjects import FORWARD, BenchOptions
 from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
 from remtta.guard.pace import pace_of
@@ -107,15 +107,12 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     images = torch.randn(options.batch_size, 3, height, width, device=device)
     if subject == FORWARD:
         return Prepared(lambda: _forward(model, images), model)
-    name = "rem" if subject == ANSWER else subject
     settings: dict[str, Any] = {"precision": options.precision}
-    if algorithm_of(name) == "rem" and options.mask_ratios:
+    if algorithm_of(subject) == "rem" and options.mask_ratios:
         settings["mask_ratios"] = options.mask_ratios
-    config = method_config(name, settings, batch_size=options.batch_size)
-    method = build_method(name, model, config)
-    if subject == ANSWER:
-        return Prepared(lambda: method.answer(images), model, method)
-    preset = METHOD_TABLE[name].preset
+    config = method_config(subject, settings, batch_size=options.batch_size)
+    method = build_method(subject, model, config)
+    preset = METHOD_TABLE[subject].preset
     guard = guarded(method, GuardOptions(preset.action, preset.answer), config)
     observed = ObservedMethod(method, [each for each in (pace_of(method), guard) if each])
     fit = torch.ones(len(images), dtype=torch.bool)

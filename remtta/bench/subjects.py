@@ -12,8 +12,7 @@ from remtta.options.run_options import MAX_SEED
 
 FORWARD = "forward"
 SOURCE = "source"
-ANSWER = "rem-answer"
-SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", "remtta", "light", "fast", ANSWER)
+SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", "remtta", "light", "fast")
 
 _MODEL = "vit_small_patch16_224"
 _SMALL = ModelOptions(_MODEL)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from remtta.bench.measure import _peak_in_a_process, prepare, run_bench
-from remtta.bench.subjects import ANSWER, FORWARD, SUBJECTS, BenchOptions
+from remtta.bench.subjects import FORWARD, SUBJECTS, BenchOptions
 from remtta.errors import UsageError
 from remtta.methods.method import Updater
 from remtta.options import ModelOptions
@@ -29,9 +29,9 @@ def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
     assert all(each.cpu_s_per_1000 > 0 and each.images_per_s == 4 / each.seconds for each in measured.values())
 
 
-def test_an_answer_is_rems_with_the_mask_ratios_asked_for() -> None:
+def test_rem_has_the_mask_ratios_asked_for() -> None:
     options = BenchOptions(TINY_MODEL, batch_size=4, mask_ratios=(0.0, 0.5))
-    method = prepare(ANSWER, options).method
+    method = prepare("rem", options).method
     assert isinstance(method, Updater) and method.objective.config.mask_ratios == (0.0, 0.5)
 
 
