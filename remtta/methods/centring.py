@@ -19,9 +19,9 @@ HALF_LIFE = 35
 
 _RECENT, _MEMORY = 100, 1000  # half-lives of the agreement, which shows whether windows hold few classes
 _FEW = (0.16, 0.32)  # agreement times sqrt(C): label correction starts, and is complete
-_FEW_NOW = (0.2, 0.4)  # the same within the window, whose estimate is noisier
+_FEW_NOW = (0.24, 0.48)  # the same within the window, whose estimate is noisier
 _ONE = (0.05, 0.5)  # agreement a + b / C of the plain answers: centring starts to fade; it is off at twice that
-_KEPT = {"plain": (0.8, 0.9), "plain recent": (0.4, 0.5)}  # spread once centred, of plain certainty: centring is back
+_KEPT = {"plain": (0.8, 0.9), "plain recent": (0.55, 0.65)}  # spread once centred, of plain certainty: centring is back
 _MIN_CERTAINTY = 0.15  # of the plain answers, in that ratio; less is mostly noise
 _MIN_SQUARE = 1e-9
 
