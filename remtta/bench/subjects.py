@@ -11,8 +11,7 @@ from remtta.options.option import Only, Option, check_options
 from remtta.options.run_options import MAX_SEED
 
 FORWARD = "forward"
-SOURCE = "source"
-SUBJECTS = (FORWARD, SOURCE, "tent", "rem", "rem-n1", "remtta", "light", "fast")
+SUBJECTS = (FORWARD, "source", "tent", "rem", "rem-n1", "remtta", "light", "fast")
 
 _MODEL = "vit_small_patch16_224"
 _SMALL = ModelOptions(_MODEL)

@@ -59,11 +59,8 @@ def notes(results: Mapping[str, Any]) -> list[str]:
 
 def _cell(content: Mapping[str, Any], domain: str | None = None) -> str:
     """Return a domain's error, or the mean, with its spread over seeds and the sign of insignificance."""
-    error, spread = (
-        (content["mean"], content["mean_std"])
-        if domain is None
-        else (content["error"][domain], content["error_std"][domain])
-    )
+    names = ("mean", "mean_std") if domain is None else ("error", "error_std")
+    error, spread = (content[name] if domain is None else content[name][domain] for name in names)
     return f"{_same(content, domain)}{error:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 
 

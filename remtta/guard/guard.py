@@ -65,7 +65,8 @@ class Guard(Observer):
 
     def __init__(self, method: Method, options: GuardOptions | None = None, *, sparing: bool = False) -> None:
         self.method = method
-        self._between = method if sparing and method.interpolates else None
+        one_pass = sparing and method.norms_only and method.adapted_names and not method.net.batch_norms.mixes
+        self._between = method if one_pass else None
         self.options = (options or GuardOptions()).filled()
         self.watches = self.options.action != "off"
         self.judge = Judge(self.options)

@@ -62,9 +62,7 @@ class CoTTA(Teacher[CoTTAConfig]):
         self.memory[_COUNTS] = torch.zeros(2, dtype=torch.int64)  # number of batches, and of augmented ones
 
     def passes(self) -> tuple[float, float]:
-        """Return the passes as counted since the last reset: source, student, and 1 or 32 of the teacher; backward the
-        student's.
-        """
+        """Return the passes since the last reset: source, student, 1 or 32 of the teacher; backward the student's."""
         batches, augmented = self.memory[_COUNTS].tolist()
         share = augmented / max(1, batches)
         return self.config.steps * (3 + share * (self.config.num_augmentations - 1)), self.config.steps

@@ -176,11 +176,6 @@ class Updater(Generic[Kind]):
         return self.trains and self.objective.accumulates and not self.objective.config.episodic
 
     @property
-    def interpolates(self) -> bool:
-        """True if interpolated weights can replace both models: only norms adapt, without batch statistics."""
-        return self.norms_only and bool(self.adapted_names) and not self.net.batch_norms.mixes
-
-    @property
     def norms_only(self) -> bool:
         """True if only normalisation weights change, so that a delta is small."""
         return self.objective.chosen in ("norms", "none")

@@ -38,13 +38,11 @@ class Source(Objective[Config]):
     only_predicts = True
     predicts_after = True
     adapts = False
+    passes_per_step = 1, 0
 
     @torch.no_grad()
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         return self.predict(images).unsqueeze(0)
-
-    def passes(self) -> tuple[float, float]:
-        return 1.0, 0.0
 
     def state(self) -> dict[str, Tensor]:
         return {}  # no random numbers either
