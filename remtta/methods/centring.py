@@ -21,7 +21,7 @@ _RECENT, _MEMORY = 100, 1000  # half-lives of the agreement, which shows whether
 _FEW = (0.16, 0.32)  # agreement times sqrt(C): label correction starts, and is complete
 _FEW_NOW = (0.24, 0.48)  # the same within the window, whose estimate is noisier
 _ONE = (0.05, 0.5)  # agreement a + b / C of the plain answers: centring starts to fade; it is off at twice that
-_KEPT = {"plain": (0.8, 0.9), "plain recent": (0.55, 0.65)}  # spread once centred, of plain certainty: centring is back
+_KEPT = {"plain": (0.8, 0.9), "plain recent": (0.55, 0.65)}  # centred spread / plain certainty: centre after all
 _MIN_CERTAINTY = 0.15  # of the plain answers, in that ratio; less is mostly noise
 _MIN_SQUARE = 1e-9
 
@@ -32,8 +32,8 @@ class Centre:
     The mean of the logits z is the offset of the shift plus a part due to the labels. The latter is estimated from the
     centred answers q = softmax(z - offset), as slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). It stays in
     the logits to the degree that answers to different images agree, as they do if windows hold few classes. If the
-    plain answers agree (one class for hours, or since a minute ago), nothing is centred, unless the centred answers
-    differ from each other, compared with how certain the plain ones are.
+    plain answers to the last 1,000 or 100 images agree (one class), nothing is centred, unless the centred answers
+    still differ from each other nearly as much as the plain ones are certain.
 
     Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
     if the bias is large, as in a linear probe, where it compensates for the mean of the features.
