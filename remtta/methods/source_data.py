@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import json
 import logging
@@ -22,7 +21,7 @@ from remtta.errors import CheckpointError, StreamError, UsageError, counted
 from remtta.files import cache_folder, remove_leftovers, writing
 from remtta.methods.method import Method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
-from remtta.models.hashing import state_sha256, tensors_sha256
+from remtta.models.hashing import json_sha256, state_sha256, tensors_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.streams.images import image_suffixes, list_files
 from remtta.streams.prefetch import DecodedFrame, prefetch
@@ -104,8 +103,8 @@ def learn_from_source(
     else:
         files = _source_files(path)
         found_files = [(str(file.relative_to(path)), file.stat()) for file in files]
-        made_for["files_sha256"] = _sha256([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found_files])
-        path = cache_folder() / f"{method}-{_sha256(made_for)[:32]}{_SUFFIX}"
+        made_for["files_sha256"] = json_sha256([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found_files])
+        path = cache_folder() / f"{method}-{json_sha256(made_for)[:32]}{_SUFFIX}"
         cached = _cached(path)
         if cached is None:
             _log.info("%s learns from source images (%d files), once", method, len(files))
@@ -166,10 +165,6 @@ def _source_files(folder: Path) -> list[Path]:
     if not files:
         raise UsageError(f"--source-data: no images in {folder} or below it")
     return files
-
-
-def _sha256(content: object) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _learned(adapter: Method, path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]) -> _Found:

@@ -1,8 +1,9 @@
-"""Hashes of models' weights; torch is imported only when there are tensors."""
+"""Hashes of models' weights, and of JSON; torch is imported only when there are tensors."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,11 @@ def parts_sha256(parts: Iterable[Part]) -> str:
         digest.update(f"{name} {dtype} {shape}\n".encode())
         digest.update(content)
     return digest.hexdigest()
+
+
+def json_sha256(content: object) -> str:
+    """Return the hash of content as JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def state_sha256(model: nn.Module) -> str:

@@ -73,7 +73,10 @@ def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     before, name = ((record.get("method") or {}).get("name", "") for record in (earlier, now))
     if algorithm_of(before) != algorithm_of(name):
         raise UsageError(f"--resume needs the method that the run began with: it was {before}, is {name}")
-    check_same_settings(_settings(earlier), _settings(json.loads(json.dumps(now))))
+    begun, settings = _settings(earlier), _settings(json.loads(json.dumps(now)))
+    if begun["labels_sha256"] is None:  # the record of a version without it
+        del begun["labels_sha256"], settings["labels_sha256"]
+    check_same_settings(begun, settings)
 
 
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,6 +85,7 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **removed,
         "base_sha256": model.get("base_sha256"),
+        "labels_sha256": model.get("labels_sha256"),
         "start_delta": model.get("start_delta"),
         "preprocessing": record.get("preprocessing"),
         "source_statistics": (record.get("source_statistics") or {}).get("file_sha256"),

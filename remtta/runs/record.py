@@ -24,6 +24,7 @@ from remtta.guard.observed import ObservedMethod
 from remtta.guard.smoothing import Smoother
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import ModelCard
+from remtta.models.hashing import json_sha256
 from remtta.options import RunOptions
 from remtta.runs.batch import Counts
 from remtta.runs.budget import Latencies
@@ -195,6 +196,7 @@ class Record:
                 **plan.card.origin,
                 "num_classes": plan.card.num_classes,
                 "base_sha256": plan.card.sha256,
+                "labels_sha256": json_sha256(plan.card.labels),
                 "start_delta": None if plan.start is None else plan.start.origin,
             },
             "preprocessing": plan.card.preprocessing.as_dict(),

@@ -19,6 +19,7 @@ from remtta.deltas import DELTA
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import RemttaError, UsageError
 from remtta.methods.settings import REMConfig
+from remtta.models.card import set_labels
 from remtta.options import RunOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
 from remtta.runs.place import Place
@@ -186,6 +187,19 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
         adapt_tiny(frames, run, resume=True, **changes)
     assert (run / PREDICTIONS).read_bytes() == before
     assert record_of(run)["exit_reason"] == "completed"
+
+
+def test_other_class_names_are_refused_where_the_record_knows_them(frames: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    finish(frames, run)
+    named = tiny_vit()
+    set_labels(named, list("abcdefg"))
+    with pytest.raises(UsageError, match=r'settings the run began with: labels_sha256 was "[0-9a-f]+'):
+        adapt_tiny(frames, run, model=named, resume=True)
+    record = record_of(run)
+    del record["model"]["labels_sha256"]  # the record of a version without it
+    (run / RECORD).write_text(json.dumps(record))
+    assert adapt_tiny(frames, run, model=named, resume=True).exit_reason == "completed"
 
 
 @pytest.mark.parametrize(
