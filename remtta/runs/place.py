@@ -104,11 +104,12 @@ def unseen_frames(stream: Stream, place: Place, transform: Callable[[Image], Ten
     Raises:
         UsageError: If the stream no longer starts with the frames seen before, in that order.
     """
-    frames = stream.frames
-    if stream.live and (first := next(frames, None)):  # only then is it known whether the address is a finite video
+    frames, left = stream.frames, None if stream.limit is None else max(0, stream.limit - place.frames)
+    # Only once the first frame is read is it known whether the address is a finite video.
+    if stream.live and left != 0 and (first := next(frames, None)):
         frames = chain([first], frames)
     if not place.frames or (stream.live and not (stream.live_source and stream.live_source.finite)):
-        yield from frames
+        yield from islice(frames, left)
         return
     seen = 0
     advice = "give the source the run began with, or start again with --overwrite"

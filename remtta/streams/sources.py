@@ -42,6 +42,7 @@ class Stream:
     live_source: LiveSource | None = None  # reader of a camera or network stream
     left_out: Mapping[str, int] = field(default_factory=dict)  # a folder's other files, by suffix or reason
     reopen: Callable[[], Stream] | None = None  # opens it again, also in another process; None for a list of paths
+    limit: int | None = None  # of a camera's or network stream's frames, over all parts of a run
 
     @property
     def live(self) -> bool:
@@ -248,7 +249,7 @@ def _of_paths(name: str, kind: str, paths: list[str], stride: int, limit: int | 
 
 
 def _of_live(kind: str, source: LiveSource, name: str, limit: int | None) -> Stream:
-    return Stream(name, kind, itertools.islice(source.frames(), limit), live_source=source)
+    return Stream(name, kind, itertools.islice(source.frames(), limit), live_source=source, limit=limit)
 
 
 def _slice(stream: Stream, stride: int, limit: int | None) -> Stream:

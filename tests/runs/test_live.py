@@ -21,7 +21,7 @@ from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.place import Place
 from remtta.runs.states import load_position
 from remtta.streams.live import LiveSource
-from remtta.streams.sources import Stream
+from remtta.streams.sources import Stream, open_stream
 from tests.conftest import happens
 from tests.records import lines_of, record_of, rows_of
 from tests.runs.tiny import adapt_tiny
@@ -93,6 +93,15 @@ def test_a_run_continues_over_gaps_with_the_right_numbers(tmp_path: Path) -> Non
     assert record_of(tmp_path)["counts"]["frames"] == 6 and record_of(tmp_path)["counts"]["gaps"] == 3
     events = [(event["frame"], event["event"]) for event in lines_of(tmp_path / EVENTS)]
     assert events == [(1, "gap"), (3, "gap"), (4, "resumed"), (5, "gap")]
+
+
+def test_a_limit_counts_the_frames_of_all_parts_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for levels, limit in (((0, 1), 2), ((2, 3, 4, 5), 5), ((6,), 5)):
+        source = source_of(FakeCamera([noise(level) for level in levels]), Clock())
+        monkeypatch.setattr("remtta.streams.sources.LiveSource", lambda *_, source=source, **__: source)
+        adapt_tiny(open_stream("0", limit=limit), tmp_path, resume=True)
+    assert source.state == "opening"  # nothing was left to read
+    assert [(row["index"], row["frame"]) for row in rows_of(tmp_path)] == [(0, 0), (1, 1), (2, 0), (3, 1), (4, 2)]
 
 
 def finite(count: int, limit: int | None = None) -> Stream:
