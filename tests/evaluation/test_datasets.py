@@ -52,6 +52,12 @@ def test_domains_have_the_fields_order(names: list[str], all_: bool, expected: l
             "ImageNet-C tree in groups",
             ["gaussian_noise5", "fog5"],
         ),
+        (
+            lambda root: write_tree(root, ["day", "night"], severities=(), classes=["1", "2", "5"]),
+            "tree of domains",
+            ["day", "night"],
+        ),
+        (lambda root: write_tree(root, ["fog"], classes=["1", "2"]), "ImageNet-C tree", ["fog5"]),
     ],
 )
 def test_layouts_are_distinguished(
@@ -88,6 +94,7 @@ def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -
     for number in range(2):
         (tmp_path / "bare" / "fog" / str(number + 1)).mkdir(parents=True)
         draw_image(0).save(tmp_path / "bare" / "fog" / str(number + 1) / "a.png")
+    (tmp_path / "bare" / "corrupt.json").touch()
     with pytest.raises(UsageError, match=r"without class folders.* remtta adapt does not"):
         open_tree(tmp_path / "bare")
     (tmp_path / "nothing").mkdir()
