@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from remtta.evaluation.class_maps import ALPHABETICAL, map_classes, restricted_s
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, image_sizes, wanted_domains
 from remtta.evaluation.stored import LABELS, find_arrays, find_shards, open_arrays, open_list, open_shards
 from remtta.evaluation.trees import choose_folders, scan_tree, tree_domain
+
+_AFTER_NAME = re.compile(r"(\s+[^\s./]+)+$")  # such as the class number
 
 _log = logging.getLogger("remtta")
 
@@ -102,16 +105,16 @@ def class_names(root: Path) -> list[str] | None:
 
 
 def read_image_list(path: Path) -> list[str]:
-    """Return "class folder/file name" for each line of an image list; anything else on the line is ignored.
+    """Return "class folder/file name" for each line of an image list; words after it without a dot are ignored.
 
     Raises:
         UsageError: If the file cannot be read, or a line names no folder.
     """
     try:
-        lines = [line.split()[0] for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--image-list: {path} cannot be read: {error}") from error
-    names = ["/".join(line.split("/")[-2:]) for line in lines]
+    names = ["/".join(_AFTER_NAME.sub("", line).split("/")[-2:]) for line in lines]
     bare = next((name for name in names if "/" not in name), None)
     if bare is not None or not names:
         raise UsageError(f'--image-list: {path} needs lines such as n01440764/name.JPEG, got "{bare or ""}"')

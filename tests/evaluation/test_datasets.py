@@ -129,6 +129,9 @@ def test_an_image_list_gives_the_images_and_their_order(tmp_path: Path) -> None:
         # Only three of the seven folders are in use, and still each has its own number.
         assert domain.labels.tolist() == [2, 0, 1]
     (tmp_path / "bare.txt").write_text("0.png\n")
+    (tmp_path / "spaces.txt").write_text("val/my dog/a photo.png 2\nmy dog/photo 3.png\nmy dog/4.png\t5 my dog \n")
+    names = ["my dog/a photo.png", "my dog/photo 3.png", "my dog/4.png"]
+    assert read_image_list(tmp_path / "spaces.txt") == names
     with pytest.raises(UsageError, match="needs lines such as"):
         read_image_list(tmp_path / "bare.txt")
 
