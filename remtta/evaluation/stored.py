@@ -95,11 +95,11 @@ class _Rows:
 
 def _load_array(path: Path) -> np.ndarray:
     try:
-        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # np.load also opens archives
     except OSError as error:
         raise StreamError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (ValueError, EOFError) as error:
-        raise UsageError(f"{path} cannot be read as an array: {error}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} cannot be read as an array ({error}); write it with numpy.save") from error
     return array
 
 

@@ -54,6 +54,11 @@ def _spoil(content: np.ndarray, name: str) -> Callable[[Path], object]:
     return lambda root: np.save(root / name, content)
 
 
+def _archive(path: Path) -> None:
+    with open(path, "wb") as file:  # `savez` appends .npz to names
+        np.savez(file, images=np.zeros((20, 32, 32, 3), np.uint8))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -63,6 +68,8 @@ def _spoil(content: np.ndarray, name: str) -> Callable[[Path], object]:
         (_spoil(np.full(20, 7), "labels.npy"), "names class 7, but the model has 7"),
         (_spoil(np.zeros((20, 2), np.int64), "labels.npy"), "must hold one whole number per image"),
         (lambda root: (root / "fog.npy").write_bytes(b"no array"), "fog.npy cannot be read as an array"),
+        (lambda root: _archive(root / "fog.npy"), "fog.npy cannot be read as an array .*; write it with numpy.save"),
+        (lambda root: _archive(root / "labels.npy"), "labels.npy cannot be read as an array"),
         (lambda root: [path.unlink() for path in root.glob("[fg]*.npy")], "has labels.npy but no"),
     ],
 )
