@@ -195,7 +195,7 @@ def fixed_fields(group: type) -> dict[str, Any]:
 
 
 def check_options(group: Any) -> None:
-    """Raise UsageError if a dataclass's field is out of bounds, or not among its type's literals."""
+    """Raise UsageError if a dataclass's field is no number, out of bounds, or not among its type's literals."""
     for member in members_of(type(group)):
         value, name = getattr(group, member.name), member.name
         if value is None and member.optional:
@@ -204,10 +204,19 @@ def check_options(group: Any) -> None:
             name = member.flag.removeprefix("--")  # the name that users know: lambda
         if get_origin(member.type) is Literal:
             check(value in get_args(member.type), name, value, _listed(get_args(member.type)))
+        if member.type in (int, float):
+            check_number(member, name, value)
         bounds = member.first(Bounds)
         for number in value if isinstance(value, tuple) else (value,):
             if bounds and isinstance(number, int | float):
                 check(number in bounds, name, number, str(bounds))
+
+
+def check_number(member: Member, name: str, value: object) -> None:
+    """Raise UsageError if a value is not of the type of a member, which is a number."""
+    whole = member.type is int
+    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    check(is_number, name, value, f"a {'whole ' if whole else ''}number{' or None' if member.optional else ''}")
 
 
 def _listed(values: tuple[str, ...]) -> str:

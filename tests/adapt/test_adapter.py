@@ -174,6 +174,10 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         adapter_of(method="tent", mask_ratios=(0.0, 0.5))
     with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, got str; remtta\.load_model builds one"):
         Adapter("vit_tiny_patch16_224")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="batch_size must be a whole number, got 4"):
+        adapter_of(batch_size="4")
+    with pytest.raises(UsageError, match="seed must be a whole number, got True"):
+        adapter_of(seed=True)
     with pytest.raises(UsageError, match="1 labels, but the model has"):
         adapter_of(labels=["a"])
     with pytest.raises(ModelError, match=r"is torch\.float16; adapt a float32 model"):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import FAST, LIGHT, ONE_MASK, PUBLISHED, REMTTA, MethodConfig, Preset
 from remtta.methods.settings.rem_config import REMConfig
-from remtta.options.option import Member, members_of
+from remtta.options.option import Member, check_number, members_of
 from remtta.plugins import METHODS, load_plugin, package_of, plugins, summary_of
 
 if TYPE_CHECKING:
@@ -267,8 +267,7 @@ def _of_type(member: Member, name: str, value: Any) -> Any:
             value = value.lower() == "true"
         check(isinstance(value, bool), name, value, "true or false")
     elif wanted in (int, float):
-        number = isinstance(value, int if wanted is int else (int, float)) and not isinstance(value, bool)
-        check(number, name, value, ("a whole number" if wanted is int else "a number") + or_none)
+        check_number(member, name, value)
     elif wanted is str:
         if isinstance(value, int) and not isinstance(value, bool):
             return str(value)
