@@ -17,7 +17,7 @@ from remtta._version import __version__
 from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.deltas.delta_files import FORMAT_VERSION, read_arrays
 from remtta.deltas.tensor_files import save_tensors
-from remtta.errors import DeltaError
+from remtta.errors import DeltaError, UsageError
 from remtta.models.hashing import state_sha256
 from remtta.models.inside import look_inside
 from remtta.models.weights import check_delta
@@ -108,7 +108,12 @@ def load_delta(path: str | Path) -> Delta:
 
 
 def check_base(delta: Delta, base_sha256: str) -> None:
-    """Raise DeltaError if a delta was made on other weights."""
+    """Raise DeltaError if a delta was made on other weights, UsageError if it is none."""
+    if not isinstance(delta, Delta):
+        got = type(delta).__name__
+        raise UsageError(
+            f"a delta is what remtta.load_delta returns, got {got}; an Adapter goes on from its state_dict()"
+        )
     if delta.base_sha256 != base_sha256:
         raise DeltaError(
             f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is "

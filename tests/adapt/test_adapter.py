@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import remtta
-from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, load_delta, stream
+from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, apply_delta, load_delta, stream
 from remtta.adapt.adapter import Settings
 from remtta.errors import ModelError, UsageError
 from remtta.methods.settings.rem_config import REMConfig
@@ -178,6 +178,10 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         adapter_of(batch_size="4")
     with pytest.raises(UsageError, match="seed must be a whole number, got True"):
         adapter_of(seed=True)
+    with pytest.raises(UsageError, match=r"what remtta.load_delta returns, got dict; .* from its state_dict\(\)"):
+        adapter_of(delta=adapter_of().delta())
+    with pytest.raises(UsageError, match=r"what remtta.load_delta returns, got str"):
+        apply_delta(tiny_vit(), "delta.safetensors")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="1 labels, but the model has"):
         adapter_of(labels=["a"])
     with pytest.raises(ModelError, match=r"is torch\.float16; adapt a float32 model"):
