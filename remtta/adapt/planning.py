@@ -84,6 +84,7 @@ def plan_run(
     return Plan(card, adapter, setup.method, config, options, stream, setup.delta, learned, earlier=earlier)
 
 
+@torch.inference_mode(False)  # the caller may be inside one
 def set_up(
     model: nn.Module, card: ModelCard, setup: Setup, wait: Callable[[], None], earlier: Mapping[str, Any] | None = None
 ) -> tuple[ObservedMethod, MethodConfig, Mapping[str, Any] | None]:

@@ -27,7 +27,7 @@ class AdaptedWeights:
         moving: Running statistics that change with the adapted parameters.
 
     Raises:
-        ModelError: If one of them is not float32.
+        ModelError: If one of them is not float32, or was made under `torch.inference_mode`.
     """
 
     def __init__(
@@ -39,6 +39,8 @@ class AdaptedWeights:
         for name, parameter in {**named, **(moving or {}), **frozen}.items():
             if parameter.dtype != torch.float32:
                 raise ModelError(f"{name} is {parameter.dtype}; adapt a float32 model (use precision for bf16)")
+            if parameter.is_inference():
+                raise ModelError(f"{name} was made under torch.inference_mode; build the model outside of it")
         self.parameters = dict(named)
         self._tracked: dict[str, Tensor] = {**named, **(moving or {})}
         self._everything = {**frozen, **self._tracked}

@@ -186,11 +186,25 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         adapter_of(labels=["a"])
     with pytest.raises(ModelError, match=r"is torch\.float16; adapt a float32 model"):
         Adapter(tiny_vit().half(), "fast")
+    with torch.inference_mode():
+        model = tiny_vit()
+    with pytest.raises(ModelError, match=r"was made under torch\.inference_mode; build the model outside of it"):
+        Adapter(model)
     adapter = Adapter(tiny_vit())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for _ in range(2):
             adapter(random_images(2))
     assert caplog.text.count("pass batch_size=2 to remtta.Adapter") == 1
+
+
+def test_an_adapter_that_is_made_in_inference_mode_answers_as_any_other() -> None:
+    model = tiny_vit()
+    with torch.inference_mode():
+        inside = Adapter(model, **GIVEN)
+    outside = adapter_of()
+    for images in batches(2):
+        assert torch.equal(inside(images), outside(images))
+    assert outside.method.num_updates == inside.method.num_updates == 2
 
 
 def test_settings_are_named_as_the_options_are() -> None:
