@@ -73,6 +73,7 @@ class Run:
             episodic=plan.config.episodic,
             adapt_for=options.adapt_for,
             answer_early=options.latency,
+            keeps=plan.stream.live,
         )
         self._stream_batches = Batches(plan.stream, options, plan.card.preprocessing, plan.memory)
         self._saver = Saver(plan, self.summary, self.record, self._session)

@@ -70,6 +70,7 @@ class Session:
         episodic: Restore the source weights before every batch.
         adapt_for: Only predict after this many frames; None for never.
         answer_early: Pass predictions to the listener before the update begins.
+        keeps: Keep that state before fast batches, too: after a failure, frames of a live source do not come again.
     """
 
     def __init__(
@@ -85,11 +86,12 @@ class Session:
         episodic: bool = False,
         adapt_for: int | None = None,
         answer_early: bool = False,
+        keeps: bool = False,
     ) -> None:
         self.adapter, self.counts, self._card = adapter, counts, card
         self._policy, self._listener, self._interrupts = policy, listener, interrupts
         self._resets, self._adapt_for, self._answer_early = (episodic, reset_every), adapt_for, answer_early
-        self.quick = False
+        self.quick, self._keeps = False, keeps
         self._busy = False  # whether a batch is in progress
         self._before: Snapshot | None = None  # the end of the last finished batch, if it was kept
         self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the session's
@@ -135,7 +137,7 @@ class Session:
         with contextlib.ExitStack() as stack:
             if self.quick:
                 stack.enter_context(self._interrupts.held())
-            elif self.adapter.method.norms_only:  # do not hold gigabytes of state twice
+            if (self._keeps or not self.quick) and self.adapter.method.norms_only:  # do not hold gigabytes twice
                 self._before = self._counts_before or replace(self.counts), self.adapter.state()
             started, self._busy = time.monotonic(), True
             result = self._answer(batch)
@@ -189,6 +191,7 @@ class Session:
             )
             answers.logits = answers.logits.cpu()
             if not torch.isfinite(answers.logits).all():
+                self._before = None  # the weights are no longer worth keeping
                 raise _not_finite(batch)
             answer_seconds = time.monotonic() - started
         return BatchResult(

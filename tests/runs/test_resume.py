@@ -17,7 +17,7 @@ from torch import nn
 from remtta.adapt.one_stream import RunSummary
 from remtta.deltas import DELTA
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import RemttaError, UsageError
+from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.methods.settings import REMConfig
 from remtta.models.card import set_labels
 from remtta.options import RunOptions
@@ -28,7 +28,7 @@ from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 from tests.records import record_of, rows_of
-from tests.runs.tiny import StopAfter, adapt_in_parts, adapt_tiny
+from tests.runs.tiny import StopAfter, adapt_in_parts, adapt_tiny, fill_disk
 
 
 def assert_same_results(folder: Path, whole: Path) -> None:
@@ -310,6 +310,29 @@ def test_a_live_stream_continues_with_what_it_shows_now(tmp_path: Path) -> None:
     assert [row["index"] for row in rows] == list(range(12))
     assert [row["frame"] for row in rows[9:]] == [0, 1, 2]
     assert record_of(run)["counts"]["frames"] == 12
+
+
+def test_a_full_disk_keeps_what_was_learned_from_a_live_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, options = tmp_path / "run", {"batch_size": 1, "save_every": 100}
+    with monkeypatch.context() as full:
+        fill_disk(full, 3000)
+        with pytest.raises(OutputError, match="No space left"):
+            adapt_tiny(camera(12), run, options=options)
+    written = len(rows_of(run))
+    assert 2 < written < 12
+    assert load_position(run / STATE, Place)[0].updates == written
+    adapt_tiny(camera(2), run, resume=True, options=options)
+    assert [row["update"] for row in rows_of(run)] == list(range(written + 2))
+
+
+def test_weights_whose_outputs_are_not_finite_are_not_saved(tmp_path: Path) -> None:
+    diverging: dict[str, Any] = {
+        "config": REMConfig(lr=1e38, optimizer="sgd"),
+        "options": {"guard": None, "save_every": 9},
+    }
+    with pytest.raises(RemttaError, match="not finite numbers from frame 3 on"):
+        adapt_tiny(camera(6), tmp_path, **diverging)
+    assert not (tmp_path / STATE).exists()
 
 
 @pytest.mark.parametrize(
