@@ -2,7 +2,7 @@
 
 Under a shift the features of all images move in the same direction, so the last linear layer adds the same offset to
 every image's logits: C numbers, estimated by the running mean of the logits. That mean also contains the stream's own
-classes; this part is estimated from the model's answers and excluded.
+classes; if recent images are of few classes, this part is estimated from the model's answers and stays in the logits.
 
 Related: NEO (arXiv:2510.05635) centres the features of a whole domain.
 """
@@ -17,30 +17,27 @@ from torch import Tensor
 HALF_LIFE = 35
 """Half-life of an image in the mean, in images; small, so that the mean follows a change of conditions."""
 
-_RECENT, _MEMORY = 100, 1000  # half-lives of the agreement, which shows whether windows hold few classes
-_FEW = (0.16, 0.32)  # agreement times sqrt(C): label correction starts, and is complete
-_FEW_NOW = (0.24, 0.48)  # the same within the window, whose estimate is noisier
-_ONE = (0.05, 0.5)  # agreement a + b / C of the plain answers: centring starts to fade; it is off at twice that
-_KEPT = {"plain": (0.8, 0.9), "plain recent": (0.55, 0.65)}  # centred spread / plain certainty: centre after all
-_MIN_CERTAINTY = 0.15  # of the plain answers, in that ratio; less is mostly noise
+_MEMORY = 200  # half-life of the evidence of few classes, in images
+_FEW = (0.05, 0.12)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
+_NOW = 0.25  # factor on the evidence in the window alone, which is noisier
+_FACTOR = 1.2  # on that part, which a linear fit underestimates
 _MIN_SQUARE = 1e-9
 
 
 class Centre:
     """The offset of a model's logits, updated from batch to batch.
 
-    The mean of the logits z is the offset of the shift plus a part due to the labels. The latter is estimated from the
-    centred answers q = softmax(z - offset), as slope * (mean q - 1 / C) with slope = cov(z, q) / var(q). It stays in
-    the logits to the degree that answers to different images agree, as they do if windows hold few classes. If the
-    plain answers to the last 1,000 or 100 images agree (one class), nothing is centred, unless the centred answers
-    still differ from each other nearly as much as the plain ones are certain.
+    The mean of the logits z is the offset of the shift plus a part of the classes shown. The latter is estimated by
+    linear regression on the plain answers p = softmax(z), as cov(z, p) / var(p) * (mean p - 1 / C). It stays in the
+    logits if recent images are of few classes, that is, if answers to different images agree, and are less certain
+    without this part.
 
     Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
     if the bias is large, as in a linear probe, where it compensates for the mean of the features.
 
     Attributes:
         offset: The values to subtract from logits (..., C): shape (C,), or 0 before the first batch.
-        share: The fraction of the shift that is subtracted, a scalar, 0 to 1.
+        few: The fraction of the shown classes' part that stays in the logits, a scalar, 0 to 1.
 
     Args:
         device: The device of the logits.
@@ -54,18 +51,11 @@ class Centre:
 
     def forget(self) -> None:
         """Forget all means and the offset."""
-        self.offset = self._shift = torch.zeros((), device=self._device)
-        self.share = torch.ones((), device=self._device)
+        self.offset = self.few = torch.zeros((), device=self._device)
         self._led = torch.zeros((), dtype=torch.bool)  # by the source model's answers
         self._answers: Tensor | None = None  # to the last batch, (B, C)
         self._told: Tensor | None = None  # the source model's to the next one
-        self._means = {
-            "window": _Mean(HALF_LIFE),
-            "recent": _Mean(_RECENT),
-            "memory": _Mean(_MEMORY),
-            "plain": _Mean(_MEMORY),
-            "plain recent": _Mean(_RECENT),
-        }
+        self._means = {"window": _Mean(HALF_LIFE), "corrected": _Mean(HALF_LIFE), "evidence": _Mean(_MEMORY)}
 
     def expect(self, fit: Tensor) -> None:
         """Start a new batch, whose logits come next; the mask (B,) selects images that count in the means."""
@@ -92,51 +82,46 @@ class Centre:
             self._follow(whole[counted])
 
     def follow(self, source: Centre) -> None:
-        """Use the source model's answers and share for the next batch.
+        """Use the source model's answers and evidence for the next batch.
 
         With the adapted model's own answers, a class that wrongly dominates would look like one that the stream shows.
         """
-        self._told, self.share = source._answers, source.share
+        self._told, self.few = source._answers, source.few
         self._led = torch.ones((), dtype=torch.bool)
 
     def _follow(self, logits: Tensor) -> None:
         count, classes = logits.shape
-        told = self._told
-        answers = (logits - self._shift).softmax(-1) if told is None or len(told) != count else told
-        self._answers, self._told = answers, None
+        told, self._told = self._told, None
+        answers = logits.softmax(-1) if told is None or len(told) != count else told
+        self._answers = answers
         window = self._means["window"]
-        z, q, zq, qq = window.add(logits, answers, (logits * answers).sum(-1), answers.square().sum(-1))
-        common, spread = _agreement(q, qq, window.alike)
-        told = torch.stack([common, spread, (zq - z @ q).clamp(min=0) / (1 - window.alike)])
-        (recent,), (memory,) = (self._means[name].add(told.expand(count, 3)) for name in ("recent", "memory"))
-        now, *longer = (each[0] / (each[0] + each[1]) * classes**0.5 for each in (told, recent, memory))
-        few = torch.maximum(_ramp(now, *_FEW_NOW), _ramp(torch.maximum(*longer), *_FEW))
-        slope = torch.minimum(*(each[2] / each[1] for each in (told, memory)))
-        self._shift = z - few * slope * (q - 1 / classes)
+        z, p, zp, pp = window.add(logits, answers, (logits * answers).sum(-1), answers.square().sum(-1))
+        slope = (zp - z @ p).clamp(min=0) / (pp - p @ p).clamp(min=_MIN_SQUARE)
+        shown = slope * (p - 1 / classes)
         if not self._led:
-            plain, spreads = logits.softmax(-1), {"plain": memory[1], "plain recent": recent[1]}
-            self.share = torch.minimum(*(self._share_in(name, plain, spread) for name, spread in spreads.items()))
-        self.offset = self.share * self._shift
+            self.few = self._few_classes((logits - z).softmax(-1), (logits - z + shown).softmax(-1))
+        self.offset = (1 - window.alike) * (z - _FACTOR * self.few * shown)
 
-    def _share_in(self, name: str, answers: Tensor, centred_spread: Tensor) -> Tensor:
-        """Return the share to subtract: 0 for one class.
+    def _few_classes(self, centred: Tensor, corrected: Tensor) -> Tensor:
+        """Return how much recent images look like few classes, 0 to 1.
 
         Args:
-            name: The mean to which these plain answers (B, C) are added.
-            answers: Shape (B, C).
-            centred_spread: The spread of centred answers, over as many images as the mean.
+            centred: Answers with the whole mean subtracted, shape (B, C).
+            corrected: Answers that keep the part of the shown classes, likewise.
         """
-        plain, classes = self._means[name], answers.shape[1]
-        mean, square = plain.add(answers, answers.square().sum(-1))
-        common, spread = _agreement(mean, square, plain.alike)
-        bound = _ONE[0] + _ONE[1] / classes
-        one = _ramp(common / (common + spread), bound, 2 * bound)
-        kept = centred_spread / (square - 1 / classes).clamp(min=_MIN_CERTAINTY)
-        return torch.maximum(1 - one, _ramp(kept, *_KEPT[name]))
+        count, classes = centred.shape
+        window = self._means["corrected"]
+        mean, square, left = window.add(corrected, corrected.square().sum(-1), centred.square().sum(-1))
+        certainty = torch.stack([square, left]) - 1 / classes
+        now = torch.cat([torch.stack(_agreement(mean, square, window.alike)), certainty])
+        (memory,) = self._means["evidence"].add(now.expand(count, 4))
+        evidence = torch.maximum(_evidence(memory), _NOW * _evidence(now)) * classes**0.5
+        low, high = _FEW
+        return ((evidence - low) / (high - low)).clamp(0, 1)
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next offset depends on, on the CPU."""
-        own = {"offset": self.offset, "shift": self._shift, "share": self.share, "led": self._led}
+        own = {"offset": self.offset, "few": self.few, "led": self._led}
         means = {f"{name}.{key}": value for name, mean in self._means.items() for key, value in mean.state().items()}
         return {name: tensor.detach().cpu().clone() for name, tensor in {**own, **means}.items()}
 
@@ -144,8 +129,7 @@ class Centre:
         """Go on from what `state` returned."""
         self.forget()
         device = self._device
-        self.offset, self._shift, self.share = (state[name].to(device) for name in ("offset", "shift", "share"))
-        self._led = state["led"]
+        self.offset, self.few, self._led = state["offset"].to(device), state["few"].to(device), state["led"]
         for name, mean in self._means.items():
             start = f"{name}."
             mean.load_state({key.removeprefix(start): state[key] for key in state if key.startswith(start)}, device)
@@ -174,8 +158,8 @@ class _Mean:
 
     @property
     def alike(self) -> float:
-        """Probability that two draws from it are the same image: the sum of squared weights, at most 1/2."""
-        return float(min((2 / self._weight - (1 - self._keep)) / (1 + self._keep), 0.5))
+        """Probability that two draws from it are the same image: the sum of squared weights."""
+        return (2 / self._weight - (1 - self._keep)) / (1 + self._keep)
 
     def state(self) -> dict[str, Tensor]:
         """Return everything it holds."""
@@ -196,10 +180,12 @@ def _agreement(mean: Tensor, square: Tensor, alike: float) -> tuple[Tensor, Tens
         square: Mean of their sums of squares, a scalar.
         alike: Probability that two of them are of the same image.
     """
-    spread = (square - mean.square().sum()) / (1 - alike)
+    spread = (square - mean.square().sum()) / max(1 - alike, 0.5)
     common = mean.square().sum() - 1 / len(mean) - alike * spread
     return common.clamp(min=0), spread.clamp(min=_MIN_SQUARE)
 
 
-def _ramp(value: Tensor, low: float, high: float) -> Tensor:
-    return ((value - low) / (high - low)).clamp(0, 1)
+def _evidence(parts: Tensor) -> Tensor:
+    """Return the agreement of answers times the certainty that is lost by centring, from means of both, shape (4,)."""
+    common, spread, certainty, left = parts
+    return common / (common + spread) * (1 - left / certainty.clamp(min=_MIN_SQUARE)).clamp(min=0)

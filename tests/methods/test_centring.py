@@ -107,6 +107,11 @@ def test_one_class_after_a_shuffled_stream_is_not_centred_away() -> None:
     assert errors(follow(Centre(CPU), logits)[after], labels[after]) < errors(logits[after], labels[after])
 
 
+def test_the_first_image_keeps_its_class() -> None:
+    logits = logits_of(shuffled(1))
+    assert torch.equal(follow(Centre(CPU), logits, batch_size=1), logits)
+
+
 def test_a_batch_in_parts_is_followed_as_a_whole() -> None:
     logits, whole, parts = logits_of(shuffled(20)), Centre(CPU), Centre(CPU)
     fit = torch.arange(20) % 3 > 0
