@@ -17,9 +17,9 @@ from torch import Tensor
 HALF_LIFE = 35
 """Half-life of an image in the mean, in images; small, so that the mean follows a change of conditions."""
 
-_MEMORY = 200  # half-life of the evidence of few classes, in images
+_MEMORY = 1000  # half-life of the evidence of few classes, in images
 _FEW = (0.05, 0.12)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
-_NOW = 0.25  # factor on the evidence in the window alone, which is noisier
+_NOW = 1 / 6  # factor on the evidence in the window alone, which is noisier
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
 _MIN_SQUARE = 1e-9
 
