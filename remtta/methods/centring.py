@@ -30,7 +30,8 @@ class Centre:
     The mean of the logits z is the offset of the shift plus a part of the classes shown. The latter is estimated by
     linear regression on the plain answers p = softmax(z), as cov(z, p) / var(p) * (mean p - 1 / C). It stays in the
     logits if recent images are of few classes, that is, if answers to different images agree, and are less certain
-    without this part.
+    without this part. An adapted model's logits are then centred by the source model's offset, so that what it has
+    learned of these classes is not subtracted.
 
     Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
     if the bias is large, as in a linear probe, where it compensates for the mean of the features.
@@ -51,10 +52,8 @@ class Centre:
 
     def forget(self) -> None:
         """Forget all means and the offset."""
-        self.offset = self.few = torch.zeros((), device=self._device)
-        self._led = torch.zeros((), dtype=torch.bool)  # by the source model's answers
-        self._answers: Tensor | None = None  # to the last batch, (B, C)
-        self._told: Tensor | None = None  # the source model's to the next one
+        self.offset = self.few = self._corrected = torch.zeros((), device=self._device)
+        self._led = torch.zeros((), dtype=torch.bool)  # by the source model's centre
         self._means = {"window": _Mean(HALF_LIFE), "corrected": _Mean(HALF_LIFE), "evidence": _Mean(_MEMORY)}
 
     def expect(self, fit: Tensor) -> None:
@@ -82,25 +81,23 @@ class Centre:
             self._follow(whole[counted])
 
     def follow(self, source: Centre) -> None:
-        """Use the source model's answers and evidence for the next batch.
+        """Use the source model's evidence of few classes, and its offset for them, for the next batch.
 
-        With the adapted model's own answers, a class that wrongly dominates would look like one that the stream shows.
+        By the adapted model's own answers, a class that wrongly dominates would look like one that the stream shows.
         """
-        self._told, self.few = source._answers, source.few
+        self.few, self._corrected = source.few, source._corrected
         self._led = torch.ones((), dtype=torch.bool)
 
     def _follow(self, logits: Tensor) -> None:
-        count, classes = logits.shape
-        told, self._told = self._told, None
-        answers = logits.softmax(-1) if told is None or len(told) != count else told
-        self._answers = answers
-        window = self._means["window"]
+        classes, window = logits.shape[1], self._means["window"]
+        answers = logits.softmax(-1)
         z, p, zp, pp = window.add(logits, answers, (logits * answers).sum(-1), answers.square().sum(-1))
-        slope = (zp - z @ p).clamp(min=0) / (pp - p @ p).clamp(min=_MIN_SQUARE)
-        shown = slope * (p - 1 / classes)
         if not self._led:
+            slope = (zp - z @ p).clamp(min=0) / (pp - p @ p).clamp(min=_MIN_SQUARE)
+            shown = slope * (p - 1 / classes)
+            self._corrected = z - _FACTOR * shown
             self.few = self._few_classes((logits - z).softmax(-1), (logits - z + shown).softmax(-1))
-        self.offset = (1 - window.alike) * (z - _FACTOR * self.few * shown)
+        self.offset = (1 - window.alike) * torch.lerp(z, self._corrected, self.few)
 
     def _few_classes(self, centred: Tensor, corrected: Tensor) -> Tensor:
         """Return how much recent images look like few classes, 0 to 1.
@@ -121,18 +118,22 @@ class Centre:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next offset depends on, on the CPU."""
-        own = {"offset": self.offset, "few": self.few, "led": self._led}
+        own = {"offset": self.offset, "corrected": self._corrected, "few": self.few, "led": self._led}
         means = {f"{name}.{key}": value for name, mean in self._means.items() for key, value in mean.state().items()}
         return {name: tensor.detach().cpu().clone() for name, tensor in {**own, **means}.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what `state` returned."""
         self.forget()
-        device = self._device
-        self.offset, self.few, self._led = state["offset"].to(device), state["few"].to(device), state["led"]
+        self.offset, self._corrected, self.few = (
+            state[name].to(self._device) for name in ("offset", "corrected", "few")
+        )
+        self._led = state["led"]
         for name, mean in self._means.items():
             start = f"{name}."
-            mean.load_state({key.removeprefix(start): state[key] for key in state if key.startswith(start)}, device)
+            mean.load_state(
+                {key.removeprefix(start): state[key] for key in state if key.startswith(start)}, self._device
+            )
 
 
 class _Mean:
