@@ -18,8 +18,8 @@ HALF_LIFE = 35
 """Half-life of an image in the mean, in images; small, so that the mean follows a change of conditions."""
 
 _MEMORY = 1000  # half-life of the evidence of few classes, in images
-_FEW = (0.05, 0.12)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
 _NOW = 1 / 6  # factor on the evidence in the window alone, which is noisier
+_FEW = (0.05, 0.12)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
 _MIN_SQUARE = 1e-9
 
@@ -28,10 +28,10 @@ class Centre:
     """The offset of a model's logits, updated from batch to batch.
 
     The mean of the logits z is the offset of the shift plus a part of the classes shown. The latter is estimated by
-    linear regression on the plain answers p = softmax(z), as cov(z, p) / var(p) * (mean p - 1 / C). It stays in the
-    logits if recent images are of few classes, that is, if answers to different images agree, and are less certain
-    without this part. An adapted model's logits are then centred by the source model's offset, so that what it has
-    learned of these classes is not subtracted.
+    linear regression on the uncentred answers p = softmax(z), as cov(z, p) / var(p) * (mean p - 1 / C). It stays in
+    the logits if recent images are of few classes: if answers to different images agree, and lose certainty without
+    it. An adapted model's logits are then centred by the source model's offset, so that what it has learned of these
+    classes is not subtracted.
 
     Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
     if the bias is large, as in a linear probe, where it compensates for the mean of the features.
