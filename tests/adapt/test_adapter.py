@@ -126,6 +126,18 @@ def test_a_state_continues_in_another_adapter_to_the_same_answers() -> None:
             third.load_state_dict(state)
 
 
+def test_the_state_of_another_model_or_method_is_refused_and_changes_nothing() -> None:
+    adapter, own = adapter_of(), adapter_of().state_dict()
+    others = [tiny_vit(seed=1), tiny_vit(depth=3), tiny_vit(num_classes=9)]
+    states = [(Adapter(model, **GIVEN).state_dict(), "its base_sha256 is another") for model in others]
+    states += [({**own, "method": adapter_of(method="light").state_dict()["method"]}, "its method is another")]
+    states += [({name: own[name] for name in own if name != "base_sha256"}, "it has no base_sha256")]  # of 0.2.0
+    for state, why in states:
+        with pytest.raises(UsageError, match=rf"does not fit an adapter of this model, method and settings \({why}\)$"):
+            adapter.load_state_dict(state)
+    assert torch.equal(adapter(batches(1)[0]), adapter_of()(batches(1)[0]))
+
+
 def test_a_frozen_adapter_only_predicts_and_reset_brings_the_source_back(frames: Path) -> None:
     adapter, (first, second, last) = adapter_of(), batches(3)
     adapter(first), adapter(second)
