@@ -15,9 +15,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from remtta.adapt.given_pictures import pictures_of
+from remtta.adapt.given_pictures import check_raw, pictures_of
 from remtta.adapt.planning import Setup, own_guard, set_up
-from remtta.backbones.backbone import check_images
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
@@ -199,7 +198,7 @@ class Adapter(ObservedMethod):
             images = torch.stack([transform(picture) for picture in pictures_of(images)])
         if images.dtype == torch.uint8:
             self.warn_of_guess()
-            check_images(images.float(), None)  # before their channels meet the mean's
+            check_raw(images)  # before their channels meet the mean's
             return self.card.preprocessing.normalise(images.to(self.card.device))
         if images.is_floating_point() and not bool(images.isfinite().all()):
             raise ValueError("the images hold values that are not finite numbers")

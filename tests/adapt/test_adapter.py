@@ -89,7 +89,11 @@ def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCap
         ([None], "got NoneType"),
         (torch.full((5, 3, 32, 32), torch.nan), "values that are not finite"),
         (torch.zeros(5, 1, 32, 32), r"images must be float32 of shape \(B, 3, 32, 32\)"),
-        (torch.zeros(3, 32, 32, dtype=torch.uint8), r"images must be float32 of shape"),
+        (torch.zeros(3, 32, 32, dtype=torch.uint8), r"images must be uint8 of shape .*, got shape \(3, 32, 32\)$"),
+        (
+            torch.zeros(2, 32, 32, 3, dtype=torch.uint8),
+            r"32, 3\); images.permute\(0, 3, 1, 2\) puts the channels first$",
+        ),
         (torch.zeros(5, 3, 48, 48), r"images must be float32 of shape \(B, 3, 32, 32\)"),
     ]
     for images, told in refused:
