@@ -17,6 +17,7 @@ from remtta.deltas import DELTA
 from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.signs import render_sign
 from remtta.engines.interrupts import Interrupts, Stopped
+from remtta.errors import UsageError
 from remtta.files import writing
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
@@ -151,6 +152,8 @@ def run_demo(
 
 
 def _clear_folder(output: Path, overwrite: bool) -> None:
+    if (output / LABELLED).is_dir() and not overwrite:
+        raise UsageError(f"{output} holds an earlier demo; choose another --output, or replace it with --overwrite")
     check_folder(output, overwrite=overwrite)
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)

@@ -75,7 +75,7 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
     assert "4 frames of each condition are few for the picture, whose curve is a mean over 80" in caplog.text
     assert seen == [20, 24, 20, 24]
     check_labelled(result)
-    with pytest.raises(UsageError, match="is not empty"):
+    with pytest.raises(UsageError, match="holds an earlier demo; .* replace it with --overwrite"):
         run_demo(tmp_path / "demo", frames_per_condition=20)
 
 
