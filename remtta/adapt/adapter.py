@@ -15,8 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from remtta.adapt.given_pictures import check_raw, pictures_of
+from remtta.adapt.given_pictures import pictures_of
 from remtta.adapt.planning import Setup, own_guard, set_up
+from remtta.backbones.backbone import check_images
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
@@ -181,14 +182,13 @@ class Adapter(ObservedMethod):
         with self._lock:
             try:
                 for name, wanted in self._origin.items():
-                    if state[name].tolist() != wanted.tolist():
-                        raise ValueError(f"its {name} is another")
+                    if name not in state or state[name].tolist() != wanted.tolist():
+                        raise ValueError(f"its {name} is another or missing")
                 own_names = (_FROZEN, *self._origin)
                 load_whole({name: tensor for name, tensor in state.items() if name not in own_names}, self)
                 self.frozen = bool(state[_FROZEN])
             except (ValueError, KeyError) as error:
-                why = f"it has no {error.args[0]}" if isinstance(error, KeyError) else error
-                text = f"the state does not fit an adapter of this model, method and settings ({why})"
+                text = f"the state does not fit an adapter of this model, method and settings ({error})"
                 raise UsageError(text) from error
 
     def _pixels(self, images: Images) -> Tensor:
@@ -198,7 +198,7 @@ class Adapter(ObservedMethod):
             images = torch.stack([transform(picture) for picture in pictures_of(images)])
         if images.dtype == torch.uint8:
             self.warn_of_guess()
-            check_raw(images)  # before their channels meet the mean's
+            check_images(images, None, torch.uint8)  # before their channels meet the mean's
             return self.card.preprocessing.normalise(images.to(self.card.device))
         if images.is_floating_point() and not bool(images.isfinite().all()):
             raise ValueError("the images hold values that are not finite numbers")

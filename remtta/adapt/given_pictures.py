@@ -29,11 +29,3 @@ def _picture(image: object) -> Image.Image:
         f"a picture is a PIL image, or a uint8 array of shape (H, W, 3) in RGB or (H, W) in gray, got {got}; "
         "pass preprocessed images as one tensor (B, 3, H, W)"
     )
-
-
-def check_raw(images: Tensor) -> None:
-    """Raise ValueError unless a uint8 tensor is a batch of images (B, 3, H, W)."""
-    shape = tuple(images.shape)
-    if len(shape) != 4 or shape[0] == 0 or shape[1] != 3:
-        hint = "; images.permute(0, 3, 1, 2) puts the channels first" if len(shape) == 4 and shape[3] == 3 else ""
-        raise ValueError(f"images must be uint8 of shape (B, 3, H, W) with B >= 1, got shape {shape}{hint}")

@@ -74,7 +74,7 @@ def _report(change: Delta, widened: Collection[str]) -> str:
 
 def _how_to_load(base: nn.Module, name: str) -> str:
     """Return a line with the options of the preprocessing, unless a model of this name has it without them."""
-    import timm
+    from timm import get_pretrained_cfg
     from timm.data import resolve_data_config
 
     from remtta.models.embedded import EMBEDDED
@@ -83,8 +83,8 @@ def _how_to_load(base: nn.Module, name: str) -> str:
 
     own, usual = preprocessing_of(base).as_dict(), {}
     if name == EMBEDDED:
-        usual = preprocessing_of(load(ModelOptions(EMBEDDED))).as_dict()
-    elif ":" not in name and (known := timm.get_pretrained_cfg(name)):
+        usual = preprocessing_of(load(ModelOptions(name))).as_dict()
+    elif ":" not in name and (known := get_pretrained_cfg(name)):
         usual = resolve_data_config(pretrained_cfg=known.to_dict())
     same = all(own[each] == usual.get(each) for each in ("mean", "std", "interpolation", "crop_pct"))
     return "" if same else f"\nuse it with {options_text(own)}"
