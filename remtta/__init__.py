@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from remtta._version import __version__
 from remtta.errors import RemttaError
-from remtta.methods.settings import REMConfig
-from remtta.options import RunOptions
 
 if TYPE_CHECKING:
     from remtta.adapt.adapter import Adapter, stream
@@ -16,8 +14,10 @@ if TYPE_CHECKING:
     from remtta.deltas.base_model import load_base
     from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
     from remtta.methods.rem import REM
+    from remtta.methods.settings import REMConfig
     from remtta.models.loading import load_model
     from remtta.models.preprocessing import Preprocessing
+    from remtta.options import RunOptions
     from remtta.streams.sources import open_stream
 
 __all__ = [
@@ -45,6 +45,8 @@ _HOMES = {
     "Adapter": "remtta.adapt.adapter",
     "Delta": "remtta.deltas.delta",
     "Preprocessing": "remtta.models.preprocessing",
+    "REMConfig": "remtta.methods.settings",
+    "RunOptions": "remtta.options",
     "adapt_stream": "remtta.adapt.one_stream",
     "apply_delta": "remtta.deltas.delta",
     "load_base": "remtta.deltas.base_model",

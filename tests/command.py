@@ -141,7 +141,7 @@ def _be_remtta(
     # As in a new process; whoever began the server may have had them blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     before()
-    from remtta.cli import main
+    from remtta.__main__ import main
 
     main()
 

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from remtta.adapt.given_pictures import pictures_of
 from remtta.adapt.planning import Setup, own_guard, set_up
 from remtta.backbones.backbone import check_images
 from remtta.deltas.delta import Delta
@@ -129,6 +130,7 @@ class Adapter(ObservedMethod):
         setup = Setup(method, config, self.options, delta, source_data)
         built, self.config, _ = set_up(given, self.card, setup, lambda: None)
         super().__init__(built.method, built.observers)
+        self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
         self._lock = threading.RLock()
         self._warned = False
         inside = look_inside(given)
@@ -169,17 +171,21 @@ class Adapter(ObservedMethod):
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""
         with self._lock:
-            return {**self.state(), _FROZEN: torch.tensor(self.frozen)}
+            return {**self.state(), **self._origin, _FROZEN: torch.tensor(self.frozen)}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned, of an adapter with the same model and settings.
+        """Restore what `state_dict` returned, of an adapter with the same model and method.
 
         Raises:
             UsageError: If it belongs to another.
         """
         with self._lock:
             try:
-                load_whole({name: tensor for name, tensor in state.items() if name != _FROZEN}, self)
+                for name, wanted in self._origin.items():
+                    if name not in state or state[name].tolist() != wanted.tolist():
+                        raise ValueError(f"its {name} is another or missing")
+                own_names = (_FROZEN, *self._origin)
+                load_whole({name: tensor for name, tensor in state.items() if name not in own_names}, self)
                 self.frozen = bool(state[_FROZEN])
             except (ValueError, KeyError) as error:
                 text = f"the state does not fit an adapter of this model, method and settings ({error})"
@@ -189,10 +195,10 @@ class Adapter(ObservedMethod):
         """Return the model's inputs, on its device."""
         if not isinstance(images, Tensor):
             transform = self.card.preprocessing.transform()
-            images = torch.stack([transform(picture) for picture in _pictures(images)])
+            images = torch.stack([transform(picture) for picture in pictures_of(images)])
         if images.dtype == torch.uint8:
             self.warn_of_guess()
-            check_images(images.float(), None)  # before their channels meet the mean's
+            check_images(images, None, torch.uint8)  # before their channels meet the mean's
             return self.card.preprocessing.normalise(images.to(self.card.device))
         if images.is_floating_point() and not bool(images.isfinite().all()):
             raise ValueError("the images hold values that are not finite numbers")
@@ -211,6 +217,10 @@ class Adapter(ObservedMethod):
             message = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
             _log.warning(message, count, self.options.batch_size, count)
             self._warned = True
+
+
+def _as_tensor(text: str) -> Tensor:
+    return torch.tensor(list(text.encode()), dtype=torch.uint8)
 
 
 @dataclass(frozen=True)
@@ -325,23 +335,3 @@ class _FrameResults(Listener):
             )
             for frame, probs in zip(readable, logits.float().softmax(-1).numpy(), strict=True)
         ]
-
-
-def _pictures(images: Sequence[Image.Image | np.ndarray]) -> list[Image.Image]:
-    if isinstance(images, Image.Image) or len(images) == 0 or (isinstance(images, np.ndarray) and images.ndim < 4):
-        raise ValueError("images are a list of at least one picture, or a tensor (B, 3, H, W); for one, pass [image]")
-    return [_picture(image) for image in images]
-
-
-def _picture(image: object) -> Image.Image:
-    if isinstance(image, str | Path):
-        raise ValueError(f"{image} is a path, not a picture; pass paths to remtta.stream")
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and (image.ndim == 2 or image.shape[2:] == (3,)):
-        image = Image.fromarray(image)
-    if isinstance(image, Image.Image):
-        return image.convert("RGB")
-    got = f"{image.dtype} of {tuple(image.shape)}" if isinstance(image, np.ndarray | Tensor) else type(image).__name__
-    raise ValueError(
-        f"a picture is a PIL image, or a uint8 array of shape (H, W, 3) in RGB or (H, W) in gray, got {got}; "
-        "pass preprocessed images as one tensor (B, 3, H, W)"
-    )

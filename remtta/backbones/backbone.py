@@ -111,13 +111,15 @@ class Backbone(Protocol):
         """Return the logits (B, C) of preprocessed images (B, 3, H, W), and the features (B, D) that enter the head."""
 
 
-def check_images(images: Tensor, input_size: tuple[int, int] | None) -> None:
-    """Raise ValueError unless this is a batch of preprocessed images of this size."""
+def check_images(images: Tensor, input_size: tuple[int, int] | None, dtype: torch.dtype = torch.float32) -> None:
+    """Raise ValueError unless this is a batch of images of this size and type; by default preprocessed ones."""
     height, width = input_size or ("H", "W")
-    wanted = f"float32 of shape (B, 3, {height}, {width}) with B >= 1"
+    wanted = f"{str(dtype).removeprefix('torch.')} of shape (B, 3, {height}, {width}) with B >= 1"
     if not isinstance(images, Tensor):
         raise ValueError(f"images must be a tensor, {wanted}, got {type(images).__name__}")
     fits = images.ndim == 4 and len(images) > 0 and images.shape[1] == 3
     fits = fits and input_size in (None, tuple(images.shape[2:]))
-    if not fits or images.dtype != torch.float32:
-        raise ValueError(f"images must be {wanted}, got {images.dtype} of shape {tuple(images.shape)}")
+    if not fits or images.dtype != dtype:
+        last = images.ndim == 4 and images.shape[1] != 3 and images.shape[3] == 3
+        hint = "; images.permute(0, 3, 1, 2) puts the channels first" if last else ""
+        raise ValueError(f"images must be {wanted}, got {images.dtype} of shape {tuple(images.shape)}{hint}")

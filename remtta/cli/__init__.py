@@ -67,12 +67,9 @@ def common(
 
 
 def main() -> None:
-    """Run the command line; the entry point of the `remtta` script."""
+    """Run the command line."""
     open_standard_descriptors()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for signs that a terminal cannot encode
     keep_freed_memory()
-    try:
-        app()
-    except KeyboardInterrupt:  # before a command installs its own handlers
-        sys.exit(130)
+    app()

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remtta.cli.classifiers import load_torch
+from remtta.cli.doctor import options_text
 from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
 from remtta.options import ModelOptions
 from remtta.options.option import Only
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from remtta.deltas.delta import Delta
 
 
@@ -61,9 +64,27 @@ def apply(
         plain = None if by_texts else source
         dtypes = checkpoint_dtypes(base, plain, use_ema=wanted.use_ema) if plain else None
         widened = save_weights(target.output, base, dtypes)
-        running.tell(f"{target.output}: {_report(change, widened)}")
+        running.tell(f"{target.output}: {_report(change, widened)}{_how_to_load(base, wanted.name or '')}")
 
 
 def _report(change: Delta, widened: Collection[str]) -> str:
     note = f"; {len(widened)} adapted tensors in float32, which the base's dtype would round" if widened else ""
     return f"{change.model} with {len(change.tensors)} adapted tensors{note}"
+
+
+def _how_to_load(base: nn.Module, name: str) -> str:
+    """Return a line with the options of the preprocessing, unless a model of this name has it without them."""
+    from timm import get_pretrained_cfg
+    from timm.data import resolve_data_config
+
+    from remtta.models.embedded import EMBEDDED
+    from remtta.models.loading import load
+    from remtta.models.preprocessing import preprocessing_of
+
+    own, usual = preprocessing_of(base).as_dict(), {}
+    if name == EMBEDDED:
+        usual = preprocessing_of(load(ModelOptions(name))).as_dict()
+    elif ":" not in name and (known := get_pretrained_cfg(name)):
+        usual = resolve_data_config(pretrained_cfg=known.to_dict())
+    same = all(own[each] == usual.get(each) for each in ("mean", "std", "interpolation", "crop_pct"))
+    return "" if same else f"\nuse it with {options_text(own)}"

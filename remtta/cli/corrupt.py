@@ -11,6 +11,7 @@ from remtta.cli.progress import tree_progress
 from remtta.cli.reporting import signal_exit_code
 from remtta.cli.running import RunningOptions
 from remtta.corruptions.choices import CorruptOptions
+from remtta.engines.interrupts import Stopped
 from remtta.options.option import Only
 
 
@@ -42,4 +43,6 @@ def corrupt(
         with tree_progress(hidden=running.quiet) as advance:
             summary = corrupt_tree(source, destination, tree, on_image=advance, interrupts=interrupts)
         running.tell(summary.report())
+        if summary.signum is not None:
+            running.tell(f"stopped by {Stopped(summary.signum).name}; run it again to continue")
     raise typer.Exit(signal_exit_code(summary.signum))

@@ -104,5 +104,5 @@ def _verdict(better: Mapping[str, Any] | None, candidates: Sequence[Mapping[str,
 
 def options_text(way: Mapping[str, Any]) -> str:
     """Return the options for a preprocessing."""
-    mean, std = (" ".join(f"{value:.4g}" for value in way[name]) for name in ("mean", "std"))
+    mean, std = (" ".join(f"{value:.8g}" for value in way[name]) for name in ("mean", "std"))
     return f"--mean {mean} --std {std} --interpolation {way['interpolation']} --crop-pct {way['crop_pct']:.4g}"

@@ -17,6 +17,7 @@ from remtta.deltas import DELTA
 from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.signs import render_sign
 from remtta.engines.interrupts import Interrupts, Stopped
+from remtta.errors import UsageError
 from remtta.files import writing
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
@@ -151,6 +152,8 @@ def run_demo(
 
 
 def _clear_folder(output: Path, overwrite: bool) -> None:
+    if (output / LABELLED).is_dir() and not overwrite:
+        raise UsageError(f"{output} holds an earlier demo; choose another --output, or replace it with --overwrite")
     check_folder(output, overwrite=overwrite)
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
@@ -160,7 +163,7 @@ def _clear_folder(output: Path, overwrite: bool) -> None:
 
 
 def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[DrivenFrame]:
-    """Draw the frames of a drive into `folder/frames`, in order, and write `folder/labels.csv`."""
+    """Draw the frames of a drive into `folder/frames`, in order, and write `folder/labels.csv` for `remtta eval`."""
     rng = np.random.default_rng([_STREAM_SEED, seed])
     frames = []
     for position, (condition, change) in enumerate(CONDITIONS.items()):
@@ -171,8 +174,8 @@ def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[Drive
             path = place / f"{number:04d}.png"
             Image.fromarray(change(render_sign(label, rng), rng)).save(path, compress_level=1)
             frames.append(DrivenFrame(path, condition, label))
-    lines = [f"{frame.path.relative_to(folder)},{frame.label},{CLASS_NAMES[frame.label]}" for frame in frames]
-    (folder / "labels.csv").write_text("\n".join(["frame,class,name", *lines]) + "\n", encoding="utf-8")
+    lines = [f"{frame.path.relative_to(folder)},{CLASS_NAMES[frame.label]}\n" for frame in frames]
+    (folder / "labels.csv").write_text("".join(lines), encoding="utf-8")
     return frames
 
 

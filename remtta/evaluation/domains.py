@@ -91,9 +91,10 @@ class Dataset:
         images = sum(len(domain.sources) for domain in self.domains)
         size = "{}x{} pixels".format(*next(iter(self.sizes))) if len(self.sizes) == 1 else "various sizes"
         restricted = f", logits restricted to {self.restricted_to}'s" if self.restricted_to else ""
+        classes = f"{len(self.class_numbers)} class{'' if len(self.class_numbers) == 1 else 'es'}"
         return (
             f"{self.root}: {self.layout}, {counted(len(self.domains), 'domain')}, {counted(images, 'image')}, {size}, "
-            f"{len(self.class_numbers)} classes by {self.classes}{restricted}"
+            f"{classes} by {self.classes}{restricted}"
         )
 
 

@@ -150,7 +150,7 @@ class _Evaluation:
     def execute(self, source_data: str | Path | None = None) -> dict[str, Any]:
         """Run or resume the evaluation and return its results."""
         folder = self._folder
-        self._plan.check_guards()
+        self._plan.check_methods()
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(folder)

@@ -82,14 +82,14 @@ class EvalPlan:
                 self._learn(method, name, self.learned[name]["path"])
             yield adapter
 
-    def check_guards(self) -> None:
-        """Raise UsageError if a guard is requested for a method that cannot have one."""
-        for name in filter(is_guarded, self.methods):
-            with self._method(name) as method:
-                try:
+    def check_methods(self) -> None:
+        """Raise UsageError if a method does not suit the model, or a guard is requested where there can be none."""
+        for name in self.methods:
+            try:
+                with self._method(name) as method:
                     self._with_additions(name, method)
-                except UsageError as error:
-                    raise UsageError(f"{name}: {error}") from None
+            except UsageError as error:
+                raise type(error)(f"{name}: {error}") from None
 
     def learn(self, source_data: str | Path, wait: Callable[[], None]) -> None:
         """Compute or load the source statistics of every method that needs them, and record them in `learned`."""

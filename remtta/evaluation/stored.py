@@ -23,8 +23,10 @@ LABELS = "labels.npy"
 _IMAGE, _CLASS = ".input.jpg", ".output.cls"
 
 
-def _dataset(root: Path, layout: str, domains: Sequence[Domain], labels: np.ndarray, sizes: Sizes) -> Dataset:
-    return Dataset(root, layout, domains, "number", np.unique(labels).tolist(), sizes)
+def _dataset(
+    root: Path, layout: str, domains: Sequence[Domain], labels: np.ndarray, sizes: Sizes, classes: str = "number"
+) -> Dataset:
+    return Dataset(root, layout, domains, classes, np.unique(labels).tolist(), sizes)
 
 
 def _check_labels(labels: np.ndarray, num_classes: int, place: Path) -> None:
@@ -201,7 +203,8 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     if missing:
         raise UsageError(f"--labels-file: {len(missing)} images of {file} are missing, such as {missing[0]}")
     domain = Domain(file.stem, None, sources, np.array(labels, dtype=np.int64))
-    return _dataset(root, f"images listed in {file}", [domain], domain.labels, image_sizes(sources))
+    ways = sorted({"number" if label.isdecimal() else "class name" for _, label in entries})
+    return _dataset(root, f"images listed in {file}", [domain], domain.labels, image_sizes(sources), " or ".join(ways))
 
 
 def _entries(file: Path) -> list[tuple[str, str]]:

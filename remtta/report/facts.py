@@ -19,15 +19,16 @@ def run_facts(content: Mapping[str, Any]) -> Facts:
     """Return the facts of a run, from `describe_folder`."""
     run = content["run"]
     counts, timing, model, method = run["counts"], run["timing"], run["model"], run["method"]
+    learns = bool(run.get("adapted", True) or counts["updates"])
     facts = {
         "run": f"{state_of(run['exit_reason'], content['alive'])}; started {timing['started']}, {timing['seconds']} s, "
         f"{timing['images_per_s']} images/s on {run['environment']['device']}",
         "source": f"{run['source']['name']} ({run['source']['kind']})",
         "model": f"{model.get('name') or 'unknown'}, {model['num_classes']} classes, base {model['base_sha256'][:12]}",
-        "method": f"{method['name']}, batch {method['batch_size']}{_settings(method)}",
+        "method": f"{method['name']}, batch {method['batch_size']}{_settings(method) if learns else ''}",
         "frames": f"{counts['frames']}, {counts['skipped']} skipped; "
         f"{counted(counts['updates'], 'update')}{_more(counts)}",
-        "guard": _guard(run.get("guard"), run.get("options")),
+        "guard": _guard(run.get("guard"), run.get("options")) if learns else "none",
     }
     return {**facts, **(_prediction_facts(content["predictions"]) if "predictions" in content else {})}
 

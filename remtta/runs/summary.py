@@ -133,7 +133,8 @@ class RunSummary:
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
         dropped = f"{place.dropped} dropped for newer ones, " if place.dropped else ""
         by_source = f"{counted(place.by_source, 'frame')} answered by the source"
-        smoothed = counted(place.smoothed, "frame") if place.smoothed else "none, as frames did not come in order"
+        unrelated = "none, as no relation between successive frames was found"
+        smoothed = counted(place.smoothed, "frame") if place.smoothed else unrelated
         names = [name for name in ("answers", "adapted", "source") if name in self.estimates]
         estimates = ", ".join(f"{name} {100 * self.estimates[name]:.0f} %" for name in names)
         lines = {

@@ -173,6 +173,8 @@ def _open(
         return _of_live("camera", LiveSource(name, live, stride=frame_stride), name, limit)
     if exists and _is_video(name):
         return Stream(name, "video", itertools.islice(iter_video(name, stride=frame_stride), limit))
+    if exists and has_suffix(name, (".txt",)):
+        raise UsageError(f"{name} is a text file; add --streams if it lists streams; paths of images are read by -")
     if exists:
         return _of_paths(name, "image", [name], frame_stride, limit)
     if "://" in name:

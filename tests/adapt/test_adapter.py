@@ -89,7 +89,14 @@ def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCap
         ([None], "got NoneType"),
         (torch.full((5, 3, 32, 32), torch.nan), "values that are not finite"),
         (torch.zeros(5, 1, 32, 32), r"images must be float32 of shape \(B, 3, 32, 32\)"),
-        (torch.zeros(3, 32, 32, dtype=torch.uint8), r"images must be float32 of shape"),
+        (
+            torch.zeros(3, 32, 32, dtype=torch.uint8),
+            r"images must be uint8 of shape .*, got torch.uint8 of shape \(3, 32, 32\)$",
+        ),
+        (
+            torch.zeros(2, 32, 32, 3, dtype=torch.uint8),
+            r"32, 3\); images.permute\(0, 3, 1, 2\) puts the channels first$",
+        ),
         (torch.zeros(5, 3, 48, 48), r"images must be float32 of shape \(B, 3, 32, 32\)"),
     ]
     for images, told in refused:
@@ -124,6 +131,22 @@ def test_a_state_continues_in_another_adapter_to_the_same_answers() -> None:
     for state in (adapter_of(method="tent").state_dict(), {}, {**one.state_dict(), "more": torch.zeros(1)}):
         with pytest.raises(UsageError, match="does not fit an adapter of this model"):
             third.load_state_dict(state)
+
+
+def test_the_state_of_another_model_or_method_is_refused_and_changes_nothing() -> None:
+    adapter, own = adapter_of(), adapter_of().state_dict()
+    others = [tiny_vit(seed=1), tiny_vit(depth=3), tiny_vit(num_classes=9)]
+    states = [(Adapter(model, **GIVEN).state_dict(), "its base_sha256 is another or missing") for model in others]
+    states += [
+        ({**own, "method": adapter_of(method="light").state_dict()["method"]}, "its method is another or missing")
+    ]
+    states += [
+        ({name: own[name] for name in own if name != "base_sha256"}, "its base_sha256 is another or missing")
+    ]  # of 0.2.0
+    for state, why in states:
+        with pytest.raises(UsageError, match=rf"does not fit an adapter of this model, method and settings \({why}\)$"):
+            adapter.load_state_dict(state)
+    assert torch.equal(adapter(batches(1)[0]), adapter_of()(batches(1)[0]))
 
 
 def test_a_frozen_adapter_only_predicts_and_reset_brings_the_source_back(frames: Path) -> None:

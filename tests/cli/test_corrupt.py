@@ -333,7 +333,7 @@ def test_a_signal_to_all_leaves_whole_files_and_no_process(tmp_path: Path) -> No
         _, stderr = process.communicate(timeout=30)
         assert process.returncode == 130, stderr
     assert b"Traceback" not in stderr
-    assert b"written" in stderr
+    assert b"written" in stderr and stderr.endswith(b"stopped by SIGINT; run it again to continue\n")
     wait_for_none_in(process.pid)
     made = tree_of(out)
     assert 20 <= len(made) < 60 * 20

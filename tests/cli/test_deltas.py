@@ -98,11 +98,22 @@ def test_a_delta_brings_its_model_along(
 
 
 def test_a_delta_brings_its_preprocessing_and_names_its_checkpoint_from_anywhere(
-    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    frames: Path,
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = [*TINY_OPTIONS, "--checkpoint", "tiny.safetensors", "--mean", "0.1", "0.2", "0.3"]
     assert remtta_here("adapt", "frames", *options, "-o", "first") == 0
+    assert remtta_here("apply", "first", "-o", "whole.safetensors") == 0
+    use = "use it with --mean 0.1 0.2 0.3 --std 0.5 0.5 0.5 --interpolation bicubic --crop-pct 1"
+    assert capfd.readouterr().err.splitlines()[-1] == use
+    options = ["--mean", "0.5", "--std", "0.5", "--crop-pct", "0.9", "-o", "usual", "--overwrite"]
+    assert remtta_here("adapt", "frames", *TINY_OPTIONS, "--checkpoint", "tiny.safetensors", *options) == 0
+    assert remtta_here("apply", "usual", "-o", "usual.safetensors") == 0
+    assert "use it with" not in capfd.readouterr().err
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert remtta_here("adapt", "../frames", "--delta", "../first", "-o", "second") == 0

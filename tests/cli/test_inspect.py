@@ -53,6 +53,13 @@ def told(path: Path, *args: str) -> tuple[int, str, str]:
     return code, out.getvalue(), err.getvalue()
 
 
+def test_a_run_that_adapts_nothing_has_no_rate_and_no_adapted_model(tmp_path: Path) -> None:
+    adapt_tiny(draw_folder(tmp_path / "frames", range(3)), tmp_path / "run", "source")
+    lines = told(tmp_path / "run")[1].splitlines()
+    method, guard = (next(line for line in lines if line.startswith(name)) for name in ("method", "guard"))
+    assert "lr" not in method and guard.split() == ["guard", "none"]
+
+
 def check_told(path: Path) -> None:
     """Whatever a folder holds, inspect shows it or says in one line what is wrong, and passes nothing raw on."""
     for args in ((), ("--json",)):

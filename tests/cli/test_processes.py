@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from remtta import load_delta
+from remtta.__main__ import main
 from tests.command import Started, without_descriptors
 from tests.conftest import TINY_OPTIONS, draw_image, happens
 from tests.records import parsed, record_of, rows_of
@@ -57,6 +60,20 @@ def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
     assert b"Traceback" not in stderr
     assert record_of(tmp_path / "run")["exit_reason"] == "closed pipe"
     assert load_delta(tmp_path / "run" / "delta.safetensors").updates >= 1
+
+
+class Interrupted(ModuleType):
+    """A module during whose import Ctrl-C is pressed."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
+def test_an_interrupt_while_the_command_line_is_loaded_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "remtta.cli", Interrupted("remtta.cli"))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
 
 
 def as_shells_do() -> None:

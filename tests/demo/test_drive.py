@@ -64,8 +64,10 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
     assert re.search(r"noise +\d+\.\d +\d+\.\d", table)
     for method in ("source", "remtta"):
         rows = rows_of(tmp_path / "demo" / method)
-        labels = [line.split(",")[1] for line in (tmp_path / "demo" / "labels.csv").read_text().splitlines()[1:]]
-        wrong = [row["class"] != int(label) for row, label in zip(rows, labels, strict=True)]
+        listed = tmp_path / "demo" / "labels.csv"
+        dataset = open_dataset(tmp_path / "demo", num_classes=22, labels=CLASS_NAMES, labels_file=listed)
+        labels = dataset.domains[0].labels
+        wrong = [row["class"] != label for row, label in zip(rows, labels, strict=True)]
         record = record_of(tmp_path / "demo" / method)
         assert ("mask_ratios" in record["method"]) == (method == "remtta")
         assert result.errors(method)["noise"] == pytest.approx(100 * sum(wrong[4:8]) / 4)
@@ -75,7 +77,7 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
     assert "4 frames of each condition are few for the picture, whose curve is a mean over 80" in caplog.text
     assert seen == [20, 24, 20, 24]
     check_labelled(result)
-    with pytest.raises(UsageError, match="is not empty"):
+    with pytest.raises(UsageError, match=r"holds an earlier demo; .* replace it with --overwrite"):
         run_demo(tmp_path / "demo", frames_per_condition=20)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from remtta.errors import StreamError, UsageError
+from remtta.errors import ModelError, StreamError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.protocols import choose_preprocessing
@@ -134,6 +134,13 @@ def test_a_measured_cost_ratio_leaves_the_method_as_it_was(tree: Dataset, tmp_pa
     assert run["cost_ratio"] > 1
     assert run["updates"] == rows_of(tmp_path / "run")[-1]["update"] + rows_of(tmp_path / "run")[-1]["adapted"]
     assert rows_of(tmp_path / "run")[0]["update"] == 0
+
+
+def test_a_method_that_does_not_suit_the_model_is_refused_before_the_first_run(tree: Dataset, tmp_path: Path) -> None:
+    for name, why in (("norm", "batch norm"), ("watt", "zero-shot")):
+        with pytest.raises(ModelError, match=f"^{name}: .*{why}"):
+            evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source", name))
+        assert not (tmp_path / "run").exists()
 
 
 def test_an_unreadable_image_stops_the_evaluation_unless_it_may_be_left_out(tree: Dataset, tmp_path: Path) -> None:

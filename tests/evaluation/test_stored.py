@@ -172,10 +172,17 @@ def test_a_list_gives_the_images_their_classes_and_the_order(tmp_path: Path) -> 
     dataset = open_tree(tmp_path, labels_file=listed, labels=NAMES)
     (domain,) = dataset.domains
     assert [Path(source).name for source in domain.sources] == [third, first, second]
-    assert domain.labels.tolist() == [2, 1, 0]
+    assert domain.labels.tolist() == [2, 1, 0] and "3 classes by class name or number" in dataset.report()
     assert (domain.title, dataset.shuffled, sum(dataset.sizes.values())) == ("mine", False, 3)
     assert domain.load(0).mode == "RGB"
     assert len(open_tree(tmp_path, labels_file=listed, labels=NAMES, limit=2).domains[0].sources) == 2
+
+
+def test_the_report_says_how_a_list_names_its_classes(tmp_path: Path) -> None:
+    (image,) = draw_folder(tmp_path / "frames", range(1)).iterdir()
+    for label, told in (("name 1", "1 class by class name"), ("1", "1 class by number")):
+        (tmp_path / "mine.csv").write_text(f"{image},{label}\n")
+        assert open_tree(tmp_path, labels_file=tmp_path / "mine.csv", labels=NAMES).report().endswith(told)
 
 
 @pytest.mark.parametrize(

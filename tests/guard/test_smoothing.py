@@ -135,7 +135,7 @@ def test_a_run_keeps_what_each_frame_was_taken_for_and_continues_bit_for_bit(
     assert "frames before" not in plain.report()
     monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 40.0)
     none = adapt_tiny(frames, tmp_path / "none", "tent", options=options)
-    assert "smoothed over time: none, as frames did not come in order" in none.report()
+    assert "smoothed over time: none, as no relation between successive frames was found" in none.report()
     monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)
     with Interrupts() as interrupts:
         adapt_tiny(frames, tmp_path / "parts", "tent", options=options, on_batch=StopAfter(3), interrupts=interrupts)

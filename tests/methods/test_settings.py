@@ -71,3 +71,11 @@ def test_the_edges_of_the_ranges_are_accepted() -> None:
 def test_a_rate_that_is_no_finite_number_has_no_anchor(lr: object) -> None:
     with pytest.raises(UsageError, match="lr must be a finite number"):
         method_config("remtta", {"lr": lr}, batch_size=8)
+
+
+def test_a_rate_whose_anchor_would_undo_every_update_is_refused() -> None:
+    assert method_config("remtta", {"lr": 0.9}, batch_size=8).anchor < 1
+    for method, more in (("remtta", {}), ("rem", {"anchor": "auto"})):
+        with pytest.raises(UsageError, match=r"lr must be at most 0.9 with anchor auto, which .* update, got 100.0$"):
+            method_config(method, {"lr": 100.0, **more}, batch_size=8)
+    assert method_config("remtta", {"lr": 100.0, "anchor": 0.01}, batch_size=8).anchor == 0.01

@@ -115,6 +115,12 @@ def test_a_folder_without_images_is_a_usage_error(tmp_path: Path, content: str |
         open_stream(tmp_path)
 
 
+def test_a_list_of_streams_without_its_option_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "cams.txt").write_text("a=0\n")
+    with pytest.raises(UsageError, match=r"cams\.txt is a text file; add --streams if it lists streams"):
+        open_stream(tmp_path / "cams.txt")
+
+
 @pytest.mark.parametrize("source", ["missing.png", "missing/", "missing.mp4", "", "a\0b", "x" * 5000, "-1"])
 def test_a_missing_source_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     draw(tmp_path, "a.png")

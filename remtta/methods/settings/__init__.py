@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _ADAMS = ("optimizer", "lr", "anchor")
-_MAX_ANCHOR = 0.9999  # limit of "auto", for large rates
+_MAX_LR = 0.9  # an "auto" anchor of larger ones undoes every update
 REACH = 0.1
 """Distance from the source that an "auto" anchor allows a norm's weight, usually about 1, under Adam."""
 
@@ -249,8 +249,8 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
     check(optimizer == "adam", f"{name}'s anchor", "auto", "a number such as 0.01 where the optimizer is not adam")
     is_number = isinstance(lr, (int, float)) and not isinstance(lr, bool)
     check(is_number and abs(lr) <= sys.float_info.max, f"{name}'s lr", lr, "a finite number")
-    share = 1 - math.exp(-lr / REACH)
-    return min(share, _MAX_ANCHOR)
+    check(lr <= _MAX_LR, f"{name}'s lr", lr, f"at most {_MAX_LR} with anchor auto, which would undo every update")
+    return 1 - math.exp(-lr / REACH)
 
 
 def _of_type(member: Member, name: str, value: Any) -> Any:
