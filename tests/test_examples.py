@@ -169,7 +169,8 @@ def test_own_loop_continues_from_its_state(
         example("own_loop", monkeypatch, checkpoint).main([video, "--batch-size", "8", "--state", state])
         told.append(capsys.readouterr().out.splitlines())
     assert [line.count(",") + 1 for line in told[0][:3]] == [8, 8, 4]
-    assert told[0][3].startswith("largest change of a weight: 0.0") and told[0][3] != told[1][3]
+    first, second = (float(lines[3].removeprefix("largest change of a weight: ")) for lines in told)
+    assert first > 0 and second not in (0, first)
 
 
 def test_a_service_learns_from_requests_and_continues_where_it_was(
