@@ -202,7 +202,9 @@ class Adapter(ObservedMethod):
         """Warn once if the model's preprocessing is not known."""
         if self._guesses:
             height, width = self.card.preprocessing.input_size
-            unknown = "the preprocessing of the model is not known: images get the mean and deviation of ImageNet at"
+            unknown = (
+                "the preprocessing of the model is not known: images get ImageNet's mean and standard deviation at"
+            )
             _log.warning("%s %d x %d; pass preprocessing= to change that", unknown, height, width)
             self._guesses = False
 

@@ -73,9 +73,7 @@ def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[s
             "as --model local-dir:FOLDER"
         )
     if translated is not None:
-        _log.info(
-            "%s uses torchvision's names, so images get torchvision's mean and deviation unless others are given", path
-        )
+        _log.info("%s uses torchvision's names, so its mean and standard deviation apply unless others are given", path)
         return translated, dict(TORCHVISION_PREPROCESSING)
     return state if theirs is None else theirs, {}
 

@@ -124,7 +124,7 @@ def _built(
     about = open_clip.get_pretrained_cfg(wanted, tag) if tag else {}
     remote = not has_checkpoint and not wanted.startswith("local-dir:")
     if remote:
-        _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
+        _log.info("loading the pretrained weights of %s (downloaded on first use)", name)
     try:
         with _quiet(), reachable_or_offline() if remote else contextlib.nullcontext():
             model = open_clip.create_model(
