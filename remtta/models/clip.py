@@ -166,7 +166,7 @@ def _load(model: Any, path: Path, use_ema: bool) -> None:
             resize_pos_embed(state, model)
             resize_text_pos_embed(state, model)
     except (KeyError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
-        raise CheckpointError(f"{path} holds weights that do not go together: {error}") from error
+        raise CheckpointError(f"{path} holds inconsistent weights: {error}") from error
     problem = mismatch(state, model)
     if problem:
         raise CheckpointError(f"{path} does not fit the model: {problem}")
