@@ -10,8 +10,11 @@ import pytest
 
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, draw_video
+from tests.records import rows_of
 from tests.runs.tiny import adapt_tiny
-from tests.test_documents import PAGES, commands
+from tests.test_documents import PAGES, ROOT, commands
+
+EVALUATION = ROOT / "docs" / "evaluation.md"
 
 NOT_RUN = {
     r"demo|bench|models": "takes minutes; has tests of its own, and .ci/run runs the demo",
@@ -67,6 +70,18 @@ def on_tiny_data(words: list[str]) -> list[str]:
         model = [] if "--delta" in words else TINY_OPTIONS
         words = [*words[:at], *model, *words[at + 2 :], "--overwrite"]
     return words
+
+
+def test_a_run_is_scored_against_labels_as_shown(
+    made: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(made)
+    first, second, third, *_ = rows_of(made / "run1")
+    classes = {first["source"]: first["class"], second["source"]: 1 - second["class"], third["source"]: "stop"}
+    Path("labels.tsv").write_text("".join(f"{source}\t{answer}\n" for source, answer in classes.items()))
+    [shown] = re.findall(r"^```python\n(.*?labels\.tsv.*?)^```$", EVALUATION.read_text(), re.MULTILINE | re.DOTALL)
+    exec(shown, {})
+    assert capsys.readouterr().out == "66.7 % of 3 frames are wrong\n"
 
 
 def test_most_commands_without_a_reason_are_there() -> None:

@@ -208,7 +208,7 @@ class Adapter(ObservedMethod):
         """Warn once if the model's preprocessing is not known."""
         if self._guesses:
             height, width = self.card.preprocessing.input_size
-            unknown = "the preprocessing of the model is not known: images get the mean and deviation of ImageNet at"
+            unknown = "the model's preprocessing is unknown: images get ImageNet's mean and standard deviation at"
             _log.warning("%s %d x %d; pass preprocessing= to change that", unknown, height, width)
             self._guesses = False
 
@@ -319,7 +319,7 @@ class _FrameResults(Listener):
         """Keep the results, and warn of frames that cannot be read."""
         for frame in result.batch.unreported:
             if frame.error:
-                _log.warning("left out frame %d, %s: %s", frame.index, frame.source, frame.error)
+                _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
         start = result.batch.num_reported_readable
         readable, logits = result.batch.readable[start:], result.answers.logits[start:]
         self.results = [

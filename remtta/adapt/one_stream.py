@@ -97,7 +97,7 @@ def adapt_stream(
             metrics.watch = lambda: {"": sample(run)}
         summary = run.execute()
     if stream.left_out:
-        _log.info("left out of %s: %s", stream.name, shown_counts(stream.left_out))
+        _log.info("ignored files in %s: %s", stream.name, shown_counts(stream.left_out))
     if plan.adapter.method.persists and summary.num_updates and summary.num_predicted <= options.batch_size:
-        _log.info("all frames made one batch, predicted before the update; a smaller --batch-size adapts earlier")
+        _log.info("all frames fit in one batch, predicted before the update; a smaller --batch-size adapts earlier")
     return summary

@@ -135,7 +135,7 @@ class BatchStatistics(TorchFunctionMode):
         """Warn once about small batches, unless a prior was chosen."""
         if self.mixes and not self.moves and self._prior is None and num_images < FEW and not self._warned_of_few:
             _log.warning(
-                "batch statistics of %s are poor, so the source's statistics count as %d more images; "
+                "a batch of %s gives unreliable statistics, so the source's count as %d more images; "
                 "larger batches or --set bn=recent are safer",
                 counted(num_images, "image"),
                 FEW - num_images,

@@ -16,6 +16,7 @@ from remtta.runs.reading import aligned, printable
 
 _DOES_NOT_FIT = 3
 _LIMIT = 100
+_IMAGES = "clean images of many classes, or else frames of many conditions"
 
 
 def doctor(
@@ -35,8 +36,8 @@ def doctor(
 ) -> None:
     """Check whether the preprocessing fits the model, by its predictions on images of SOURCE.
 
-    Tries other means, standard deviations and channel orders, without labels. Exit code 0: it fits; 3: something else
-    fits better. Also shows how REM masks the model.
+    Tries other means, standard deviations and channel orders, without labels. SOURCE should hold clean images, or
+    else frames of many conditions. Exit code 3: something else fits better. Also shows how REM masks the model.
 
     Examples:
 
@@ -55,7 +56,7 @@ def doctor(
         classifier = load_classifier(model, running.device)
         report = examine(classifier, source, limit=stream.limit or _LIMIT, wait=interrupts.check)
         printed.show(report, lambda: "\n".join(map(printable, _page(report))))
-    raise typer.Exit(0 if report["fits"] else _DOES_NOT_FIT)
+    raise typer.Exit(_DOES_NOT_FIT if report["better"] else 0)
 
 
 def _page(report: Mapping[str, Any]) -> list[str]:
@@ -69,7 +70,7 @@ def _page(report: Mapping[str, Any]) -> list[str]:
         "",
         *_table(candidates),
         "",
-        *_verdict(report["better"], candidates),
+        *_verdict(report, candidates),
         *(
             [f"REM cannot be used: {rem['refused']}"]
             if rem["refused"]
@@ -89,7 +90,10 @@ def _row(candidate: Mapping[str, Any], mark: str) -> list[str]:
     return [f"{mark:<5}{candidate['title']}", *numbers]
 
 
-def _verdict(better: Mapping[str, Any] | None, candidates: Sequence[Mapping[str, Any]]) -> list[str]:
+def _verdict(report: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> list[str]:
+    better = report["better"]
+    if report["fits"] is None:
+        return [f"No verdict: the model is too uncertain of these images. Try {_IMAGES}."]
     if better is None:
         return ["The preprocessing fits: no alternative is significantly better."]
     advantage = f"{better['lead']:.2f} ± {better['standard_error']:.2f} nats of mutual information"
@@ -99,6 +103,7 @@ def _verdict(better: Mapping[str, Any] | None, candidates: Sequence[Mapping[str,
         f"This fits better, by {advantage}: {way['title']}",
         *([swapped] if way["red_and_blue_swapped"] else []),
         f"try      {options_text(way)}",
+        f"confirm  with {_IMAGES}",
     ]
 
 

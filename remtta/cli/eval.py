@@ -108,8 +108,8 @@ def evaluate(
         from remtta.evaluation.evaluating import check_output
         from remtta.evaluation.evaluating import evaluate as measure
         from remtta.evaluation.protocols import choose_preprocessing
-        from remtta.evaluation.tables import TABLE, plain_table
         from remtta.methods.source_data import check_source_data
+        from remtta.runs.tables import TABLE, plain_table
 
         check_source_data(map(method_of, configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)

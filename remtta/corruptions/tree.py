@@ -18,7 +18,7 @@ from remtta.corruptions.tree_record import claim, finish
 from remtta.corruptions.worker import Outcome, corrupt_file
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import in_processes, num_jobs
-from remtta.errors import StreamError, counted
+from remtta.errors import StreamError
 from remtta.streams.opencv import load_opencv
 
 _CHUNKS_PER_JOB = 16  # at least, so that no process works long after the others are done
@@ -104,7 +104,7 @@ def corrupt_tree(
         finish(destination, source, options, contents, _outcome(summary))
     if len(summary.skipped) == summary.num_images:
         name, error = summary.skipped[0]
-        raise StreamError(f"none of {counted(summary.num_images, 'image')} could be read; the first, {name}: {error}")
+        raise StreamError(f"no readable image ({summary.num_images} failed); the first, {name}: {error}")
     return summary
 
 

@@ -24,7 +24,6 @@ from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, 
 from remtta.evaluation.plan import EvalPlan, checked_methods, read_earlier
 from remtta.evaluation.results import summarise, write_results
 from remtta.evaluation.scenarios import plan_visits
-from remtta.evaluation.tables import TABLE
 from remtta.evaluation.tally import errors_by_round, tally_rows
 from remtta.evaluation.trial import Trial
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
@@ -40,6 +39,7 @@ from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, RESULTS, refuse_othe
 from remtta.runs.reading import read_rows
 from remtta.runs.record import environment
 from remtta.runs.states import load_position, save_state
+from remtta.runs.tables import TABLE
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own
 

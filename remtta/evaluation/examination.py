@@ -31,7 +31,7 @@ NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 """Means and standard deviations with which published image classifiers were trained."""
 
 _RESAMPLINGS = 200
-_SURE = 2.0  # standard errors of a significant lead
+_SURE = 3.0  # standard errors of a significant lead
 _BATCH = 25
 
 
@@ -56,13 +56,18 @@ class Finding:
         """Mutual information between image and prediction, in nats."""
         return mutual_information(self.logits)
 
+    @property
+    def uncertainty(self) -> float:
+        """Mean entropy of the predictions, in nats."""
+        return float(entropy(self.logits).mean())
+
     def as_dict(self) -> dict[str, Any]:
         """Return the numbers, ready for JSON."""
         return {
             "title": self.candidate.title,
             **self.candidate.preprocessing.as_dict(),
             "red_and_blue_swapped": self.candidate.swapped,
-            "entropy": float(entropy(self.logits).mean()),
+            "entropy": self.uncertainty,
             "information": self.information,
             "classes": len(self.logits.argmax(-1).unique()),
         }
@@ -80,8 +85,8 @@ def examine(
         wait: Called between batches; may raise to stop.
 
     Returns:
-        The contents of `--json`: whether the preprocessing `fits`; the `candidates`, the configured one first; the
-        `better` one, or None; what `rem` would mask and adapt.
+        The contents of `--json`: whether the preprocessing `fits`, None if the images do not tell; the `candidates`,
+        the configured one first; the `better` one, or None; what `rem` would mask and adapt.
 
     Raises:
         UsageError: If the source does not exist.
@@ -92,11 +97,12 @@ def examine(
     readable = [frame for frame in frames if frame.image is not None]
     images = torch.stack([frame.image for frame in readable if frame.image is not None])
     findings = [_finding(model, each, images, wait) for each in candidates_of(card.preprocessing)]
-    better = better_than(findings)
+    telling = are_telling(findings)
+    better = better_than(findings) if telling else None
     support = support_in(model, card.name, refused=refused_methods(model, ["rem"]))
     rem = {"masks": list(support.masks), "adapts": support.adapts, "weights": support.num_adapted}
     return {
-        "fits": better is None,
+        "fits": better is None if telling else None,
         "model": {**card.origin, "num_classes": card.num_classes, "base_sha256": card.sha256},
         "source": source,
         "images": len(readable),
@@ -118,6 +124,16 @@ def candidates_of(configured: Preprocessing) -> list[Candidate]:
     ]
     swapped = [Candidate(f"{each.title}; red, blue swapped", each.preprocessing, swapped=True) for each in normalised]
     return [*normalised, *swapped]
+
+
+def are_telling(findings: Sequence[Finding]) -> bool:
+    """Return whether the best candidate's mutual information exceeds its mean entropy.
+
+    Else the model is uncertain of these images under all preprocessings, and a wrong one can have more information: it
+    may undo part of a corruption.
+    """
+    best = max(findings, key=lambda each: each.information)
+    return best.information > best.uncertainty
 
 
 def better_than(findings: Sequence[Finding]) -> dict[str, Any] | None:

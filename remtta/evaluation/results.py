@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from remtta.evaluation.tables import AGAIN, TABLE, markdown_table
 from remtta.evaluation.tally import TOP, Tallies, Tally, counts_by, mean_and_std, padded_sum, tally_of
 from remtta.files import write_atomically, write_json
 from remtta.runs.folder import RESULTS
+from remtta.runs.tables import AGAIN, TABLE, markdown_table
 
 MAX_CLASSES = 1000  # listed individually in results.json
 

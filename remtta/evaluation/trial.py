@@ -17,7 +17,7 @@ from torch import Tensor
 
 from remtta.deltas.delta import save_delta
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import StreamError, counted
+from remtta.errors import StreamError
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.hurry import TimeConstrainedPolicy
 from remtta.evaluation.ledger import PROGRESS, Ledger, delta_path
@@ -222,7 +222,7 @@ def _refuse_unread(visit: Visit, dataset: Dataset, outcomes: _Outcomes) -> None:
         title = dataset.domains[number].title
         if title not in outcomes:
             raise StreamError(
-                f"{title}: none of its {counted(count, 'image')} could be read (see {PREDICTIONS}); repair them, or "
+                f"{title}: no readable image ({count} failed; see {PREDICTIONS}); repair them, or "
                 "leave the domain out with --domains"
             )
 

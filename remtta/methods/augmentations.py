@@ -36,7 +36,7 @@ def integer(generator: torch.Generator, low: int, high: int) -> int:
 
 
 class PixelSpace:
-    """Converts between images of this mean and deviation per channel and pixels in [0, 1]."""
+    """Converts between images of this mean and standard deviation per channel and pixels in [0, 1]."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self._mean, self._std = (torch.tensor(each).view(-1, 1, 1) for each in (mean, std))

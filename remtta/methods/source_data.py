@@ -206,7 +206,7 @@ def _batches(
             found = True
             yield preprocessing.normalise(torch.stack(batch).to(device))
     if not found:
-        raise StreamError(f"--source-data: none of {counted(len(files), 'image')} could be read")
+        raise StreamError(f"--source-data: no readable image ({len(files)} failed)")
 
 
 def _transform(preprocessing: Preprocessing, fitting_as_they_are: bool) -> Callable[[Image.Image], Tensor]:

@@ -67,7 +67,7 @@ def create(
     sized = {} if input_size is None else {"img_size": tuple(input_size)}
     _check_size(name, checkpoint, {**kwargs, **sized})
     if pretrained and not local:
-        _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
+        _log.info("loading the pretrained weights of %s (downloaded on first use)", name)
     remote = not local and (pretrained or ":" in name)
     try:
         with reachable_or_offline() if remote else contextlib.nullcontext():

@@ -66,16 +66,14 @@ def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[s
     try:
         translated, theirs = from_torchvision(state), from_transformers(state)
     except (ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} holds weights that do not go together: {first_line(error)}") from error
+        raise CheckpointError(f"{path} holds inconsistent weights: {first_line(error)}") from error
     if theirs is not None and "model_type" not in config_of(model):
         raise CheckpointError(
             f"{path} has the names of transformers, whose config.json is needed too; give the folder that has both, "
             "as --model local-dir:FOLDER"
         )
     if translated is not None:
-        _log.info(
-            "%s uses torchvision's names, so images get torchvision's mean and deviation unless others are given", path
-        )
+        _log.info("%s uses torchvision's names, so its mean and standard deviation apply unless others are given", path)
         return translated, dict(TORCHVISION_PREPROCESSING)
     return state if theirs is None else theirs, {}
 

@@ -124,7 +124,7 @@ def _built(
     about = open_clip.get_pretrained_cfg(wanted, tag) if tag else {}
     remote = not has_checkpoint and not wanted.startswith("local-dir:")
     if remote:
-        _log.info("loading the pretrained weights of %s (downloaded at the first time)", name)
+        _log.info("loading the pretrained weights of %s (downloaded on first use)", name)
     try:
         with _quiet(), reachable_or_offline() if remote else contextlib.nullcontext():
             model = open_clip.create_model(
@@ -166,7 +166,7 @@ def _load(model: Any, path: Path, use_ema: bool) -> None:
             resize_pos_embed(state, model)
             resize_text_pos_embed(state, model)
     except (KeyError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
-        raise CheckpointError(f"{path} holds weights that do not go together: {error}") from error
+        raise CheckpointError(f"{path} holds inconsistent weights: {error}") from error
     problem = mismatch(state, model)
     if problem:
         raise CheckpointError(f"{path} does not fit the model: {problem}")

@@ -233,7 +233,7 @@ def _usual(folder: Path, model_type: str, image_size: Size) -> dict[str, Any]:
     shown = (" ".join(map(str, settings["mean"])), " ".join(map(str, settings["std"])), settings["interpolation"])
     _log.warning(
         "%s has no %s; where --mean, --std, --interpolation and --crop-pct do not say otherwise, images get the "
-        "mean %s, the deviation %s and the filter %s, as is usual for %s",
+        "mean %s, the standard deviation %s and the filter %s, as is usual for %s",
         *(folder, _FILE, *shown, model_type),
     )
     return settings

@@ -101,7 +101,7 @@ def _vision_transformer(visual: Any, name: str) -> ImageTower:
     if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
         raise ModelError(f"{name} pools its tokens by attention as CoCa does, which timm's model cannot")
     if type(first).__name__ != "ResidualAttentionBlock":
-        raise ModelError(f"{name} has blocks that timm's model has not: {type(first).__name__}")
+        raise ModelError(f"{name} has blocks that timm's model lacks: {type(first).__name__}")
     width = visual.class_embedding.shape[0]
     scaled = not isinstance(first.ls_1, nn.Identity)
     vit: Any = VisionTransformer(

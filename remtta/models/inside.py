@@ -55,7 +55,7 @@ class Front:
 
     @torch.no_grad()
     def normalisation(self, size: tuple[int, int]) -> tuple[list[float], list[float]]:
-        """Return mean and deviation of each channel, for pixels in [0, 1], read off a black and a white image."""
+        """Return mean and standard deviation per channel, for pixels in [0, 1], read off a black and a white image."""
         image = _image(self._inner, size)
         black, white = (self(torch.full_like(image, value)).mean((0, 2, 3)) for value in (0.0, 1.0))
         std = 1 / (white - black)

@@ -56,7 +56,7 @@ def load_model(
     Args:
         name: timm model name, "hf-hub:...", "local-dir:..." (a folder of timm or of transformers), "clip:..." (a
             zero-shot model, see `load_zero_shot`), or "remtta-demo" for the small embedded classifier of road signs.
-        checkpoint: Weights file; without one, timm's pretrained weights are used, downloaded the first time. This and
+        checkpoint: Weights file; without one, timm's pretrained weights are used, downloaded on first use. This and
             the others are as in `ModelOptions`.
         on_texts: Called with the progress of a zero-shot model's class embeddings.
         device: Device of the model.

@@ -57,7 +57,7 @@ def _read(path: str | Path) -> tuple[dict[str, Tensor], ClassTexts]:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"--text-embeddings: {path} is damaged: {error!r}") from error
     if not whole:
-        raise CheckpointError(f"--text-embeddings: {path} is damaged: names and embeddings do not go together")
+        raise CheckpointError(f"--text-embeddings: {path} is damaged: names and embeddings do not match")
     return tensors, texts
 
 

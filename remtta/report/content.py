@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from remtta._version import __version__
-from remtta.errors import RemttaError, UsageError, counted
+from remtta.errors import UsageError, counted
 from remtta.files import write_atomically
 from remtta.report import charts, page
 from remtta.report.facts import evaluation_facts, run_facts
 from remtta.report.inspection import describe_folder
 from remtta.report.pictures import STILLS, picture, thumbnails
 from remtta.report.series import Series, name_of, read_series
-from remtta.runs.reading import Row, reading
+from remtta.runs.folder import RESULTS
+from remtta.runs.reading import Row, read_object, reading
+from remtta.runs.tables import notes, table_rows
 
 _ERRORS, _ERRORS_ALT = "running_error.png", "Error of each method over the images, with the start of each domain"
 
@@ -113,26 +115,13 @@ def _captioned(row: Row, caption: str) -> str:
 
 
 def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str]:
-    methods = content["evaluation"]["methods"]
     facts = page.facts([name], [evaluation_facts(content)])
     parts = [f"<section><h2>Evaluation: {page.text(name)}</h2>{facts}</section>"]
-    if methods:
-        errors = {method: _errors(method, result["error"]) for method, result in methods.items()}
-        places = list(next(iter(errors.values())))
-        rows = [
-            [method, result["mean"], result["gain"], 100 * result["ece"], *map(errors[method].get, places)]
-            for method, result in methods.items()
-        ]
-        table = page.sortable(["method", "mean error in %", "gain", "ECE in %", *places], rows)
-        parts.append(f"<section><h2>Methods</h2>{table}</section>")
+    if content["evaluation"]["methods"]:
+        results = read_object(folder / RESULTS)
+        told = page.text("; ".join(notes(results)))
+        parts.append(f"<section><h2>Methods</h2>{page.sortable(*table_rows(results))}<p>{told}.</p></section>")
     if address := picture(folder / "plots" / _ERRORS):
         image = f'<img class="wide" src="{address}" alt="{_ERRORS_ALT}">'
         parts.append(f"<section><h2>Error over time</h2>{image}</section>")
     return parts
-
-
-def _errors(method: str, errors: Mapping[str, Any]) -> dict[str, float]:
-    try:
-        return {name: float(value) for name, value in errors.items()}
-    except (TypeError, ValueError) as error:
-        raise RemttaError(f"the results of {method} are damaged: {error}") from error

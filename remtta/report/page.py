@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
@@ -59,25 +60,22 @@ def facts(names: Sequence[str], columns: Sequence[Mapping[str, object]]) -> str:
     )
 
 
-def sortable(head: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> str:
-    """Return a table whose columns can be sorted by clicking their heads; all but the first are numeric."""
+def sortable(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table whose columns can be sorted by clicking their heads, all but the first by the number in a cell."""
     kinds = ["", *[' class="number"'] * (len(head) - 1)]
     heads = "".join(
         f'<th scope="col"{kind}><button type="button">{text(name)}</button></th>'
         for name, kind in zip(head, kinds, strict=True)
     )
-    lines = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    lines = "".join(
+        f'<tr><th scope="row">{text(name)}</th>{"".join(map(_number, cells))}</tr>' for name, *cells in rows
+    )
     return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
-def _cell(value: str | float | None) -> str:
-    if isinstance(value, str):
-        return f'<th scope="row">{text(value)}</th>'
-    return (
-        '<td class="number" data-value=""></td>'
-        if value is None
-        else (f'<td class="number" data-value="{value!r}">{value:.1f}</td>')
-    )
+def _number(cell: str) -> str:
+    found = re.search(r"-?[\d.]+", cell)
+    return f'<td class="number" data-value="{found[0] if found else ""}">{text(cell)}</td>'
 
 
 def whole(title: str, body: Iterable[str]) -> str:

@@ -89,7 +89,7 @@ def refuse_others_files(folder: Path) -> None:
     if others := [name for name in names if not name.startswith(".") and not name.endswith(".json")]:
         raise UsageError(
             f"{folder} is not empty ({others[0]}{', ...' if others[1:] else ''}) and holds no earlier run; choose "
-            "another --output, or add --overwrite to write there all the same"
+            "another --output, or add --overwrite to write there anyway"
         )
 
 

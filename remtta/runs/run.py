@@ -104,9 +104,7 @@ class Run:
                     begun = True
                 self._session.run(self._batches(itertools.chain([first] if first else [], frames)))
             if summary.num_predicted == 0:
-                raise StreamError(
-                    f"{stream.name}: none of {counted(summary.num_frames, 'frame')} could be read (see {PREDICTIONS})"
-                )
+                raise StreamError(f"{stream.name}: no readable frame ({summary.num_frames} failed; see {PREDICTIONS})")
             summary.exit_reason = "completed"
             _warn_if_unjudged(summary, self.plan.options)
         except (Stopped, ReaderGone, GuardStop) as end:

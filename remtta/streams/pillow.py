@@ -118,4 +118,4 @@ class _File(io.BufferedReader):
 
     def _refuse_if(self, too_much: bool) -> None:
         if too_much:
-            raise FrameError("too much of it has to be read for the image in it; it is damaged, or made to do harm")
+            raise FrameError("too much of it has to be read for the image in it; it is damaged or malicious")

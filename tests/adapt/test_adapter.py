@@ -185,7 +185,7 @@ def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path, caplog
     names = list("abcdefg")
     adapter = Adapter(Detector(), batch_size=4, output=lambda o: o["logits"], labels=names)
     results = list(stream(str(frames), adapter))
-    assert caplog.text.count("images get the mean and deviation of ImageNet at 32 x 32; pass preprocessing=") == 1
+    assert caplog.text.count("images get ImageNet's mean and standard deviation at 32 x 32; pass preprocessing=") == 1
     assert {result.label for result in results} <= set(names) and adapter.method.num_updates == 3
     assert all(name.startswith("body.") for name in adapter.delta())
 

@@ -89,7 +89,7 @@ def test_a_single_batch_is_reported_as_predicted_before_its_update(
 ) -> None:
     caplog.set_level(logging.INFO, "remtta")
     adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=batch_size))
-    assert ("all frames made one batch, predicted before the update" in caplog.text) == told
+    assert ("all frames fit in one batch, predicted before the update" in caplog.text) == told
 
 
 def test_on_error_stop_keeps_what_came_before(vit: nn.Module, frames: Path, tmp_path: Path) -> None:

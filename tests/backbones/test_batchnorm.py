@@ -189,7 +189,7 @@ def test_small_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> N
     for seed in range(2):
         method(pictures(3, seed))
     assert caplog.messages == [
-        "batch statistics of 3 images are poor, so the source's statistics count as 13 more images; larger "
+        "a batch of 3 images gives unreliable statistics, so the source's count as 13 more images; larger "
         "batches or --set bn=recent are safer"
     ]
 

@@ -21,7 +21,7 @@ def _errors() -> list[Any]:
         (["adapt", "nowhere"], 2, "nowhere: no such file or folder"),
         (["adapt", "empty"], 2, "empty: no images or videos in this folder or below it"),
         (["adapt", "text.mp4", *tiny], 1, "text.mp4 cannot be opened as a video"),
-        (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "none of 1 frame could be read"),
+        (["adapt", "text.jpg", *tiny, "-o", "text"], 1, "no readable frame (1 failed; see"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_225"], 2, "did you mean vit_tiny_patch16_224"),
         (["adapt", "frames", *tiny, "--adapt-layers", "0-9"], 2, "no block 9: the model has blocks 0-1"),
         (["adapt", "frames", "--model", "vit_tiny_patch16_224.x"], 2, "choose vit_tiny_patch16_224.augreg"),
@@ -69,7 +69,7 @@ _EVAL: list[tuple[list[str], str]] = [
 _CORRUPT: list[tuple[list[str], int, str]] = [
     (["nowhere", "out"], 2, "nowhere: no such file or folder"),
     (["empty", "out"], 2, "empty: no images in this folder or below it"),
-    (["text.jpg", "out"], 1, "none of 1 image could be read; the first, text.jpg: not an image"),
+    (["text.jpg", "out"], 1, "no readable image (1 failed); the first, text.jpg: not an image"),
     (["frames", "text.jpg/out"], 2, "text.jpg is a file, so text.jpg/out cannot be a folder"),
     (["frames", "c", "-c", "fog"], 2, "c/fog is there, but no corrupt.json says how it was made"),
     (["frames", "odd"], 2, "odd/corrupt.json cannot be read as a record of remtta corrupt"),

@@ -14,10 +14,10 @@ from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.protocols import choose_preprocessing
 from remtta.evaluation.results import harmonic_mean
-from remtta.evaluation.tables import markdown_table, plain_table
 from remtta.methods.settings import method_config
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
+from remtta.runs.tables import markdown_table, plain_table
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import methods_of, open_tree, write_tree
 from tests.records import json_of, rows_of
@@ -85,7 +85,7 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
     table = markdown_table(results)
     assert table == (tmp_path / "run" / "table.md").read_text()
     assert table.startswith(
-        "| error in % | gaussian_noise | mean | SE | gain | top-5 | ECE % | unseen | revisit | images/s |\n| --- |"
+        "| error in % | gaussian_noise | mean | SE | gain | top-5 error | ECE % | unseen | revisit | images/s |\n"
     )
     efficiency = table.split("\n\n")[-1].splitlines()
     assert efficiency[0] == (

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from remtta.demo.signs import render_sign
-from remtta.evaluation.examination import Candidate, Finding, better_than, candidates_of
+from remtta.evaluation.examination import Candidate, Finding, are_telling, better_than, candidates_of
 from remtta.models.embedded import CLASS_NAMES
 from remtta.models.preprocessing import Preprocessing
 from tests.command import refusal_of, remtta_here
@@ -55,7 +55,22 @@ def test_a_wrong_preprocessing_is_found_and_gives_exit_code_3(signs: Path, capsy
     page = capsys.readouterr().out
     assert "images   16 of" in page
     assert "try      --mean 0." in page
+    assert "confirm  with clean images of many classes, or else frames of many conditions" in page
     assert "REM masks by: attention (default), features, random" in page
+
+
+def test_images_that_tell_the_model_little_get_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng = np.random.default_rng(0)
+    for number in range(16):
+        Image.fromarray(rng.integers(0, 256, (48, 48, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    args = ["--model", "remtta-demo", "--mean", "0", "--std", "1"]
+    assert remtta_here("doctor", tmp_path, *args) == 0
+    page = capsys.readouterr().out
+    assert "No verdict: the model is too uncertain of these images. Try clean images of many classes" in page
+    assert remtta_here("doctor", tmp_path, *args, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["fits"] is None
+    blurred, sharp = finding(EYE.repeat(8, 1) / 9), finding(EYE.repeat(8, 1))
+    assert are_telling([blurred, sharp]) and not are_telling([blurred, blurred])
 
 
 def test_too_few_images_are_refused(signs: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -76,5 +91,5 @@ def test_higher_mutual_information_is_better() -> None:
     blurred, sharp = EYE.repeat(8, 1) / 9, EYE.repeat(8, 1)
     better = better_than([finding(blurred), finding(sharp, mean=(0.4,) * 3)])
     assert better is not None
-    assert better["lead"] > 2 * better["standard_error"] > 0
+    assert better["lead"] > 3 * better["standard_error"] > 0
     assert better_than([finding(sharp), finding(blurred, mean=(0.4,) * 3)]) is None

@@ -13,13 +13,13 @@ import torch
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.results import summarise
-from remtta.evaluation.tables import markdown_table, notes, plain_table, table_rows
 from remtta.evaluation.tally import tally_rows
 from remtta.evaluation.trial import evaluation_rows
 from remtta.guard.observer import Answers
 from remtta.options import EvalOptions
 from remtta.runs.batch import BatchResult
 from remtta.runs.rows import RowFormat
+from remtta.runs.tables import markdown_table, notes, plain_table, table_rows
 from remtta.streams.batches import Batch
 from remtta.streams.prefetch import DecodedFrame
 from tests.conftest import tiny_vit
@@ -76,10 +76,11 @@ def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> Non
         ["0.0", "0.0", "0.0", "+50.0"],
     ]
     assert (
-        plain_table(results).splitlines()[-2:]
+        plain_table(results).splitlines()[-3:]
         == notes(results)
         == [
             "≈ at most 2 standard errors from source, compared image by image",
+            "+ in gain: fewer errors than source",
             "SE standard error of the mean, by the number of images",
         ]
     )
@@ -104,13 +105,13 @@ def test_errors_have_their_spread_over_seeds(tmp_path: Path) -> None:
 def test_the_top_five_need_ranks_in_all_rows_and_more_than_five_classes(tmp_path: Path) -> None:
     ranked = rows_from("source", "0000", ranks="2567")
     assert results_of(tmp_path, ranked)["methods"]["source"]["top5"] == 50
-    assert "top-5" in table_rows(results_of(tmp_path, ranked))[0]
+    assert "top-5 error" in table_rows(results_of(tmp_path, ranked))[0]
     for results in (
         results_of(tmp_path, ranked, num_classes=5),
         results_of(tmp_path, [*ranked[:3], *rows_from("source", "0000")[3:]]),  # as version 0.1.0 wrote them
     ):
         assert "top5" not in results["methods"]["source"]
-        assert "top-5" not in table_rows(results)[0]
+        assert "top-5 error" not in table_rows(results)[0]
 
 
 def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:

@@ -72,7 +72,7 @@ def test_more_memory_lets_more_images_fit_until_all_do() -> None:
 
 
 def test_too_little_for_one_image_is_reported_with_what_it_needs() -> None:
-    with pytest.raises(UsageError, match=r"--max-memory 100M is too little: one image at a time needs about 10\dM"):
+    with pytest.raises(UsageError, match=r"--max-memory 100M is not enough: one image at a time needs about 10\dM"):
         fitting_micro_batch(method(), (32, 32), 8, USED)
 
 

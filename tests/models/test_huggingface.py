@@ -263,7 +263,7 @@ def test_without_a_processor_the_usual_preprocessing_is_reported(
     ours = preprocessing_of(load_model(_saved(_vit(), tmp_path)))
     assert (ours.mean, ours.std, ours.interpolation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
     assert "has no preprocessor_config.json; where --mean," in caplog.text
-    assert "images get the mean 0.5 0.5 0.5, the deviation 0.5 0.5 0.5 and the filter bilinear" in caplog.text
+    assert "images get the mean 0.5 0.5 0.5, the standard deviation 0.5 0.5 0.5 and the filter bilinear" in caplog.text
 
 
 def test_images_of_another_size_than_the_models_are_refused_unless_chosen(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_weights_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     model = _saved(_vit(), tmp_path)
     again = {"vit.layers.0.mlp.fc1.bias": torch.zeros(50)}
     save_file({**load_file(tmp_path / "model.safetensors"), **again}, tmp_path / "model.safetensors")
-    told = r"holds weights that do not go together: .*blocks\.0\.mlp\.fc1\.bias occurs more than once"
+    told = r"holds inconsistent weights: .*blocks\.0\.mlp\.fc1\.bias occurs more than once"
     with pytest.raises(CheckpointError, match=told):
         load_model(model)
 

@@ -131,6 +131,6 @@ def test_what_was_left_out_of_a_folder_is_reported_and_recorded(
     left_out = {".heic": 2, ".txt": 1, "hidden": 2, "no ending": 1}
     assert record["source"]["num_frames"] == 12
     assert record["source"]["left_out"] == left_out
-    [line] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("left out of")]
-    assert line.startswith(f"left out of {frames}: 2 ")
+    [line] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ignored files")]
+    assert line.startswith(f"ignored files in {frames}: 2 ")
     assert set(line.split(": ")[1].split(", ")) == {f"{count} {what}" for what, count in left_out.items()}

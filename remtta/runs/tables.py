@@ -24,7 +24,7 @@ def table_rows(results: Mapping[str, Any]) -> Table:
     first = next(iter(methods.values()))
     extra = [phase for phase in AGAIN if phase in first]
     ranked = all("top5" in content for content in methods.values())
-    header = ["error in %", *first["error"], "mean", "SE", "gain", *["top-5"] * ranked, "ECE %"]
+    header = ["error in %", *first["error"], "mean", "SE", "gain", *["top-5 error"] * ranked, "ECE %"]
     rows = []
     for name, content in methods.items():
         gain, rate = content["gain"], content["timing"]["images_per_s"]
@@ -51,6 +51,7 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     num_seeds = len(next(iter(results["methods"].values()))["seeds"])
     meanings = {
         SAME: f"{SAME} at most {WITHIN} standard errors from source, compared image by image",
+        "+": "+ in gain: fewer errors than source",
         "±": f"± standard deviation over {num_seeds} seeds",
     }
     entries = [text for sign, text in meanings.items() if sign in cells]
