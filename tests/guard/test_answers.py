@@ -13,10 +13,12 @@ from torch import Tensor
 
 from remtta.adapt.one_stream import RunSummary
 from remtta.errors import UsageError
+from remtta.guard import observer
 from remtta.guard.evidence import Window, evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
 from remtta.guard.observed import ObservedMethod
+from remtta.guard.observer import shifted
 from remtta.methods.lame import LAMEConfig
 from remtta.methods.method import build_method
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
@@ -134,7 +136,7 @@ def test_both_models_answer_for_any_method_and_change_no_update(name: str) -> No
         torch.manual_seed(seed)
         alone = plain(images)
         with torch.no_grad():
-            probs = (alone.softmax(1) + source(images).softmax(1)) / 2
+            probs = (alone.softmax(1) + source(shifted(images)).softmax(1)) / 2
         torch.testing.assert_close(answers.logits.softmax(1), probs, rtol=0, atol=1e-5)
         assert answers.weight == 0.5 and answers.adapted is not None
         torch.testing.assert_close(answers.adapted, alone, rtol=0, atol=0)
@@ -170,11 +172,29 @@ def test_frames_that_are_not_learned_from_are_answered_alike() -> None:
     for _ in range(3):
         before = adapter.method.predict(pixels)
         answers = adapter.predict(pixels, fit)
-        weight, source = answers.weight, adapter.method.predict_source(pixels)
+        weight, source = answers.weight, adapter.method.predict_source(shifted(pixels))
         assert 0 < weight < 1 and answers.adapted is not None and answers.source is not None
         torch.testing.assert_close(answers.adapted, before, rtol=0, atol=1e-5)
         torch.testing.assert_close(answers.source, source, rtol=0, atol=1e-5)
         torch.testing.assert_close(answers.logits.exp(), mixture(before, source, weight).exp(), rtol=0, atol=1e-5)
+
+
+def test_the_source_model_sees_shifted_images_only_if_both_models_answer() -> None:
+    images, source = random_images(4, 0), tiny_vit()
+    moved = shifted(images)
+    assert moved.shape == images.shape
+    large = torch.arange(224.0).expand(1, 3, 224, 224)
+    torch.testing.assert_close(shifted(large)[..., 9:], large[..., 9:] - 8.5)
+    torch.testing.assert_close(shifted(large.mT)[..., 9:, :], large.mT[..., 9:, :] - 8.5)
+    small = large[..., :32, :32]
+    torch.testing.assert_close(shifted(small)[..., 2:], small[..., 2:] - 1 - 32 / 448)
+    for answer, expected in {"adapted": source(images), "both": source(moved)}.items():
+        answers = ask(make("rem", answer, action="rollback"), images)
+        torch.testing.assert_close(answers.source, expected, rtol=0, atol=1e-5)
+    retired = make("rem", "both", action="rollback")
+    retired.judge.now.retired = True
+    answers = ObservedMethod(retired.method, [retired]).predict(images)
+    torch.testing.assert_close(answers.logits, source(images), rtol=0, atol=1e-5)  # alone, it answers as deployed
 
 
 def test_answering_early_is_by_what_was_known_before() -> None:
@@ -192,7 +212,11 @@ def test_answering_early_is_by_what_was_known_before() -> None:
 # --- Runs --------------------------------------------------------------------------------------------------------
 
 
-def test_rows_tell_who_answered_and_where_the_models_disagree(frames: Path, tmp_path: Path) -> None:
+def test_rows_tell_who_answered_and_where_the_models_disagree(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer, "shifted", lambda images: images)  # so that the rows of a source run are the same
+
     def go(name: str, guard: GuardOptions | None, method: str = "rem") -> RunSummary:
         return adapt_tiny(frames, tmp_path / name, method, model=tiny_vit(depth=4), options={"guard": guard})
 
