@@ -58,6 +58,7 @@ class Guard(Observer):
 
     Attributes:
         watches: Whether it does more than choose predictions.
+        shifts: Whether the source model sees shifted images, as both models answer; this harms models with batch norms.
         num_source_predictions: Images predicted by the source model.
     """
 
@@ -69,6 +70,7 @@ class Guard(Observer):
         self._between = method if one_pass else None
         self.options = (options or GuardOptions()).filled()
         self.watches = self.options.action != "off"
+        self.shifts = self.options.answer == "both" and not method.net.backbone.batch_norms
         self.judge = Judge(self.options)
         self.num_source_predictions = 0
 

@@ -90,7 +90,7 @@ class ObservedMethod:
         """
         fit = torch.ones(len(images), dtype=torch.bool) if fit is None else fit
         learned = torch.zeros_like(fit) if left_out or self.retired else fit
-        shifts = self.guard is not None and self.guard.options.answer == "both"
+        shifts = self.guard is not None and self.guard.shifts
         answers = Answers(self.method, images, learned, fit=fit, early=early, shifts=shifts)
         if learned.any():
             if self.guard is not None:  # source predictions first: the adapted model's centring uses them

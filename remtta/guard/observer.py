@@ -26,7 +26,7 @@ class Answers:
         learned: Shape (B,), on the CPU: which images the method learns from.
         fit: Shape (B,), on the CPU: which images it may learn from, and may update the centring; None for none.
         early: Whether the images come again, with the rest of their batch.
-        shifts: Whether the source model sees the images shifted, since both models answer.
+        shifts: Whether the source model sees the images shifted if both models answer.
         adapted: The adapted model's logits (B, C), from before the update; None until needed.
         source: The source model's logits (B, C); None until needed.
         weight: The adapted model's weight in the predictions.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor
 
@@ -195,6 +196,9 @@ def test_the_source_model_sees_shifted_images_only_if_both_models_answer() -> No
     retired.judge.now.retired = True
     answers = ObservedMethod(retired.method, [retired]).predict(images)
     torch.testing.assert_close(answers.logits, source(images), rtol=0, atol=1e-5)  # alone, it answers as deployed
+    convolutional = build_method("tent", timm.create_model("test_efficientnet", num_classes=5), TentConfig())
+    guard = guarded(convolutional, GuardOptions("off", "both"), TentConfig())
+    assert guard is not None and not guard.shifts
 
 
 def test_answering_early_is_by_what_was_known_before() -> None:
