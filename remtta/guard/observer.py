@@ -76,8 +76,8 @@ class Answers:
         """Mix the models' predictions, the adapted model's with this weight."""
         self.weight = weight
         if weight == 0:
-            if self.shifts:  # now the deployed model answers, so it sees the images as they are
-                fit = self.fit if self.source is None else None
+            if self.shifts:  # the source model answers alone, so it sees the images as they are
+                fit = self.fit if self.source is None else None  # else the copies have updated the centring
                 self.source = self.method.predict_source(self.images, fit)
             self.logits = self.compute_source()
         elif weight == 1:
