@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 EXAMPLES = Path(__file__).parent
-SHORT = "source,fast,remtta,rem"
+SHORT = "source,rem,fast,light,remtta"
 PUBLISHED = f"{SHORT},tent,sar,roid"
+TUNED = "croid3=roid,lt=light --set croid3.centre=true --set croid3.lr=6e-4 --set lt.adapt_every=1"
 CENTRED = (
-    "source,tent,ctent=tent,sar,csar=sar,roid,croid=roid,lt=light --set ctent.centre=true "
-    "--set csar.centre=true --set croid.centre=true --set lt.adapt_every=1"
+    "source,tent,ctent=tent,sar,csar=sar,roid,croid=roid,"
+    f"{TUNED} --set ctent.centre=true --set csar.centre=true --set croid.centre=true"
 )
-CONVOLUTIONAL = "source,norm,fast,light,remtta,rem,gradcam=rem,tent,sar,roid --set gradcam.masking=gradcam"
+CONVOLUTIONAL = f"{SHORT},norm,gradcam=rem,tent,sar,roid --set gradcam.masking=gradcam"
 EVERY = "source,fast,light,remtta,fourth=remtta,eighth=remtta --set fourth.adapt_every=4 --set eighth.adapt_every=8"
 AXES = "source,fast,remtta,rem,sar,roid"
 SMOOTHED = "source,fast,remtta,remtta+smooth"
@@ -109,7 +110,10 @@ TABLES = {
     ),
     "methods": Table(
         "Published methods, centred and not, fifteen corruptions",
-        {f"vit, severity {level}": _on_corruptions("vit", level, 50, CENTRED) for level in (3, 5)},
+        {
+            **{f"vit, severity {level}": _on_corruptions("vit", level, 50, CENTRED) for level in (3, 5)},
+            **{f"deit, severity {level}": _on_corruptions("deit", level, 50, f"source,{TUNED}") for level in (3, 5)},
+        },
         ["photographs_c"],
     ),
     "every": Table(
@@ -133,7 +137,7 @@ TABLES = {
         {
             "vit": _on_pacs("vit", PUBLISHED),
             "deit": _on_pacs("deit", SHORT),
-            "lite": _on_pacs("lite", f"{SHORT},light,norm,tent"),
+            "lite": _on_pacs("lite", f"{SHORT},norm,tent"),
             "vit, each alone": _on_pacs("vit", PUBLISHED, "episodic"),
             "deit, each alone": _on_pacs("deit", SHORT, "episodic"),
             "lite, each alone": _on_pacs("lite", "source,norm,tent,fast,light,remtta", "episodic"),
