@@ -18,9 +18,12 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
 
 EXAMPLES = Path(__file__).parent
 SHORT = "source,rem,fast,light,remtta"
@@ -33,6 +36,7 @@ CENTRED = (
 CONVOLUTIONAL = f"{SHORT},norm,gradcam=rem,tent,sar,roid --set gradcam.masking=gradcam"
 EVERY = "source,fast,light,remtta,fourth=remtta,eighth=remtta --set fourth.adapt_every=4 --set eighth.adapt_every=8"
 AXES = "source,fast,remtta,rem,sar,roid"
+FEW = (16, 64, 256, 512)
 SMOOTHED = "source,fast,remtta,remtta+smooth"
 
 _HALF = "--mean 0.5 --std 0.5"
@@ -54,11 +58,33 @@ PROBES = {
     "lite": f"{_LITE} --checkpoint {{out}}/pacs_lite.safetensors --num-classes 7 {_HALF}",
 }
 
-MADE = {
+
+def split_few(out: Path) -> None:
+    """Link images of fog into domains: 200 to test on, the first others, 60 of common and 200 of other classes."""
+    images = sorted(path for path in (out / "photographs_c" / "fog" / "5").rglob("*") if path.is_file())
+    images = [images[place] for place in np.random.default_rng(0).permutation(len(images))]
+    classes = Counter(image.parent.name for image in images)
+    by_class = sorted(images, key=lambda image: (-classes[image.parent.name], image.parent.name))
+    common = {image.parent.name for image in by_class[:60]}
+    parts = {
+        "test": images[:200],
+        **{f"first{count}": images[200 : 200 + count] for count in FEW},
+        "common_classes": by_class[:60],
+        "other_classes": [image for image in images if image.parent.name not in common][:200],
+    }
+    for name, part in parts.items():
+        for image in part:
+            link = out / "few" / name / image.parent.name / image.name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(image.resolve())
+
+
+MADE: dict[str, str | Callable[[Path], None]] = {
     "photographs_c": "corrupt {data}/photographs {out}/photographs_c --severity 3,5",
     "photographs_2c": "corrupt {data}/photographs {out}/photographs_2c --severity 3 "
     "-c fog+gaussian_noise,snow+motion_blur,contrast+jpeg_compression",
     "cifar10_c": "corrupt {data}/cifar10/test {out}/cifar10_c --severity 5 --limit 1000",
+    "few": split_few,
     "video": "make_walk.py {data}/photographs {out}/video --severity 4 --pan 25 --images 3000",
     **{
         f"pacs_{name}.safetensors": f"linear_probe.py {{data}}/pacs/photo {{out}}/pacs_{name}.safetensors {options}"
@@ -66,7 +92,7 @@ MADE = {
         if name in PROBES
     },
 }
-"""The inputs of evaluations by their names in OUT, and the remtta command or script here that makes each."""
+"""The inputs of evaluations by their names in OUT, and the remtta command, script here or function that makes each."""
 
 
 class Table(NamedTuple):
@@ -93,6 +119,11 @@ def _on_corruptions(name: str, severity: int, batch: int, methods: str) -> str:
 def _on_pacs(name: str, methods: str, scenario: str = "continual") -> str:
     domains = "--domains art_painting,cartoon,sketch --batch-size 50"
     return f"{{data}}/pacs --{scenario} {domains} --methods {methods} {PROBES[name]}"
+
+
+def _after(first: str, then: str) -> str:
+    domains = f"--domains {first},{then} --unseen {then} --batch-size 16"
+    return f"{{out}}/few {domains} --methods {AXES} {MODELS['vit']}"
 
 
 _SEVERITY_5 = "{out}/photographs_c --severity 5"
@@ -164,6 +195,14 @@ TABLES = {
         },
         ["photographs_c", "photographs_2c"],
     ),
+    "few": Table(
+        "Learning from the first frames only, ViT-Ti, fog at severity 5",
+        {
+            **{f"{count} frames": _after(f"first{count}", "test") for count in FEW},
+            "60 frames of other classes": _after("common_classes", "other_classes"),
+        },
+        ["photographs_c", "few"],
+    ),
     "cifar10": Table(
         "A small ViT on CIFAR-10, fifteen corruptions at severity 5",
         {
@@ -182,7 +221,10 @@ def call(words: Sequence[str]) -> None:
 
 
 def figures_of(results: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the figures of a table from an evaluation's results.json: by method, in % and percentage points."""
+    """Return the figures of a table from an evaluation's results.json: by method, in % and percentage points.
+
+    `unseen` is the error on domains that were only tested.
+    """
     found = {}
     for name, content in results["methods"].items():
         losses = {domain: 0.0 - gain for domain, gain in content.get("gain_by_domain", {}).items()}
@@ -194,6 +236,7 @@ def figures_of(results: Mapping[str, Any]) -> dict[str, Any]:
             "worst": round(max(losses.values()), 1) if losses else None,
             "worst_domain": max(losses, key=lambda domain: losses[domain]) if losses else None,
             "worse": sum(loss > 0 for loss in losses.values()),
+            **({"unseen": round(content["unseen"]["mean"], 1)} if "unseen" in content else {}),
             "seconds": round(content["timing"]["seconds"]),
         }
     return found
@@ -209,7 +252,8 @@ def markdown(table: Table, cases: Mapping[str, Any]) -> str:
     ]
     for case, entry in cases.items():
         for number, (name, row) in enumerate(entry["methods"].items()):
-            cells = [case if number == 0 else "", f"`{name}`", f"{row['error']:.1f} ± {row['error_se']:.1f}"]
+            unseen = f", unseen {row['unseen']:.1f}" if "unseen" in row else ""
+            cells = [case if number == 0 else "", f"`{name}`", f"{row['error']:.1f} ± {row['error_se']:.1f}{unseen}"]
             gained = row["gain"] is not None and row["worst"] is not None
             cells.append(f"{row['gain']:+.1f} ± {row['gain_se']:.1f}" if gained else "")
             cells.append(f"{row['worst']:+.1f} {row['worst_domain']}, {row['worse']}" if gained else "")
@@ -248,8 +292,12 @@ class Maker:
         return [word.format(**self._places) for word in shlex.split(command)]
 
     def _prepare(self, need: str) -> None:
-        if MADE[need].startswith("corrupt") or not (self._out / need).exists():  # a tree keeps what it has
-            call(self._words(MADE[need]))
+        made = MADE[need]
+        if callable(made):
+            if not (self._out / need).exists():
+                made(self._out)
+        elif made.startswith("corrupt") or not (self._out / need).exists():  # a tree keeps what it has
+            call(self._words(made))
 
     def _evaluate(self, name: str, case: str, arguments: str) -> None:
         """Run an evaluation unless it is finished with these arguments; store its figures."""

@@ -110,6 +110,35 @@ def test_all_tables_makes_what_is_missing_once(
     assert f"| a case | `source` | {errors['source']['mean']:.1f} ± " in told[1]
 
 
+def test_first_frames_are_not_those_that_are_tested(tmp_path: Path) -> None:
+    classes = [f"class_{number}" for number in range(60)]
+    write_tree(tmp_path / "photographs_c", ["fog"], classes=classes, each=5, size=4)
+    script("all_tables").split_few(tmp_path)
+    found = {part.name: {image.resolve() for image in part.rglob("*.png")} for part in (tmp_path / "few").iterdir()}
+    assert [len(found[name]) for name in ("test", "first16", "first64", "common_classes")] == [200, 16, 64, 60]
+    assert found["first16"] < found["first64"] and not found["first64"] & found["test"]
+    common, other = ({image.parent.name for image in found[name]} for name in ("common_classes", "other_classes"))
+    assert not common & other
+
+
+def test_centred_logits_by_the_order_of_classes(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tree = write_tree(tmp_path / "c", ["fog", "snow"], each=2)
+    orders = example("measure_orders", monkeypatch, checkpoint)
+    orders.main([str(tree), "--checkpoint", "", "--frames", "30", "--streams", "2"])
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split(" | ")[0] for row in rows[2:]] == [f"| {name}" for name in orders.ORDERS]
+
+    labels = np.repeat(np.arange(6), 10)
+    drawn = {name: labels[orders.stream(name, labels, 2, 50, seed=0)[1]] for name in orders.ORDERS}
+    assert {len(each) for each in drawn.values()} == {100}
+    assert (np.diff(drawn["sorted by class"][:50]) >= 0).all()
+    assert (drawn["labels in runs of 5"].reshape(20, 5) == drawn["labels in runs of 5"][::5, None]).all()
+    assert [len(set(drawn[name])) for name in orders.ORDERS if "throughout" in name] == [3, 2, 1]
+    assert [len(set(half)) for half in drawn["two classes per domain"].reshape(2, 50)] == [2, 2]
+
+
 def test_every_table_is_of_commands_that_are_there() -> None:
     tables = script("all_tables")
     for table in tables.TABLES.values():
