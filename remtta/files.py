@@ -22,7 +22,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-_LOCK = ".lock"
+LOCK = ".lock"
 _TRIES, _PAUSE_S = 5, 0.02
 _IN_USE = "another run is writing to {}; choose another --output, or wait for it"
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
@@ -168,7 +168,7 @@ def is_locked(folder: Path) -> bool | None:
     if fcntl is None:
         return None
     try:
-        with open(folder / _LOCK, "rb") as file:
+        with open(folder / LOCK, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
@@ -201,7 +201,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / _LOCK
+        self._path = folder / LOCK
         with writing(self._path):
             if self._path.is_symlink():  # do not write through a link
                 self._path.unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,9 +26,11 @@ def plugins(group: str) -> list[EntryPoint]:
 
 
 def _names_remtta(folder: str) -> bool:
-    return any(
-        "[remtta." in path.read_text("utf-8", "replace") for path in Path(folder).glob("*-info/entry_points.txt")
-    )
+    for path in Path(folder).glob("*-info/entry_points.txt"):
+        with contextlib.suppress(OSError):  # another package's file that may not be read; importlib skips it, too
+            if "[remtta." in path.read_text("utf-8", "replace"):
+                return True
+    return False
 
 
 def package_of(entry: EntryPoint) -> str:

@@ -82,6 +82,12 @@ def test_what_holds_for_the_built_in_methods_holds_for_it(holds: Callable[[str],
     holds(NAME)
 
 
+def test_a_package_whose_entry_points_cannot_be_read_is_left_out(site: Path) -> None:
+    (site / "other-1.0.dist-info" / "entry_points.txt").mkdir(parents=True)
+    install(site, "plugin", {"mine": "plugin:Method"})
+    assert "mine" in find_methods(METHOD_TABLE)[0]
+
+
 def test_its_settings_are_checked_as_others_are(example: None, capfd: pytest.CaptureFixture[str]) -> None:
     config = method_config(NAME, {}, batch_size=16)
     assert (config.lr, config.anchor) == (1e-3 / 4, 0.01)  # Tent's, in proportion to the batch; its preset's

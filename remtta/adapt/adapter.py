@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
@@ -39,7 +39,7 @@ from remtta.runs.session import Listener, Session
 from remtta.runs.states import load_whole
 from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
-from remtta.streams.sources import Stream, open_stream
+from remtta.streams.sources import Source, Stream, open_stream
 
 Images = Tensor | Sequence[Image.Image | np.ndarray]
 """Preprocessed float32 or raw uint8 images (B, 3, H, W) of the model's size; or pictures, RGB or gray, of any size."""
@@ -177,9 +177,10 @@ class Adapter(ObservedMethod):
         """Restore what `state_dict` returned, of an adapter with the same model and method.
 
         Raises:
-            UsageError: If it belongs to another.
+            UsageError: If it belongs to another; nothing is changed then.
         """
         with self._lock:
+            before = self.state()
             try:
                 for name, wanted in self._origin.items():
                     if name not in state or state[name].tolist() != wanted.tolist():
@@ -188,6 +189,7 @@ class Adapter(ObservedMethod):
                 load_whole({name: tensor for name, tensor in state.items() if name not in own_names}, self)
                 self.frozen = bool(state[_FROZEN])
             except (ValueError, KeyError) as error:
+                self.load_state(before)
                 text = f"the state does not fit an adapter of this model, method and settings ({error})"
                 raise UsageError(text) from error
 
@@ -274,7 +276,7 @@ class Result:
         return Image.fromarray(self.frame.image.permute(1, 2, 0).numpy())
 
 
-def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Adapter) -> Iterator[Result]:
+def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
     """Predict a stream's frames and learn from them; yield a result per frame, batch after batch.
 
     Frames of a camera or network stream that have waited 2 seconds for a full batch are yielded before it. Frames that
@@ -289,7 +291,7 @@ def stream(source: Stream | str | Path | int | Iterable[str | Path], adapter: Ad
         StreamError: If it fails.
     """
     adapter.warn_of_guess()
-    opened = source if isinstance(source, Stream) else open_stream(str(source) if isinstance(source, int) else source)
+    opened = source if isinstance(source, Stream) else open_stream(source)
     batches, listener = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
     place = Place()
     session = Session(

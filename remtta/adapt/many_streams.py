@@ -15,6 +15,7 @@ from remtta.adapt.planning import Setup
 from remtta.adapt.site import Site, SiteSummary
 from remtta.adapt.together import Together
 from remtta.engines.interrupts import Interrupts
+from remtta.errors import UsageError
 from remtta.options.run_options import Engine
 from remtta.runs.folder import check_site, run_folder
 from remtta.streams.sources import Stream
@@ -59,11 +60,13 @@ def adapt_streams(
         The counts of each stream, and why it ended, including errors.
 
     Raises:
-        UsageError: If a folder holds another run, or the method changes more than norms.
+        UsageError: If there are no streams, a folder holds another run, or the method changes more than norms.
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """
     setup, interrupts = setup or Setup(), interrupts or Interrupts()
+    if not streams:
+        raise UsageError("there are no streams to adapt to")
     with contextlib.ExitStack() as during:
         folder = during.enter_context(run_folder(output))
         check_site(folder, streams, overwrite=setup.options.overwrite, resume=setup.options.resume)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO
@@ -21,7 +21,7 @@ from remtta.runs.folder import check_folder, run_folder
 from remtta.runs.run import Run
 from remtta.runs.scribe import Viewer
 from remtta.runs.summary import RunSummary
-from remtta.streams.sources import Stream, open_stream, shown_counts
+from remtta.streams.sources import Source, Stream, open_stream, shown_counts
 from remtta.watching.health import HealthFile, check_health_path, vitals
 from remtta.watching.metrics import Metrics, sample
 
@@ -32,7 +32,7 @@ _log = logging.getLogger("remtta")
 
 def adapt_stream(
     model: nn.Module,
-    source: Stream | str | Path | Iterable[str | Path],
+    source: Stream | Source,
     output: str | Path | None = None,
     *,
     method: str = "remtta",

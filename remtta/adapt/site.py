@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from remtta.files import FolderLock, write_json, writing
+from remtta.files import FolderLock, remove_leftovers, write_json, writing
 from remtta.runs.folder import SITE
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
@@ -105,6 +105,7 @@ class Site(abc.ABC):
         with writing(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(self.folder)
+        remove_leftovers(self.folder, (SITE,))
         try:
             yield
         finally:

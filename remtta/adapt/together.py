@@ -129,7 +129,7 @@ def _named_messages() -> Iterator[None]:
 
     def name_it(record: logging.LogRecord) -> bool:
         if name := _stream.get():
-            record.msg = f"{name}: {record.msg}"
+            record.msg, record.args = f"{name}: {record.getMessage()}", ()
         return True
 
     _log.addFilter(name_it)

@@ -155,19 +155,28 @@ def _clear_folder(output: Path, overwrite: bool) -> None:
     if (output / LABELLED).is_dir() and not overwrite:
         raise UsageError(f"{output} holds an earlier demo; choose another --output, or replace it with --overwrite")
     check_folder(output, overwrite=overwrite)
+    own = {FRAMES: {_folder_of(condition) for condition in CONDITIONS}, LABELLED: set(CONDITIONS)}
+    for name, parts in own.items():
+        others = sorted(path for path in (output / name).glob("*") if path.name not in parts)
+        if others:
+            raise UsageError(f"{others[0]} is not from a demo, and would be deleted; choose another --output")
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
-        for name in (FRAMES, LABELLED):
+        for name in own:
             shutil.rmtree(output / name, ignore_errors=True)  # a shorter drive must not keep old frames
             (output / name).mkdir()
+
+
+def _folder_of(condition: str) -> str:
+    return f"{list(CONDITIONS).index(condition)}_{condition}"
 
 
 def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[DrivenFrame]:
     """Draw the frames of a drive into `folder/frames`, in order, and write `folder/labels.csv` for `remtta eval`."""
     rng = np.random.default_rng([_STREAM_SEED, seed])
     frames = []
-    for position, (condition, change) in enumerate(CONDITIONS.items()):
-        place = folder / FRAMES / f"{position}_{condition}"
+    for condition, change in CONDITIONS.items():
+        place = folder / FRAMES / _folder_of(condition)
         place.mkdir(parents=True, exist_ok=True)
         for number in range(frames_per_condition):
             label = int(rng.integers(len(CLASS_NAMES)))

@@ -112,7 +112,7 @@ def _add(series: Series, row: Row) -> None:
     source = row.get("answered_by") == "source"
     series.index.append(row["index"])
     series.entropy.append(row["entropy"])
-    series.share.append(0.0 if source else row.get("weight") or 1.0)
+    series.share.append(0.0 if source else row.get("weight", 1.0))
     for name in (row.get("estimate") or {}).keys() & set(_ESTIMATED):
         points = series.estimates.setdefault(name, [])
         if not points or points[-1][1] != row["estimate"][name]:

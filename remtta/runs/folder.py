@@ -11,7 +11,7 @@ from typing import Any
 
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, UsageError
-from remtta.files import FolderLock, check_can_hold, check_not_in_use, remove_leftovers, writing
+from remtta.files import LOCK, FolderLock, check_can_hold, check_not_in_use, remove_leftovers, writing
 
 PREDICTIONS = "predictions.jsonl"
 RECORD = "run.json"
@@ -21,6 +21,9 @@ EVENTS = "events.jsonl"
 MQTT = "mqtt.json"  # how many bytes of the predictions the broker has confirmed
 RESERVE = ".reserve"
 SITE = "site.json"  # of many streams that share a model, with their folders beside it
+
+OWN_FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS, MQTT, SITE, RESERVE, LOCK)
+"""What runs write, and nothing else may."""
 
 _LONGEST_SHOWN = 60
 
@@ -160,7 +163,7 @@ class RunFolder:
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
-        remove_leftovers(self.path, (DELTA, STATE, RECORD))
+        remove_leftovers(self.path, OWN_FILES)
 
     def claim(self) -> None:
         """Prepare the folder for a new run.

@@ -114,8 +114,8 @@ class Scribe(Listener):
             remade=not live,
         )
         if self._rows.num_damaged:
-            damaged = counted(self._rows.num_damaged, "line")
-            _log.warning("the last %s of %s are damaged, and are written again", damaged, PREDICTIONS)
+            damaged = counted(self._rows.num_damaged, "damaged line")
+            _log.warning("writing %s at the end of %s again", damaged, PREDICTIONS)
         if live:
             place.count(self._rows.unsaved_rows())  # their frames cannot be read again
         if self._eventful:

@@ -30,6 +30,9 @@ _LONGEST_PATH = 32_768  # well over any system's limit
 
 _log = logging.getLogger("remtta")
 
+Source = str | os.PathLike[str] | int | Iterable[str | os.PathLike[str]]
+"""An image, a folder, a glob, a video, a camera's number, an address, "-", or paths; see `open_stream`."""
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -56,7 +59,7 @@ class Stream:
 
 
 def open_stream(
-    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    source: Source,
     *,
     sort: Sort = "name",
     frame_stride: int = 1,
@@ -95,7 +98,7 @@ def open_stream(
 
 
 def open_with(
-    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    source: Source,
     options: StreamOptions,
     *,
     wait_at_start: bool = False,
@@ -153,10 +156,10 @@ def _failing(reason: str) -> Iterator[Frame]:
     yield
 
 
-def _open(
-    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], options: StreamOptions, live: LiveOptions
-) -> Stream:
+def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
     sort, frame_stride, limit, null_separated = options.sort, options.frame_stride, options.limit, options.null
+    if isinstance(source, int):
+        source = str(source)
     if not isinstance(source, (str, os.PathLike)):
         paths = [os.fspath(path) for path in source]
         return _of_paths("paths", "paths", paths, frame_stride, limit)

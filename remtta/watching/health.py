@@ -12,16 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from remtta.deltas import DELTA
 from remtta.errors import OutputError, UsageError
 from remtta.files import remove_leftovers, write_atomically, writing
-from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, SITE, STATE
+from remtta.runs.folder import OWN_FILES
 
 if TYPE_CHECKING:
     from remtta.runs.run import Run
 
 EVERY_S = 2.0
-_FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS, SITE)
 _MAX_BYTES = 65_536  # far more than it ever holds
 
 
@@ -36,7 +34,7 @@ def check_health_path(path: Path, folder: Path) -> None:
     """
     parent = _target(path).parent
     within = parent == Path(os.path.realpath(folder))
-    if within and path.name in _FILES:
+    if within and path.name in OWN_FILES:
         raise UsageError(f"--health: {path} is a file of the run; choose another name")
     if not (within or parent.is_dir()):
         raise UsageError(f"--health: {parent}: no such folder; make it first")

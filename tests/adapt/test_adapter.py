@@ -128,9 +128,12 @@ def test_a_state_continues_in_another_adapter_to_the_same_answers() -> None:
     assert torch.equal(other(last), answer) and not torch.equal(third(last), answer)
     for name, tensor in one.delta().items():
         assert torch.equal(tensor, other.delta()[name])
+    before = third.state_dict()
     for state in (adapter_of(method="tent").state_dict(), {}, {**one.state_dict(), "more": torch.zeros(1)}):
         with pytest.raises(UsageError, match="does not fit an adapter of this model"):
             third.load_state_dict(state)
+        after = third.state_dict()
+        assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
 
 
 def test_the_state_of_another_model_or_method_is_refused_and_changes_nothing() -> None:

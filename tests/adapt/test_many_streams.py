@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import logging
 import pickle
 import shutil
 import threading
@@ -15,6 +17,7 @@ import pytest
 import torch
 
 from remtta import load_delta
+from remtta.adapt import together
 from remtta.adapt.many_streams import adapt_streams
 from remtta.adapt.one_stream import RunSummary
 from remtta.adapt.planning import Setup
@@ -95,6 +98,16 @@ def test_each_stream_is_as_if_it_were_alone(
     assert summary.report().splitlines()[1].startswith("yard  5 frames, 5 predicted, 0 skipped, 2 updates")
 
 
+def test_messages_begin_with_the_name_of_their_stream(caplog: pytest.LogCaptureFixture) -> None:
+    def say() -> None:
+        together._stream.set("50% zoom")
+        logging.getLogger("remtta").warning("skipped frame %d", 3)
+
+    with together._named_messages():
+        contextvars.copy_context().run(say)
+    assert caplog.messages == ["50% zoom: skipped frame 3"]
+
+
 def test_one_that_dies_and_one_that_stalls_hold_up_nobody(
     folders: dict[str, Path], alone: Path, tmp_path: Path
 ) -> None:
@@ -154,6 +167,8 @@ def test_a_stop_saves_all_and_they_go_on(
 def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cotta changes every weight, so the streams of --streams could not share"):
         adapt_site(folders, tmp_path / "site", "cotta", config=METHOD_TABLE["cotta"].config())
+    with pytest.raises(UsageError, match="there are no streams"):
+        adapt_site({}, tmp_path / "site")
     assert not (tmp_path / "site").exists()
     adapt_tiny(folders["yard"], tmp_path / "one", "source")
     with pytest.raises(UsageError, match="one holds the run of a single stream"):

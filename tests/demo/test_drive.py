@@ -79,6 +79,10 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
     check_labelled(result)
     with pytest.raises(UsageError, match=r"holds an earlier demo; .* replace it with --overwrite"):
         run_demo(tmp_path / "demo", frames_per_condition=20)
+    (tmp_path / "demo/frames/mine.png").touch()
+    with pytest.raises(UsageError, match=r"frames/mine\.png is not from a demo, and would be deleted; choose another"):
+        run_demo(tmp_path / "demo", frames_per_condition=4, overwrite=True)
+    assert all(frame.path.exists() for frame in result.frames)
 
 
 def check_labelled(result: DemoResult) -> None:

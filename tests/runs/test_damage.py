@@ -68,7 +68,7 @@ def test_damaged_lines_after_the_last_save_are_made_again(
     path.write_bytes(path.read_bytes()[: place.num_bytes] + lines[0] + damage + lines[2])
     adapt_tiny(frames, folder, resume=True)
     assert path.read_bytes() == (tmp_path / "run" / PREDICTIONS).read_bytes()
-    assert "the last 2 lines of predictions.jsonl are damaged, and are written again" in caplog.text
+    assert "writing 2 damaged lines at the end of predictions.jsonl again" in caplog.text
     assert "another machine" not in caplog.text
 
 

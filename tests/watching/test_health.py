@@ -95,8 +95,9 @@ def test_it_may_be_in_the_run_folder_that_is_not_there_yet_under_a_name_of_its_o
     vit: nn.Module, frames: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "runs" / "first"
-    with pytest.raises(UsageError, match=r"run\.json is a file of the run; choose another name"):
-        adapt_stream(vit, frames, run, health=run / "run.json")
+    for name in ("run.json", "mqtt.json", ".lock"):
+        with pytest.raises(UsageError, match=f"{name} is a file of the run; choose another name"):
+            adapt_stream(vit, frames, run, health=run / name)
     with pytest.raises(UsageError, match=r"runs: no such folder"):
         adapt_stream(vit, frames, run, health=tmp_path / "runs" / "health.json")
     assert not run.parent.exists()
