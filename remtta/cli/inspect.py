@@ -106,16 +106,12 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
     return [
         f"delta        {counted(delta['tensors'], 'tensor')}, {delta['parameters']} parameters, {delta['bytes']} bytes",
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
-        f"{_counts(delta)} from the source weights",
+        f"{counted(delta['updates'], 'update')} on {counted(delta['frames'], 'frame')} from the source weights",
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
         "",
         *aligned([("layer", "rms change", "largest change"), *rows]),
         *_class_lines(delta["classes"]),
     ]
-
-
-def _counts(delta: dict[str, Any]) -> str:
-    return f"{counted(delta['updates'], 'update')} on {counted(delta['frames'], 'frame')}"
 
 
 def _class_lines(classes: list[dict[str, Any]]) -> list[str]:

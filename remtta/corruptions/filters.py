@@ -87,8 +87,3 @@ def zoomed(layer: Array, zoom: float) -> Array:
     to_source = np.array([[1 / zoom, 0, shift_x], [0, 1 / zoom, shift_y]])
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
     return cv2.warpAffine(layer, to_source, (width, height), flags=flags, borderMode=cv2.BORDER_REPLICATE)
-
-
-def grey(image: Array) -> Array:
-    """Return the luma (ITU-R BT.601), shape (H, W)."""
-    return cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)

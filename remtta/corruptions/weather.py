@@ -38,7 +38,8 @@ def snow(
     flakes = filters.zoomed(flakes, zoom)
     flakes = np.where(flakes < threshold, np.float32(0), flakes.clip(0, 1))
     flakes = filters.fit(filters.motion(flakes, radius, sigma, rng.uniform(-135, -45)), image)
-    white = np.maximum(image, 1.5 * filters.grey(image)[..., None] + np.float32(0.5))
+    luma = cv2.cvtColor(image, cv2.COLOR_RGB2GRAY)[..., None]
+    white = np.maximum(image, 1.5 * luma + np.float32(0.5))
     scene = np.float32(keep) * image + np.float32(1 - keep) * white
     return scene + (flakes + flakes[::-1, ::-1])[..., None]
 

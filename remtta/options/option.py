@@ -6,7 +6,7 @@ import ast
 import math
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -86,19 +86,14 @@ class Fixed:
     """Marks a field that must not change when a run or an evaluation resumes."""
 
 
-@dataclass(frozen=True)
 class Only:
     """The options that a command takes from a group, some with other defaults: `Annotated[Group, Only("a", "b", c=1)]`.
 
     They keep the group's order. All other fields have the group's defaults.
     """
 
-    names: frozenset[str]
-    defaults: Mapping[str, object]
-
     def __init__(self, *names: str, **defaults: object) -> None:
-        object.__setattr__(self, "names", frozenset((*names, *defaults)))
-        object.__setattr__(self, "defaults", defaults)
+        self.names, self.defaults = frozenset((*names, *defaults)), defaults
 
 
 @dataclass(frozen=True)
@@ -230,7 +225,7 @@ def read_value(member: Member, text: str) -> object:
         return member.option.read(text)
     kind = get_args(member.type)[0]
     if kind is str:
-        return tuple(read_names(text))
+        return tuple(name.strip() for name in text.split(",") if name.strip())
     try:
         return tuple(kind(part) for part in text.split(","))
     except ValueError:
@@ -241,11 +236,6 @@ def read_value(member: Member, text: str) -> object:
 def is_list(member: Member) -> bool:
     """Return whether its values are given as one comma-separated word."""
     return get_origin(member.type) is tuple and get_args(member.type)[-1] is Ellipsis
-
-
-def read_names(text: str) -> Iterator[str]:
-    """Return the names in a comma-separated list."""
-    return (name.strip() for name in text.split(",") if name.strip())
 
 
 def read_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:

@@ -68,9 +68,3 @@ class BatchResult:
     def num_learned(self) -> int:
         """Number of frames used in an update."""
         return len(self.batch.readable) - len(self.excluded) if self.adapted else 0
-
-    @property
-    def new_updates(self) -> int:
-        """Number of optimizer steps for this batch."""
-        undone = self.updates_after < self.update  # some methods reset themselves after a step
-        return 1 if undone else self.updates_after - self.update

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 
@@ -21,6 +21,7 @@ from remtta.streams.prefetch import DecodedFrame
 
 _MEMORY = 0.3  # weight of the newest batch in the expected duration of an update
 _SHORTEST_S, _LONGEST_S, _BINS = 1e-4, 1e4, 512  # range of latencies, on a logarithmic scale: exact to within 4 %
+_EDGES_S = [_SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS) for number in range(1, _BINS + 1)]
 
 _log = logging.getLogger("remtta")
 
@@ -46,21 +47,19 @@ class Latencies:
 
     def cumulated(self, edges: Sequence[float]) -> list[int]:
         """Return the number of frames at or below each edge, to within a bin, followed by the number of all frames."""
-        upper = [_SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS) for number in range(1, _BINS + 1)]
-        below = list(accumulate(self._counts))
-        return [*(below[bisect(upper, edge) - 1] if edge >= upper[0] else 0 for edge in edges), below[-1]]
+        below = [0, *accumulate(self._counts)]
+        return [*(below[bisect(_EDGES_S, edge)] for edge in edges), below[-1]]
 
-    def percentiles_ms(self, wanted: Sequence[int] = (50, 95, 99)) -> dict[str, float] | None:
+    def percentiles_ms(self) -> dict[str, float] | None:
         """Return latency percentiles in ms, as "p50" etc.; `before` if there are no frames.
 
         They are upper edges of the histogram's bins.
         """
-        total = sum(self._counts)
-        return {f"p{percent}": self._percentile_ms(percent, total) for percent in wanted} if total else self.before
-
-    def _percentile_ms(self, percent: int, total: int) -> float:
-        number = next(n for n, below in enumerate(accumulate(self._counts), 1) if below * 100 >= percent * total)
-        return round(1000.0 * _SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS), 3)
+        below = list(accumulate(self._counts))
+        if not below[-1]:
+            return self.before
+        places = {percent: bisect_left(below, percent / 100 * below[-1]) for percent in (50, 95, 99)}
+        return {f"p{percent}": round(1000 * _EDGES_S[place], 3) for percent, place in places.items()}
 
 
 class TimeBudget:

@@ -150,7 +150,7 @@ class Record:
     def num_dropped(self) -> int:
         """Number of frames dropped for newer ones, in all parts of the run."""
         live = self._plan.stream.live_source
-        return self.dropped_before + (live.dropped if live else 0)
+        return self.dropped_before + (live.backlog.dropped if live else 0)
 
     @property
     def live_counts(self) -> dict[str, int]:

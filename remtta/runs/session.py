@@ -222,7 +222,7 @@ class Session:
         counts.frames_in_delta, counts.frames_since_reset = (
             result.num_learned + kept * each for each in result.counts_before
         )
-        counts.updates += result.new_updates
+        counts.updates += result.updates_after - result.update if kept else 1  # some methods reset after a step
         counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
         self.committed = self.adapter.method.committed

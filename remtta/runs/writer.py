@@ -129,7 +129,9 @@ class RowWriter:
             return
         try:
             with writing(self._path):
-                _write_all(self._file.fileno(), self._lines)
+                view = memoryview(self._lines)
+                while view:
+                    view = view[os.write(self._file.fileno(), view) :]
                 if self._durable:
                     os.fsync(self._file.fileno())
         except OutputError:
@@ -166,13 +168,10 @@ class RowWriter:
             Stopped: If the reader did not take all of it in time.
             OutputError: If it fails for another reason.
         """
-        self._send(self._lines, interrupts or Interrupts())
-
-    def _send(self, data: bytes, interrupts: Interrupts) -> None:
         if self._pipe is None:
             return
         try:
-            _send_to_pipe(self._pipe, data, interrupts)
+            _send_to_pipe(self._pipe, self._lines, interrupts or Interrupts())
         except BrokenPipeError as error:
             raise ReaderGone from error
         except OSError as error:
@@ -197,12 +196,6 @@ def _send_to_pipe(pipe: BinaryIO, data: bytes, interrupts: Interrupts) -> None:
             interrupts.stop_now()
         if select.select([], [descriptor], [], _POLL_S)[1]:
             view = view[os.write(descriptor, view[: select.PIPE_BUF]) :]
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]
 
 
 def _is_row(line: bytes) -> bool:

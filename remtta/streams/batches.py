@@ -89,8 +89,8 @@ class Batches:
         self._clock, self._flush_after = clock, options.flush_after
         self._memory = memory or decoding_budget(options, preprocessing)
         self._demand: threading.Semaphore | None = None
-        if self._live is not None and self._live.newest_only:
-            self._live.keep(self._size)
+        if self._live is not None and self._live.backlog.newest_only:
+            self._live.backlog.keep = self._size
             self._demand = threading.Semaphore(self._size)
 
     def decoded(self, frames: Iterator[Frame], *, first: int, wait: Callable[[], None]) -> Generator[DecodedFrame]:

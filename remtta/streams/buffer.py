@@ -29,11 +29,6 @@ class Shot:
     read_at: str | None  # UTC; None in a finite video, so that its rows are reproducible
     position_s: float | None = None  # in a finite video
 
-    @property
-    def is_live(self) -> bool:
-        """True if it cannot be read again."""
-        return self.read_at is not None
-
 
 @dataclass
 class Backlog:
@@ -49,8 +44,8 @@ class Backlog:
         return min(self.keep if self.drops(shot) else MAX_WAITING, max(1, MAX_WAITING_BYTES // max(1, size)))
 
     def drops(self, shot: Shot) -> bool:
-        """Return True if older frames are dropped to make room for this one."""
-        return self.newest_only and shot.is_live
+        """Return True if older frames are dropped to make room for this one; a finite video is read whole."""
+        return self.newest_only and shot.read_at is not None
 
 
 class ShotBuffer:

@@ -39,6 +39,7 @@ class LiveSource:
         options: Timeouts, buffering and reconnection.
         state: "opening", "running" or "reconnecting".
         finite: True if it is a finite video; known from the first frame on.
+        backlog: Frames received for the model, of which older ones may be dropped.
 
     Args:
         source: Camera index, device or URL.
@@ -64,7 +65,7 @@ class LiveSource:
         self.finite = False
         timeouts = self.options.open_timeout_s, self.options.read_timeout_s
         self._feed = Feed(source, connect or partial(open_capture, source, *timeouts), stride)
-        self._backlog = Backlog(newest_only=self.options.buffer == "latest")
+        self.backlog = Backlog(newest_only=self.options.buffer == "latest")
         self._closed = threading.Event()
         self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter
         self._connection: Connection | None = None
@@ -77,24 +78,10 @@ class LiveSource:
         return self._feed.name
 
     @property
-    def newest_only(self) -> bool:
-        """True if frames are dropped when the model is slower."""
-        return self._backlog.newest_only
-
-    @property
-    def dropped(self) -> int:
-        """Number of frames dropped for newer ones."""
-        return self._backlog.dropped
-
-    @property
     def seconds_lost(self) -> float:
         """Seconds since the source was lost; 0 while it is available, and before its first frame."""
         lost_at = self._lost_at
         return 0.0 if lost_at is None else self._clock() - lost_at
-
-    def keep(self, num_frames: int) -> None:
-        """Keep this many of the newest frames for the model, if older ones are dropped; by default 1."""
-        self._backlog.keep = num_frames
 
     def frames(self) -> Generator[Frame]:
         """Yield the frames, once.
@@ -147,7 +134,7 @@ class LiveSource:
     def _open(self) -> Connection:
         self._leave()
         watchdog = Watchdog(self.options.open_timeout_s, self.options.read_timeout_s, self._clock)
-        shots = ShotBuffer(self._backlog, watchdog, self._closed)
+        shots = ShotBuffer(self.backlog, watchdog, self._closed)
         self._connection = Connection(self._feed, watchdog, shots, self._number)
         return self._connection
 

@@ -137,7 +137,7 @@ def test_a_finite_video_behind_an_address_is_read_whole_and_once(buffer: str) ->
     camera = FakeCamera([10, 20, 30], [40], capture=partial(FakeCapture, promised=3))
     source = source_of(camera, Clock(), buffer=buffer)
     assert levels(list(source.frames())) == [10, 20, 30]
-    assert len(camera.captures) == 1 and source.dropped == 0
+    assert len(camera.captures) == 1 and source.backlog.dropped == 0
 
 
 def test_closing_ends_the_reading_from_another_thread_also_while_reconnecting() -> None:
@@ -168,7 +168,7 @@ def test_impossible_options_are_refused(options: Any) -> None:
 def test_latest_keeps_the_newest_frames_for_the_model_and_counts_the_others(keep: int, newest: list[int]) -> None:
     camera = FakeCamera([0, GATE, 10, 20, 30, 40, 50, HANGS])
     source = source_of(camera, buffer="latest")
-    source.keep(keep)
+    source.backlog.keep = keep
     frames = source.frames()
     assert levels([next(frames)]) == [0]
     [capture] = camera.captures
@@ -177,7 +177,7 @@ def test_latest_keeps_the_newest_frames_for_the_model_and_counts_the_others(keep
     rest = list(islice(frames, len(newest)))
     assert levels(rest) == newest
     assert numbers(rest) == [level // 10 for level in newest]
-    assert source.dropped == 5 - len(newest)
+    assert source.backlog.dropped == 5 - len(newest)
     released.set()
     frames.close()
 
@@ -191,7 +191,7 @@ def test_all_has_the_source_wait_and_loses_nothing(monkeypatch: pytest.MonkeyPat
     time.sleep(0.25)  # longer than a read may take: waiting for the model is no hanging
     assert camera.captures[0].num_grabbed == 1 + 3 + 1  # taken, waiting, and the one in the reader's hand
     assert levels([first, *frames]) == list(range(20))
-    assert source.dropped == 0
+    assert source.backlog.dropped == 0
 
 
 def test_frames_that_are_large_wait_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
