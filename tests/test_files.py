@@ -110,7 +110,6 @@ def test_a_look_at_the_lock_does_not_stop_a_run_from_starting(tmp_path: Path, mo
     lock.release()
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
 def test_a_folder_is_written_to_by_one_process_at_a_time(tmp_path: Path) -> None:
     lock = FolderLock(tmp_path)
     with pytest.raises(UsageError, match="another run is writing to"):
@@ -120,7 +119,6 @@ def test_a_folder_is_written_to_by_one_process_at_a_time(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
 @pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])
 def test_a_folder_in_use_is_reported_before_anything_else(how: Any, frames: Path, tmp_path: Path) -> None:
     adapt_stream(tiny_vit(), frames, tmp_path / "run")
@@ -156,7 +154,6 @@ def killed_while_writing(*paths: Path) -> None:
     subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=False)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
     killed_while_writing(tmp_path / "run.json", tmp_path / "other.json")
     half_run, half_other = sorted(os.listdir(tmp_path), reverse=True)
@@ -173,7 +170,6 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) 
     remove_leftovers(tmp_path / "absent", ["*"])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX processes")
 @pytest.mark.parametrize("how", ["resume", "overwrite"])
 def test_a_run_removes_what_a_killed_one_was_writing(how: str, frames: Path, tmp_path: Path) -> None:
     folder, health = tmp_path / "run", tmp_path / "health[1].json"

@@ -84,9 +84,5 @@ def test_the_tables_are_those_of_the_fields() -> None:
     assert set(tables()) == {name for _, name, _ in TABLE.findall(text)}
 
 
-def test_the_page_names_no_option_that_does_not_exist() -> None:
-    assert set(OPTION.findall(PAGE.read_text())) - KNOWN - ELSEWHERE == set()
-
-
 if __name__ == "__main__" and sys.argv[1:] == ["write"]:
     PAGE.write_text(page(PAGE.read_text()))

@@ -300,10 +300,6 @@ def test_an_image_that_cannot_be_corrupted_is_named(
         corrupt_tree(frames, tmp_path / "out", CorruptOptions(corruptions=("fog",), jobs=1))
 
 
-def many(folder: Path, count: int) -> Path:
-    return draw_folder(folder, range(count), "{}.png", 120, 100)
-
-
 def in_group(group: int) -> list[int]:
     """The processes of a session, other than zombies."""
     found = []
@@ -327,7 +323,7 @@ def start(source: Path, out: Path, before: Callable[[], object] = in_a_session) 
 
 
 def test_a_signal_to_all_leaves_whole_files_and_no_process(tmp_path: Path) -> None:
-    source, out = many(tmp_path / "photos", 60), tmp_path / "out"
+    source, out = draw_folder(tmp_path / "photos", range(60), "{}.png", 120, 100), tmp_path / "out"
     with start(source, out) as process:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, stderr = process.communicate(timeout=30)
@@ -346,7 +342,7 @@ def test_a_signal_to_all_leaves_whole_files_and_no_process(tmp_path: Path) -> No
 
 @HAS_PROC
 def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: Path) -> None:
-    source, out = many(tmp_path / "photos", 10), tmp_path / "out"
+    source, out = draw_folder(tmp_path / "photos", range(10), "{}.png", 120, 100), tmp_path / "out"
     with start(source, out) as process:
         process.kill()
     wait_for_none_in(process.pid)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -51,7 +50,6 @@ def test_adapt_apply_and_inspect(
     assert "3 updates on 12 frames from the source weights" in capfd.readouterr().out
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX locks")
 def test_inspect_tells_a_killed_run_from_a_live_one(
     frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

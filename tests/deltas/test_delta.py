@@ -240,14 +240,10 @@ def test_the_folder_of_an_evaluation_tells_where_its_deltas_are(tmp_path: Path) 
 
 def test_a_run_folder_stands_for_its_delta(tmp_path: Path) -> None:
     path = tmp_path / "delta.safetensors"
-    _save_a_delta(path, 0.5)
+    save_delta(path, Delta({"norm.weight": torch.tensor([0.5])}, NAME, "ab", "rem"))
     delta = load_delta(tmp_path)
     assert delta.path == str(path)
     assert delta.file_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _save_a_delta(path: Path, value: float) -> None:
-    save_delta(path, Delta({"norm.weight": torch.tensor([value])}, NAME, "ab", "rem"))
 
 
 def test_a_centred_heads_bias_tells_which_classes_it_says_more_or_less_often() -> None:

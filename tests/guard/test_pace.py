@@ -15,7 +15,7 @@ from remtta.methods.method import build_method
 from remtta.methods.settings import MethodConfig
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions
-from tests.conftest import draw_image, random_images, tiny_vit
+from tests.conftest import draw_folder, random_images, tiny_vit
 from tests.guard.asking import ask
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_in_parts, adapt_tiny
@@ -25,11 +25,7 @@ CONFIG = TentConfig(lr=0.05, adapt_every=3)
 
 @pytest.fixture
 def frames(tmp_path: Path) -> Path:
-    folder = tmp_path / "frames"
-    folder.mkdir()
-    for number in range(20):
-        draw_image(number, 32, 32).save(folder / f"{number:03}.png")
-    return folder
+    return draw_folder(tmp_path / "frames", range(20), "{:03}.png", 32, 32)
 
 
 def test_every_third_batch_is_learned_from_and_a_run_continues_bit_for_bit(frames: Path, tmp_path: Path) -> None:

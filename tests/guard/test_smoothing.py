@@ -23,7 +23,7 @@ from remtta.methods.settings.names import (
     method_of,
 )
 from remtta.options import EvalOptions, RunOptions
-from tests.conftest import draw_image, tiny_vit
+from tests.conftest import draw_folder, tiny_vit
 from tests.evaluation.trees import CLASSES as CLASS_NAMES
 from tests.evaluation.trees import open_tree
 from tests.guard.asking import observe
@@ -105,19 +105,12 @@ def test_certain_predictions_stay_finite() -> None:
     assert torch.isfinite(observe(Smoother(CLASSES), logits)).all()
 
 
-def video(folder: Path) -> Path:
-    """Frames of which each shows the same as the ones before, until it changes."""
-    folder.mkdir()
-    for number in range(40):
-        draw_image(number // 10).save(folder / f"{number:03}.png")
-    return folder
-
-
 def test_a_run_keeps_what_each_frame_was_taken_for_and_continues_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)
-    frames, options = video(tmp_path / "frames"), {"smooth": "auto", "batch_size": 5}
+    frames = draw_folder(tmp_path / "frames", [number // 10 for number in range(40)], "{:03}.png")
+    options = {"smooth": "auto", "batch_size": 5}
     plain = adapt_tiny(frames, tmp_path / "plain", "tent", options={**options, "smooth": "off"})
     summary = adapt_tiny(frames, tmp_path / "whole", "tent", options=options)
     rows, alone = rows_of(tmp_path / "whole"), rows_of(tmp_path / "plain")
@@ -148,10 +141,7 @@ def test_a_run_keeps_what_each_frame_was_taken_for_and_continues_bit_for_bit(
 def test_an_evaluation_smooths_the_methods_that_are_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)
     for name in CLASS_NAMES:
-        folder = tmp_path / "tree/fog/5" / name
-        folder.mkdir(parents=True)
-        for number in range(5):
-            draw_image(ord(name[-1])).save(folder / f"{number}.png")
+        draw_folder(tmp_path / "tree/fog/5" / name, [ord(name[-1])] * 5)
     options = EvalOptions(order="stored", batch_size=10)
     dataset = open_tree(tmp_path / "tree")
     evaluate(tiny_vit(), dataset, tmp_path / "out", methods=["source", "source+smooth"], options=options)

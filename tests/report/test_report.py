@@ -17,7 +17,7 @@ from remtta.methods.settings import method_config
 from remtta.options import EvalOptions, GuardOptions
 from remtta.runs.tables import table_rows
 from tests.command import refusal_of, remtta_here
-from tests.conftest import draw_image, tiny_vit
+from tests.conftest import draw_folder, draw_image, tiny_vit
 from tests.evaluation.trees import write_tree
 from tests.runs.tiny import adapt_tiny
 
@@ -30,9 +30,7 @@ IMAGE = "<img src=x onerror=alert(1)>.png"
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs and an evaluation; a label and a file name of the first run are hostile."""
     place = tmp_path_factory.mktemp("reported")
-    (place / "frames").mkdir()
-    for number in range(5):
-        draw_image(number).save(place / "frames" / f"{number}.png")
+    draw_folder(place / "frames", range(5))
     draw_image(5).save(place / "frames" / IMAGE)
     for name in ("first", "second"):
         adapt_tiny(place / "frames", place / name, "tent", options={"guard": GuardOptions(answer="both")})

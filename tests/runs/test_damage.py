@@ -17,17 +17,13 @@ from remtta.runs.place import Place
 from remtta.runs.reading import read_rows
 from remtta.runs.states import load_position, load_state
 from tests.records import record_of, rows_of
-from tests.runs.test_resume import camera
+from tests.runs.test_resume import camera, finish
 from tests.runs.tiny import adapt_tiny
 
 
 @pytest.fixture
 def frames(made: Path) -> Path:
     return made / "frames"
-
-
-def stopped(frames: Path, folder: Path) -> None:
-    shutil.copytree(frames.parent / "stopped", folder)
 
 
 def killed(frames: Path, folder: Path) -> list[Path]:
@@ -37,7 +33,7 @@ def killed(frames: Path, folder: Path) -> list[Path]:
 
 
 def test_a_flipped_bit_in_the_state_is_reported(frames: Path, tmp_path: Path) -> None:
-    stopped(frames, tmp_path / "run")
+    finish(frames, tmp_path / "run", stopped=True)
     path = tmp_path / "run" / STATE
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
@@ -48,7 +44,7 @@ def test_a_flipped_bit_in_the_state_is_reported(frames: Path, tmp_path: Path) ->
 
 
 def test_rows_that_were_changed_since_they_were_saved_are_reported(frames: Path, tmp_path: Path) -> None:
-    stopped(frames, tmp_path / "run")
+    finish(frames, tmp_path / "run", stopped=True)
     path = tmp_path / "run" / PREDICTIONS
     changed = path.read_bytes().replace(b'"class": ', b'"class":9', 1)
     path.write_bytes(changed)
@@ -94,7 +90,7 @@ def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> Non
 def test_an_invalid_record_is_reported_and_nothing_is_written(
     name: str, value: object, reason: str, frames: Path, tmp_path: Path
 ) -> None:
-    stopped(frames, tmp_path / "run")
+    finish(frames, tmp_path / "run", stopped=True)
     path = tmp_path / "run" / RECORD
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
@@ -128,7 +124,7 @@ def test_a_reader_gets_no_row_twice(frames: Path, tmp_path: Path) -> None:
 
 
 def test_a_state_without_a_position_is_reported(frames: Path, tmp_path: Path) -> None:
-    stopped(frames, tmp_path / "run")
+    finish(frames, tmp_path / "run", stopped=True)
     path = tmp_path / "run" / STATE
     _, state = load_state(path)
     save_tensors(path, state, {"position": "[]"})
@@ -137,7 +133,7 @@ def test_a_state_without_a_position_is_reported(frames: Path, tmp_path: Path) ->
 
 
 def test_a_state_that_cannot_be_read_is_no_wrong_use(frames: Path, tmp_path: Path) -> None:
-    stopped(frames, tmp_path / "run")
+    finish(frames, tmp_path / "run", stopped=True)
     path = tmp_path / "run" / STATE
     path.unlink()
     path.mkdir()

@@ -25,17 +25,14 @@ from remtta.streams.frames import Frame
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
 from remtta.streams.sources import Stream
-from tests.conftest import draw_image, tiny_vit
+from tests.conftest import draw_image, happens, tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 
 
 def patient(path: Path, lines: int) -> None:
     """Wait until a file has so many lines."""
-    deadline = time.monotonic() + 30
-    while not (path.exists() and path.read_bytes().count(b"\n") >= lines):
-        assert time.monotonic() < deadline, f"{path} has no {lines} lines"
-        time.sleep(0.01)
+    assert happens(lambda: path.exists() and path.read_bytes().count(b"\n") >= lines, 30)
 
 
 def slow_camera(count: int, wait: Mapping[int, Callable[[], object]]) -> Stream:

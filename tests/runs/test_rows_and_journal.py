@@ -21,6 +21,8 @@ from remtta.runs.writer import ReaderGone, RowWriter
 from remtta.streams.batches import Batch
 from remtta.streams.frames import Gap
 from remtta.streams.prefetch import DecodedFrame
+from tests.records import lines_of
+from tests.runs.tiny import fill_disk
 
 IMAGE = torch.zeros(3, 2, 2, dtype=torch.uint8)
 LISTED: dict[str, Any] = {"logits": True}
@@ -103,17 +105,13 @@ def test_entropy_is_a_plain_number_between_zero_and_log_c(scale: float) -> None:
     assert "-0.0" not in json.dumps(row["entropy"])
 
 
-def _lines(path: Path) -> list[Any]:
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]]
-
-
 def test_each_row_is_a_line_that_is_out_when_write_returns(tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
     rows = [[{"index": 0}, {"index": 1}], [], [{"index": 2}]]
     with RowWriter(path) as writer:
         for position, batch in enumerate(rows):
             writer.write(batch)
-            assert _lines(path) == [row for earlier in rows[: position + 1] for row in earlier]
+            assert lines_of(path) == [row for earlier in rows[: position + 1] for row in earlier]
     assert path.read_bytes().endswith(b"\n")
 
 
@@ -149,7 +147,7 @@ def test_a_closed_pipe_means_the_reader_is_gone_and_the_file_has_every_row(tmp_p
         writer.write([{"index": 1}, {"index": 2}])
         with pytest.raises(ReaderGone):
             writer.echo()
-    assert [row["index"] for row in _lines(path)] == [0, 1, 2]
+    assert [row["index"] for row in lines_of(path)] == [0, 1, 2]
     with contextlib.suppress(BrokenPipeError):
         pipe.close()
 
@@ -165,7 +163,7 @@ def test_a_pipe_that_fails_otherwise_is_an_output_error(tmp_path: Path) -> None:
         writer.write([{"index": 0}])
         with pytest.raises(OutputError, match=r"No space left on device"):
             writer.echo()
-    assert _lines(path) == [{"index": 0}]
+    assert lines_of(path) == [{"index": 0}]
 
 
 def test_a_file_that_cannot_be_opened_or_written_is_an_output_error(
@@ -174,14 +172,10 @@ def test_a_file_that_cannot_be_opened_or_written_is_an_output_error(
     with pytest.raises(OutputError, match=r"absent/predictions\.jsonl cannot be written: No such file"):
         RowWriter(tmp_path / "absent" / "predictions.jsonl")
     with RowWriter(tmp_path / "predictions.jsonl") as writer:
-        monkeypatch.setattr(os, "write", _no_space)
+        fill_disk(monkeypatch, 0)
         with pytest.raises(OutputError, match=r"predictions\.jsonl cannot be written: No space left"):
             writer.write([{"index": 0}])
         monkeypatch.undo()
-
-
-def _no_space(descriptor: int, data: object) -> int:
-    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_lines_the_system_takes_in_pieces_arrive_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +188,7 @@ def test_lines_the_system_takes_in_pieces_arrive_whole(tmp_path: Path, monkeypat
         monkeypatch.setattr(os, "write", few)
         writer.write([{"index": index, "source": "frame.png"} for index in range(4)])
         monkeypatch.undo()
-    assert [row["index"] for row in _lines(path)] == [0, 1, 2, 3]
+    assert [row["index"] for row in lines_of(path)] == [0, 1, 2, 3]
 
 
 # --- Folders without a given name ------------------------------------------------------------------------------------

@@ -36,11 +36,6 @@ def pixels(path: Path) -> list[tuple[int, ...]]:
     return [tuple(pixel) for pixel in np.asarray(image).reshape(-1, 3).tolist()]
 
 
-def stored_mode(path: Path) -> str:
-    with Image.open(path) as image:
-        return image.mode
-
-
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff", ".ppm", ".tga", ".gif", ".webp"])
 def test_lossless_colours_come_back_exactly(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
@@ -104,7 +99,8 @@ def test_every_mode_becomes_rgb_on_white(
 ) -> None:
     path = tmp_path / f"a{suffix}"
     image.save(path, **options)
-    assert stored_mode(path) == mode
+    with Image.open(path) as stored:
+        assert stored.mode == mode
     assert pixels(path) == [each if isinstance(each, tuple) else (each,) * 3 for each in expected]
 
 

@@ -43,16 +43,12 @@ def draw_formats(folder: Path) -> list[Path]:
     names = [f"a.{kind}" for kind in KINDS.split(" ")]
     for name in names:
         image.save(folder / name)
-    draw_icon(folder / "large.ico")
+    icon = draw_image(0, 128, 128).convert("RGBA")  # by the size of its pixels it resembles a TGA, without a signature
+    icon.save(folder / "large.ico", sizes=[(128, 128)], bitmap_format="bmp")
     (folder / "zeros.ico").write_bytes(b"\0\0\1\0\1\0\x10\x10" + bytes(500))
     (folder / "odd.ico").write_bytes((folder / "a.ico").read_bytes()[:40] + bytes(3000))
     (folder / "cut.cur").write_bytes(b"\0\0\2\0\1\0\x20\x20\0\0\1\0\x18\0" + bytes(3000))
     return [folder / name for name in (*names, "large.ico", "zeros.ico", "odd.ico", "cut.cur")]
-
-
-def draw_icon(path: Path) -> None:
-    """Write an icon that resembles a TGA, which has no signature, by the size of its pixels, 67,624 bytes."""
-    draw_image(0, 128, 128).convert("RGBA").save(path, sizes=[(128, 128)], bitmap_format="bmp")
 
 
 def test_what_opens_a_file_does_not_depend_on_those_before_it(tmp_path: Path) -> None:

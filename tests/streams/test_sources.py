@@ -71,7 +71,6 @@ def test_a_folder_may_be_named_like_a_video_a_glob_or_a_camera(tmp_path: Path, m
         assert names(open_stream(f"{folder}/a[1].png")) == ["a[1].png"]
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_pipes_and_sockets_in_a_folder_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw(tmp_path, "a.png")
     os.mkfifo(tmp_path / "pipe.png")
@@ -83,7 +82,6 @@ def test_pipes_and_sockets_in_a_folder_are_ignored(tmp_path: Path, monkeypatch: 
         assert in_time(lambda: names(open_stream("*.*"))) == ["a.png"]
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 @pytest.mark.parametrize("name", ["pipe.png", "pipe.mp4"])
 def test_a_pipe_among_paths_is_an_unreadable_frame(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)

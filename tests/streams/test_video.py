@@ -14,6 +14,7 @@ from remtta.errors import FrameError, StreamError
 from remtta.streams.frames import Frame
 from remtta.streams.sources import open_stream
 from remtta.streams.video import iter_video
+from tests.streams.fakes import numbers
 
 FPS = 10
 
@@ -42,10 +43,6 @@ def noise(path: Path, count: int) -> Path:
 def cut(path: Path, kept: float) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: int(kept * len(whole))])
-
-
-def numbers(frames: list[Frame]) -> list[int | None]:
-    return [frame.number for frame in frames]
 
 
 def steps(frames: list[Frame]) -> list[int]:

@@ -105,10 +105,7 @@ def test_addresses_are_taken_apart_and_shown_without_a_password() -> None:
 def test_what_cannot_be_had_is_reported_in_one_line(
     frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "cams.txt").write_text(f"a={frames}\n")
     mqtt = ["--output", str(tmp_path / "run"), "--mqtt", "mqtt://127.0.0.1:1/t"]
-    code, line = refusal_of(capfd, "adapt", tmp_path / "cams.txt", "--streams", *mqtt)
-    assert code == 2 and "leave them out with --streams" in line
     monkeypatch.setitem(sys.modules, "paho.mqtt.client", None)
     code, line = refusal_of(capfd, "adapt", frames, *mqtt, "--model", "remtta-demo")
     assert code == 2 and 'pip install "remtta[mqtt]"' in line

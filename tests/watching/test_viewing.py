@@ -66,15 +66,12 @@ def test_a_video_that_cannot_be_made_is_reported_in_one_line(
     frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "there.mp4").touch()
-    (tmp_path / "cams.txt").write_text(f"a={frames}\n")
-    for source, name, told in (
-        (frames, "x.avi", "must end in .mp4"),
-        (frames, "none/x.mp4", "no such folder"),
-        (frames, "there.mp4", "choose another --annotate or add --overwrite"),
-        (tmp_path / "cams.txt", "x.mp4", "leave them out with --streams"),
+    for name, told in (
+        ("x.avi", "must end in .mp4"),
+        ("none/x.mp4", "no such folder"),
+        ("there.mp4", "choose another --annotate or add --overwrite"),
     ):
-        many = ["--streams"] if source != frames else []
-        code, line = refusal_of(capfd, "adapt", source, *many, "-o", tmp_path / "run", "--annotate", tmp_path / name)
+        code, line = refusal_of(capfd, "adapt", frames, "-o", tmp_path / "run", "--annotate", tmp_path / name)
         assert code == 2 and told in line
     monkeypatch.setitem(sys.modules, "av", None)
     code, line = refusal_of(capfd, "adapt", frames, "-o", tmp_path / "run", "--annotate", tmp_path / "x.mp4")
