@@ -82,7 +82,7 @@ class Backbone(Protocol):
     @property
     def classifiers(self) -> Mapping[str, nn.Module]:
         """The layers that return the logits, by module path; empty if unknown."""
-        return classifiers_of(self.module) if hasattr(self.module, "get_classifier") else {}
+        return classifiers_of(self.module)
 
     def embed(self, images: Tensor) -> Tensor:
         """Return the common start of all views of preprocessed images (B, 3, H, W), B first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -102,7 +102,8 @@ class BatchStatistics(TorchFunctionMode):
         if not self.moves:
             return
         recent = self._recent()
-        if all_finite(moment for _, mean, variance in recent.values() for moment in (mean, variance)):
+        totals = [moment.sum() for _, *moments in recent.values() for moment in moments]
+        if totals and torch.isfinite(torch.stack(totals)).all():  # one synchronisation for all layers
             self._past = recent
         self._batch, self._expected = {}, num_images
 
@@ -201,12 +202,6 @@ class BatchStatistics(TorchFunctionMode):
             own = batch._replace(weight=_weight(count))
             recent[name] = _pooled(own, _aged(self._past[name], count)) if name in self._past else own
         return recent
-
-
-def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Return whether all values are finite numbers, with one synchronisation."""
-    totals = [tensor.sum() for tensor in tensors]
-    return not totals or bool(torch.isfinite(torch.stack(totals)).all())
 
 
 def _running(norm: BatchNorm, weight: int) -> Moments:

@@ -115,14 +115,14 @@ class Transformer(Backbone):
 
     def encode(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
         """Return the tokens after the final norm, from the output of `enter`."""
-        return self.norm(self._run(self.blocks[-1], self._before_last(tokens, places), places[-1]))
+        return self.module.norm(self._run(self.blocks[-1], self._before_last(tokens, places), places[-1]))
 
     def count_patches(self, embedded: Tensor) -> int:
         return math.prod(embedded.shape[1:-1])
 
     def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
         tokens, places = self._begin(embedded, kept)
-        return self.head(self.norm(self._run_last(self._before_last(tokens, places), places[-1])))
+        return self.head(self.module.norm(self._run_last(self._before_last(tokens, places), places[-1])))
 
     def check_scores(self, kind: Scores) -> None:
         """Raise ModelError for Grad-CAM, which needs a feature map, and for attention without a plain softmax."""
@@ -149,21 +149,17 @@ class Transformer(Backbone):
         tokens, prefix = self._before_last(tokens, places), self.num_prefix_tokens
         if kind == "features":
             scores = tokens[:, prefix:].detach().float().norm(dim=-1)
-            return self.head(self.norm(self._run_last(tokens, places[-1]))), scores
+            return self.head(self.module.norm(self._run_last(tokens, places[-1]))), scores
         recorded, num_patches = AttentionRows(), tokens.shape[1] - prefix
         with recorded if self._has_class_token else contextlib.nullcontext():
             tokens = self._run_last(tokens, places[-1])
         with contextlib.nullcontext() if self._has_class_token else recorded:
-            logits = self.head(self.norm(tokens))
+            logits = self.head(self.module.norm(tokens))
         return logits, torch.stack(recorded.rows).sum(0)[:, -num_patches:]
 
     def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         tokens = self.module.forward_features(images)
         return self.head(tokens), self.module.forward_head(tokens, pre_logits=True)
-
-    def norm(self, tokens: Tensor) -> Tensor:
-        """Apply the final norm."""
-        return self.module.norm(tokens)
 
     def head(self, tokens: Tensor) -> Tensor:
         """Return the logits (B, C) from tokens after the final norm."""

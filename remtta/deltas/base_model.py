@@ -108,10 +108,10 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
         )
     if not (_is_text(options.get("labels")) and _names_templates(options.get("prompts"))):
         raise DeltaError("the delta's header holds class names or templates that are not text")
-    sizes = {"num_classes": options.get("num_classes"), "img_size": options.get("input_size")}
-    large = [name for name, value in sizes.items() if value is not None and not _is_safe(name, value)]
-    if large:
-        raise DeltaError(f"the delta's header asks for a model of absurd size ({', '.join(large)}); it was refused")
+    classes, size = options.get("num_classes"), options.get("input_size")
+    shaped = isinstance(classes, int | None) and (size is None or (isinstance(size, list | tuple) and len(size) == 2))
+    if not (shaped and _is_safe("num_classes", classes) and _is_safe("img_size", size)):
+        raise DeltaError("the delta's header asks for a model of an absurd size; it was refused")
     checkpoint = chosen.get("checkpoint") or _recorded_checkpoint(delta)
     if options.get("checkpoint") and not checkpoint:
         raise UsageError(

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from statistics import harmonic_mean
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ def _one_seed(
         content["top5"] = mean_and_std(list(content["top5_error"].values()))[0]
     content |= {phase: _errors(phases[phase]) for phase in AGAIN if phase in phases}
     if "unseen" in content:
-        content["unseen"]["harmonic_mean"] = harmonic_mean(content["mean"], content["unseen"]["mean"])
+        content["unseen"]["harmonic_mean"] = harmonic_mean([content["mean"], content["unseen"]["mean"]])
     return content
 
 
@@ -167,11 +168,6 @@ def class_errors(tally: Tally) -> dict[str, float] | None:
     _, right = counts_by(truths, times * (truths == predicted))
     errors = 100 * (1 - right / images)
     return {str(number): float(error) for number, error in zip(numbers.tolist(), errors, strict=True)}
-
-
-def harmonic_mean(first: float, second: float) -> float:
-    """Return the harmonic mean of two errors, as in the paper's forward transfer table."""
-    return 2 * first * second / (first + second) if first + second else 0.0
 
 
 def standard_error(trials: Sequence[Outcomes], domains: Iterable[str]) -> float:

@@ -31,11 +31,6 @@ class Visit:
     reset: bool = False
     phase: Phase = "adapt"
 
-    @property
-    def learns(self) -> bool:
-        """True if the method learns during this visit."""
-        return self.phase == "adapt"
-
 
 def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit]:
     """Return the visits of one trial.
@@ -124,8 +119,7 @@ def imbalanced_order(labels: np.ndarray, ratio: float, rng: np.random.Generator)
         other = rng.integers(len(classes) - 1, size=len(labels))
         own = np.where(elsewhere, other + (other >= own), own)
     shuffled = rng.permutation(len(labels))
-    positions: np.ndarray = shuffled[np.argsort(own[shuffled], kind="stable")]
-    return positions
+    return shuffled[np.argsort(own[shuffled], kind="stable")]
 
 
 def dirichlet_order(labels: np.ndarray, concentration: float, rng: np.random.Generator) -> np.ndarray:

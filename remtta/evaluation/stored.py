@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -16,22 +16,17 @@ from PIL import Image
 
 from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import FrameError, StreamError, UsageError
-from remtta.evaluation.domains import Dataset, Domain, Sizes, image_sizes
+from remtta.evaluation.domains import Dataset, Domain, image_sizes
 from remtta.streams.images import natural_key
 
 LABELS = "labels.npy"
 _IMAGE, _CLASS = ".input.jpg", ".output.cls"
 
 
-def _dataset(
-    root: Path, layout: str, domains: Sequence[Domain], labels: np.ndarray, sizes: Sizes, classes: str = "number"
-) -> Dataset:
-    return Dataset(root, layout, domains, classes, np.unique(labels).tolist(), sizes)
-
-
 def _check_labels(labels: np.ndarray, num_classes: int, place: Path) -> None:
-    if not 0 <= labels.min() <= labels.max() < num_classes:
-        raise UsageError(f"{place} names class {labels.max()}, but the model has {num_classes}; see --num-classes")
+    unknown = labels[(labels < 0) | (labels >= num_classes)]
+    if len(unknown):
+        raise UsageError(f"{place} names class {unknown[0]}, but the model has {num_classes}; see --num-classes")
 
 
 # --- CIFAR-C: <corruption>.npy with the five severities in sequence, and labels.npy --------------------------------
@@ -66,7 +61,7 @@ def open_arrays(
         _, height, width, _ = _load_array(path).shape
         sizes[width, height] += sum(len(domain.sources) for domain in own)
         domains += own
-    return _dataset(root, "CIFAR-C arrays", domains, labels, sizes)
+    return Dataset(root, "CIFAR-C arrays", domains, "number", np.unique(labels).tolist(), sizes)
 
 
 def _array_domain(path: Path, labels: np.ndarray, severity: int, limit: int | None) -> Domain:
@@ -79,30 +74,20 @@ def _array_domain(path: Path, labels: np.ndarray, severity: int, limit: int | No
     start, count = (severity - 1) * rows, min(rows, limit or rows)
     own = labels[:count] if len(labels) == rows else labels[start : start + count]
     sources = [f"{path}[{start + row}]" for row in range(count)]
-    return Domain(path.stem, severity, sources, own, _Rows(path, start))
+    return Domain(path.stem, severity, sources, own, partial(_load_row, path, start))
 
 
-class _Rows:
-    """Images of an array from an offset on; pickles as its path, so that a worker reopens the file."""
-
-    def __init__(self, path: Path, start: int) -> None:
-        self._path, self._start, self._pixels = path, start, _load_array(path)
-
-    def __call__(self, position: int) -> Image.Image:
-        return Image.fromarray(np.ascontiguousarray(self._pixels[self._start + position]))
-
-    def __reduce__(self) -> tuple[Callable[[Path, int], _Rows], tuple[Path, int]]:
-        return _Rows, (self._path, self._start)
+def _load_row(path: Path, start: int, position: int) -> Image.Image:
+    return Image.fromarray(np.ascontiguousarray(_load_array(path)[start + position]))
 
 
 def _load_array(path: Path) -> np.ndarray:
     try:
-        array: np.ndarray = np.lib.format.open_memmap(path, mode="r")  # np.load also opens archives
+        return np.lib.format.open_memmap(path, mode="r")  # np.load also opens archives
     except OSError as error:
         raise StreamError(f"{path} cannot be read: {error.strerror or error}") from error
     except ValueError as error:
         raise UsageError(f"{path} cannot be read as an array ({error}); write it with numpy.save") from error
-    return array
 
 
 # --- CCC (Press et al., NeurIPS 2023, arXiv:2306.05401): folders such as ---------------------------------------------
@@ -154,7 +139,8 @@ def open_shards(root: Path, shards: Sequence[Path], num_classes: int, limit: int
         raise StreamError(f"{next(iter(first))}: its first image {error}") from error
     sources = [f"{member.path}[{member.key}]" for member in members]
     domain = Domain(root.resolve().name, None, sources, labels, partial(_load_member, members))
-    return _dataset(root, "CCC shards", [domain], labels, Counter(sizes[member.path] for member in members))
+    counts = Counter(sizes[member.path] for member in members)
+    return Dataset(root, "CCC shards", [domain], "number", np.unique(labels).tolist(), counts)
 
 
 def _members(path: Path) -> Iterator[_Member]:
@@ -203,8 +189,8 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     if missing:
         raise UsageError(f"--labels-file: {len(missing)} images of {file} are missing, such as {missing[0]}")
     domain = Domain(file.stem, None, sources, np.array(labels, dtype=np.int64))
-    ways = sorted({"number" if label.isdecimal() else "class name" for _, label in entries})
-    return _dataset(root, f"images listed in {file}", [domain], domain.labels, image_sizes(sources), " or ".join(ways))
+    how = " or ".join(sorted({"number" if label.isdecimal() else "class name" for _, label in entries}))
+    return Dataset(root, f"images listed in {file}", [domain], how, sorted(set(labels)), image_sizes(sources))
 
 
 def _entries(file: Path) -> list[tuple[str, str]]:

@@ -137,7 +137,7 @@ class Trial(Listener):
             self._session.reset()
         self._session.run(self._batches(itertools.islice(frames, len(visit.items) - position.start)))
         _refuse_unread(visit, self._plan.dataset, self._outcomes)
-        phase = "" if visit.learns else f" {visit.phase}"
+        phase = "" if visit.phase == "adapt" else f" {visit.phase}"
         for title, outcomes in self._outcomes.items():  # one line per domain, as is customary
             _log.info("error %% [%s%s]: %.2f%%", title, phase, 100 * outcomes[False] / outcomes.total())
         position.visit, position.start = position.visit + 1, 0
@@ -153,8 +153,7 @@ class Trial(Listener):
     def _items(self, frames: Sequence[DecodedFrame]) -> list[tuple[int, int]]:
         """Return domain and position of the next frames."""
         start = self._position.start
-        items: list[tuple[int, int]] = self._visit.items[start : start + len(frames)].tolist()
-        return items
+        return self._visit.items[start : start + len(frames)].tolist()
 
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
         plan = self._plan
@@ -168,7 +167,7 @@ class Trial(Listener):
                 for (domain, place), frame in zip(self._items(batch.frames), batch.frames, strict=True)
                 if frame.image is not None
             ]
-            yield replace(batch, labels=torch.tensor(known, dtype=torch.int64), learn=self._visit.learns)
+            yield replace(batch, labels=torch.tensor(known, dtype=torch.int64), learn=self._visit.phase == "adapt")
 
     def _count(self, rows: Iterable[Row]) -> None:
         for row in rows:
@@ -255,8 +254,7 @@ def _ranks(result: BatchResult) -> list[int]:
     assert truths is not None
     likelier = (logits > logits.gather(1, truths[:, None])).sum(1)
     predicted = logits.softmax(-1).max(-1).indices == truths  # among equal logits, only one is predicted
-    ranks: list[int] = torch.where(predicted, 1, (likelier + 1).clamp(min=2)).tolist()
-    return ranks
+    return torch.where(predicted, 1, (likelier + 1).clamp(min=2)).tolist()
 
 
 def _view_rows(views: Tensor) -> list[Row]:

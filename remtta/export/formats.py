@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 from remtta.errors import UsageError
 from remtta.export.adapted import AdaptedModel
+from remtta.export.onnx_models import write_onnx
+from remtta.export.peft_adapters import write_peft
+from remtta.export.timm_folders import write_timm
 from remtta.files import FolderLock, check_can_hold, writing
 
 Format = Literal["onnx", "peft", "timm"]
+
+_Write = Callable[[AdaptedModel, Path], None]
+_WRITERS: Mapping[Format, _Write] = {"onnx": write_onnx, "peft": write_peft, "timm": write_timm}
 
 
 def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
@@ -26,11 +32,10 @@ def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool
         RemttaError: If the export fails, or its logits differ from the model's.
     """
     check_can_hold(output, "the folder of an export", "--output")
-    write = _writer(form)
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     with writing(output), _place(output) as place:
-        write(adapted, place)
+        _WRITERS[form](adapted, place)
         made = sorted(place.iterdir())
         taken = [output / path.name for path in made if (output / path.name).exists()]
         if taken and not overwrite:
@@ -53,19 +58,3 @@ def _place(output: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(place, ignore_errors=True)
         lock.release()
-
-
-def _writer(form: Format) -> Callable[[AdaptedModel, Path], None]:
-    """Return the function that writes a format; it is imported only when needed."""
-    assert form in get_args(Format)
-    if form == "onnx":
-        from remtta.export.onnx_models import write_onnx
-
-        return write_onnx
-    if form == "peft":
-        from remtta.export.peft_adapters import write_peft
-
-        return write_peft
-    from remtta.export.timm_folders import write_timm
-
-    return write_timm

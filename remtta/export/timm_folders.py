@@ -39,12 +39,8 @@ def write_timm(adapted: AdaptedModel, folder: Path) -> None:
         raise RemttaError(
             f"timm cannot load its own export of {adapted.delta.model}: {error}; try --format onnx"
         ) from error
-    same = (card.sha256, card.preprocessing, card.labels) == (
-        adapted.card.sha256,
-        adapted.card.preprocessing,
-        adapted.card.labels,
-    )
-    if not same:
+    was = adapted.card
+    if (card.sha256, card.preprocessing, card.labels) != (was.sha256, was.preprocessing, was.labels):
         raise RemttaError(
             f"timm {timm.__version__} does not load its export of {adapted.delta.model} as the model it was: a newer "
             "timm records its arguments"

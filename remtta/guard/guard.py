@@ -81,7 +81,7 @@ class Guard(Observer):
         views = self.method.last_views
         assert views is not None
         source = answers.compute_source()[answers.learned.to(views.device)]
-        drift = self.method.drift() if self.watches else 0.0
+        drift = self.method.net.weights.drift() if self.watches else 0.0
         answers.undone = self.judge.judge(source, views[0], int(answers.learned.sum()), drift)
         self._apply(undo=answers.undone)
 

@@ -55,8 +55,7 @@ class Answers:
         """For each prediction, True if it was smoothed with earlier frames."""
         if self.raw is None:
             return [False] * len(self.logits)
-        smoothed: list[bool] = (self.logits != self.raw).any(1).tolist()
-        return smoothed
+        return (self.logits != self.raw).any(1).tolist()
 
     def compute_adapted(self) -> Tensor:
         """Return the adapted model's logits (B, C), computing them if necessary."""

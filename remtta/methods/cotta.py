@@ -14,7 +14,7 @@ from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import BelowOne, Count, Optimizer, Positive, Share, WholeModelConfig
-from remtta.methods.teacher import Teacher, restore_at_random
+from remtta.methods.teacher import Teacher, follow, restore_at_random
 
 _COUNTS = "batches"
 
@@ -86,7 +86,7 @@ class CoTTA(Teacher[CoTTAConfig]):
         return teacher.unsqueeze(0), loss, len(images)
 
     def after_step(self) -> None:
-        self.follow(self.config.teacher_decay)
+        follow(self.net.weights.parameters, self.student, self.config.teacher_decay)
         self.restore()
 
     def restore(self) -> None:

@@ -142,5 +142,4 @@ class _MetaNetwork(nn.Module):
         mixed: Tensor = F.relu(self.conv_norm(self.conv(x)))
         if mixed.shape[2:] != frozen.shape[2:]:  # an odd size, rounded differently
             mixed = F.interpolate(mixed, size=frozen.shape[2:], mode="nearest")
-        changed: Tensor = self.norm(frozen) + mixed
-        return changed.movedim(1, self._axis)
+        return (self.norm(frozen) + mixed).movedim(1, self._axis)

@@ -174,7 +174,7 @@ def classify_with_prompts(
         if number:
             tokens.append(getattr(block, "norm1", nn.Identity())(x[:, 0]))
         x = block(x)
-    x = backbone.norm(x)
+    x = backbone.module.norm(x)
     logits = backbone.head(x if shift is None else x + shift)
     return logits.float(), torch.stack([*tokens, x[:, 0]]).float()
 

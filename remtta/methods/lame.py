@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.methods.net import Net
 from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, Count, MethodConfig
 from remtta.methods.source import Source
 
@@ -50,16 +49,12 @@ class LAME(Source[LAMEConfig]):
     settings = LAMEConfig
     delta_refusal = "LAME corrects predictions and changes no weights"
 
-    def __init__(self, net: Net, config: LAMEConfig) -> None:
-        super().__init__(net, config)
-        self._backbone = net.backbone
-
     def predict(self, images: Tensor) -> Tensor:
         """Return corrected log-probabilities (B, C) of preprocessed images (B, 3, H, W)."""
         features, logits = [], []
         for part in images.split(self.config.micro_batch or len(images)):
             with self.net.context(images.device):
-                predicted, feature = self._backbone.classify_with_features(part)
+                predicted, feature = self.net.backbone.classify_with_features(part)
             logits.append(self.net.plain(predicted))
             features.append(feature.float())
         return laplacian_correction(torch.cat(logits).log_softmax(-1), self._affinity(torch.cat(features)))

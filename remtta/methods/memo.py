@@ -63,7 +63,7 @@ class MEMO(Objective[MEMOConfig]):
             try:
                 predicted, adapted = self._predict_adapted(descent, image)
             finally:
-                weights.put(start)
+                weights.put(start.items())
                 descent.optimizer.zero_grad()
                 descent.optimizer.restart()
             logits.append(predicted)

@@ -125,7 +125,7 @@ class Updater(Generic[Kind]):
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
         """Start from source plus delta, with nothing else learned; raise DeltaError if it does not fit the model."""
         self.net.weights.load(delta, num_updates)
-        self.net.batch_norms.forget()
+        self.net.forget_stream()
         self._descent.forget()
         self._answered = self._answered and (self._answered[0], None)  # targets depend on the old weights
 
@@ -195,10 +195,6 @@ class Updater(Generic[Kind]):
     def num_updates(self) -> int:
         """Number of updates made to the current weights."""
         return self.net.weights.committed[1]
-
-    def drift(self) -> float:
-        """Return the norm of the change relative to the norm of the source weights."""
-        return self.net.weights.drift()
 
     def _prepared(self, images: Tensor) -> Tensor:
         images = self.net.enter(images)

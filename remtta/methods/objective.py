@@ -245,6 +245,5 @@ class Descent:
         self._objective.after_step()
         if self._config.anchor and self._objective.chosen == "norms":
             self._net.weights.pull(self._config.anchor)
-        if self._net.batch_norms.moves:
-            self._net.batch_norms.follow()
+        self._net.batch_norms.follow()
         self._net.weights.commit()

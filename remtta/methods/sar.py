@@ -115,4 +115,4 @@ def _climbed(weights: AdaptedWeights, length: float) -> Iterator[None]:
                 parameter.add_(gradient * scale)
         yield
     finally:
-        weights.put(before)
+        weights.put(before.items())

@@ -64,7 +64,6 @@ class CentredSource(Source[Config]):
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         logits = self.predict(images)
         if self.adapts and torch.isfinite(logits).all():
-            if self.net.batch_norms.moves:
-                self.net.batch_norms.follow()
+            self.net.batch_norms.follow()
             self.net.weights.commit()
         return logits.unsqueeze(0)

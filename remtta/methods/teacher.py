@@ -40,10 +40,6 @@ class Teacher(Objective[Config]):
             self.student[name].copy_(parameter)
         self.memory = {_STUDENT + name: tensor for name, tensor in self.trained.items()}
 
-    def follow(self, decay: float) -> None:
-        """Move the teacher towards the student."""
-        follow(self.net.weights.parameters, self.student, decay)
-
     def run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Return logits (B, C) of images (B, 3, H, W) with these weights, by name, in place of the model's."""
         named = {f"module.{name}": tensor for name, tensor in weights.items()}

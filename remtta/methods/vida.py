@@ -121,7 +121,7 @@ class ViDA(Teacher[ViDAConfig]):
 
     @torch.no_grad()
     def after_step(self) -> None:
-        self.follow(self.config.teacher_decay)
+        follow(self.net.weights.parameters, self.student, self.config.teacher_decay)
         follow({name: self._teacher[name] for name in self._adapters}, self.trained, self.config.adapter_decay)
         follow({name: self._teacher[name] for name in self._adapted}, self.trained, self.config.teacher_decay)
         self.memory[_SCALES] = self._new_scales

@@ -86,9 +86,10 @@ class TemplateAverage(Objective[Config]):
         descent.optimizer.restart()
         before = self.net.weights.copy()
         if all(self._round(descent, images, first=number == 0) for number in range(self.config.rounds)):
+            self.net.batch_norms.follow()
             self.net.weights.commit()
         else:
-            self.net.weights.put(before)
+            self.net.weights.put(before.items())
             _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
         with torch.no_grad():
             return self.predict(images).unsqueeze(0)
@@ -99,7 +100,7 @@ class TemplateAverage(Objective[Config]):
         start = weights.copy()
         for text in self._texts:
             if self.config.order == "parallel":
-                weights.put(start)
+                weights.put(start.items())
                 if first:
                     optimizer.restart()
             with self.head.using(text), torch.enable_grad():
@@ -109,7 +110,7 @@ class TemplateAverage(Objective[Config]):
                         return False
                     optimizer.step()
             found.append(weights.copy())
-        weights.put({name: torch.stack([each[name] for each in found]).mean(0) for name in weights.parameters})
+        weights.put((name, torch.stack([each[name] for each in found]).mean(0)) for name in weights.parameters)
         return True
 
 

@@ -71,12 +71,11 @@ def create(
     remote = not local and (pretrained or ":" in name)
     try:
         with reachable_or_offline() if remote else contextlib.nullcontext():
-            model: nn.Module = timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
+            return timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
     except Exception as error:  # timm and its download libraries share no base class
         if isinstance(error, TypeError) and sized and "img_size" in str(error):
             return create(name, pretrained=pretrained, kwargs=kwargs, checkpoint=checkpoint)
         raise _creation_failure(name, pretrained, error) from error
-    return model
 
 
 def _check_name(name: str) -> None:

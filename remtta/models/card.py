@@ -45,18 +45,13 @@ class ModelCard:
 def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256: str | None = None) -> ModelCard:
     """Return the card of a classifier at its source weights; give the whole model's hash if its head is restricted."""
     return ModelCard(
-        origin=origin_of(model),
+        origin=dict(config_of(model).get("built_from") or {"name": UNKNOWN}),
         sha256=sha256 or state_sha256(look_inside(model).module),
         preprocessing=preprocessing or preprocessing_of(model),
         labels=labels_of(model),
         num_classes=num_classes_of(model),
         device=next(model.parameters()).device,
     )
-
-
-def origin_of(model: nn.Module) -> dict[str, Any]:
-    """Return how `load_model` built a model, for records and deltas; the name "unknown" for any other model."""
-    return dict(config_of(model).get("built_from") or {"name": UNKNOWN})
 
 
 def built_from(given: ModelOptions) -> dict[str, Any]:

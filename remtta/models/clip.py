@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line
+from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, needed
 from remtta.models.building import reachable_or_offline
 from remtta.models.card import built_from
 from remtta.models.checkpoints import mismatch, read_weights
@@ -44,7 +44,9 @@ def load_zero_shot(
         DownloadError: If it cannot be downloaded.
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
     """
-    open_clip, checkpoint, prompts = _open_clip(), given.checkpoint, given.prompts
+    with _quiet():
+        open_clip = needed("open_clip", "clip", CLIP)
+    checkpoint, prompts = given.checkpoint, given.prompts
     wanted, tag = _parsed(name, open_clip, checkpoint is not None)
     templates = templates_of(prompts or DEFAULT_PROMPTS)
     model, tokenizer = _built(name, wanted, tag, open_clip, checkpoint is not None, given.input_size)
@@ -71,15 +73,6 @@ def load_zero_shot(
     config["built_from"] = {**origin, "labels": None if labels is None else list(labels), "prompts": named}
     loaded.pretrained_cfg = loaded.default_cfg = config
     return image.model
-
-
-def _open_clip() -> Any:
-    try:
-        with _quiet():
-            import open_clip
-    except ImportError as error:
-        raise UsageError(f'clip: needs open_clip; install it with pip install "remtta[clip]" ({error})') from error
-    return open_clip
 
 
 @contextlib.contextmanager

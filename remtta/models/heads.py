@@ -16,8 +16,8 @@ from remtta.models.zero_shot import ZeroShotHead
 
 
 def classifiers_of(model: Any) -> dict[str, nn.Module]:
-    """Return the layers that compute a timm model's logits, by path: one, or two in a distilled model."""
-    found = model.get_classifier()
+    """Return the layers that compute a timm model's logits, by path: one, two if distilled, none of other models."""
+    found = model.get_classifier() if hasattr(model, "get_classifier") else ()
     layers = found if isinstance(found, tuple) else (found,)
     return {place: module for place, module in model.named_modules() if any(module is layer for layer in layers)}
 

@@ -114,7 +114,13 @@ def build_folder(
     Raises:
         CheckpointError: If timm has no equivalent classifier, with the reason.
     """
-    kind, family = _family(folder)
+    kind = folder.config.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise CheckpointError(
+            f"{folder.path} holds a model of type {kind!r}; of transformers' models remtta reads "
+            f"{', '.join(FAMILIES)}; convert it to timm's names, for --checkpoint"
+        )
+    family = FAMILIES[kind]
     config = {**family.defaults, **folder.config}
     place = folder.path / "config.json"
     try:
@@ -137,16 +143,6 @@ def build_folder(
         "model_type": kind,
     }
     return model
-
-
-def _family(folder: TransformersFolder) -> tuple[str, Family]:
-    kind = folder.config.get("model_type")
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise CheckpointError(
-            f"{folder.path} holds a model of type {kind!r}; of transformers' models remtta reads "
-            f"{', '.join(FAMILIES)}; convert it to timm's names, for --checkpoint"
-        )
-    return kind, FAMILIES[kind]
 
 
 def _check(place: Path, config: Config, family: Family) -> None:
@@ -275,7 +271,8 @@ def _geometry(path: Path, kind: str, config: Config) -> dict[str, Any]:
     size = config["size"]
     short = size.get("shortest_edge") if isinstance(size, dict) else size if kind in _KEEPING_RATIO else None
     if kind == "ConvNext" and short is not None:
-        crop, short, size = _convnext(short, config["crop_pct"])
+        crop, size = (short, short) if short < _WARPED else None, short  # larger images are squashed
+        short = int(short / config["crop_pct"]) if crop else None
     resized = (short, short) if short is not None else pair(size)
     if not config.get("do_resize", True):
         resized, crop = (crop or resized), None  # images have that size already
@@ -290,13 +287,6 @@ def _geometry(path: Path, kind: str, config: Config) -> dict[str, Any]:
         "crop_mode": "center" if short is not None and crop else "squash",
         "interpolation": _FILTERS[config["resample"]],
     }
-
-
-def _convnext(short: int, crop_pct: float) -> tuple[Size | None, int | None, Any]:
-    """Return a crop, the short side before it, and the size of images that are squashed instead."""
-    if short < _WARPED:
-        return (short, short), int(short / crop_pct), short
-    return None, None, short
 
 
 def _share(crop: Size, resized: Size) -> float | None:

@@ -70,10 +70,8 @@ def _deit(config: Config, size: Size, num_classes: int) -> nn.Module:
     """
     kwargs = _transformer(config, size, num_classes, config["intermediate_size"])
     if (config.get("architectures") or [""])[0].endswith("WithTeacher"):
-        model: nn.Module = VisionTransformerDistilled(**kwargs)
-    else:
-        model = VisionTransformer(reg_tokens=1, **kwargs)
-    return model
+        return VisionTransformerDistilled(**kwargs)
+    return VisionTransformer(reg_tokens=1, **kwargs)
 
 
 class ClassAndPatches(VisionTransformer):  # type: ignore[misc]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -50,7 +51,7 @@ class Front:
             try:
                 self._model(images)
             except _Reached as reached:
-                return reached.images
+                return reached.args[0]
         raise ModelError(f"{type(self._model).__name__} does not call the {type(self._inner).__name__} in it any more")
 
     @torch.no_grad()
@@ -156,7 +157,8 @@ def _traced(model: nn.Module) -> Trace:
         place, changed = _place_in(outer, calls, images, returned, None if output else logits)
         start = f"{place}." if place else ""
         own = {name.removeprefix(start): call for name, call in calls.items() if name.startswith(start)}
-        return Trace(place, changed, size, logits.shape[1], _head_in(outer, place, own, logits), _shapes(own))
+        shapes = {name: (_shape(entered), _shape(left)) for name, (entered, left) in own.items()}
+        return Trace(place, changed, size, logits.shape[1], _head_in(outer, place, own, logits), shapes)
     assert problem is not None
     why = first_line(problem)
     raise ModelError(
@@ -169,16 +171,13 @@ def _run(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, tuple[Any, An
     """Return a model's output, and each layer's input and output in the order of their calls."""
     calls: dict[str, tuple[Any, Any]] = {}
 
-    def noting(name: str) -> Callable[..., None]:
-        def note(layer: nn.Module, inputs: Any, output: Any) -> None:
-            calls.pop(name, None)  # its last call counts
-            calls[name] = (inputs[0] if inputs else None, output)
-
-        return note
+    def note(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+        calls.pop(name, None)  # its last call counts
+        calls[name] = (inputs[0] if inputs else None, output)
 
     with torch.no_grad(), contextlib.ExitStack() as hooks:
         for name, layer in model.named_modules():
-            hooks.enter_context(layer.register_forward_hook(noting(name)))
+            hooks.enter_context(layer.register_forward_hook(partial(note, name)))
         return model(images), calls
 
 
@@ -211,11 +210,8 @@ def _head_in(model: nn.Module, place: str, calls: Mapping[str, tuple[Any, Any]],
     return None
 
 
-def _shapes(calls: Mapping[str, tuple[Any, Any]]) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
-    def shape(value: Any) -> tuple[int, ...]:
-        return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-    return {name: (shape(entered), shape(left)) for name, (entered, left) in calls.items()}
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
 def _check_logits(logits: Tensor, model: nn.Module) -> None:
@@ -267,11 +263,7 @@ def _equal(value: Any, tensor: Tensor) -> bool:
 
 
 class _Reached(Exception):
-    """Raised to end a forward pass at the model inside."""
-
-    def __init__(self, images: Tensor) -> None:
-        super().__init__()
-        self.images = images
+    """Raised with the images that reach the model inside, to end the forward pass there."""
 
 
 def _stop(layer: nn.Module, inputs: Any) -> None:

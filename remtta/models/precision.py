@@ -155,7 +155,8 @@ class ForwardContext:
 
     def __init__(self, model: nn.Module, precision: str) -> None:
         self._bf16 = precision == "bf16"
-        self._layers = LinearLayers(precision, _head_parameters(model), _CONVERTED.setdefault(model, {}))
+        head = [parameter for layer in classifiers_of(model).values() for parameter in layer.parameters()]
+        self._layers = LinearLayers(precision, head, _CONVERTED.setdefault(model, {}))
         self._compiled = any(module._compiled_call_impl is not None for module in model.modules())
 
     def __call__(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
@@ -163,8 +164,3 @@ class ForwardContext:
         if device.type == "cpu" and not self._compiled:
             return self._layers
         return torch.autocast(device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()
-
-
-def _head_parameters(model: nn.Module) -> list[nn.Parameter]:
-    heads = classifiers_of(model) if hasattr(model, "get_classifier") else {}
-    return [parameter for head in heads.values() for parameter in head.parameters()]

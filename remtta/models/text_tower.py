@@ -44,8 +44,7 @@ class TextTower:
     @property
     def device(self) -> torch.device:
         """The device of its weights."""
-        weight: Tensor = next(iter(self.model.parameters()))
-        return weight.device
+        return next(self.model.parameters()).device
 
     @torch.no_grad()
     def encode(self, sentences: Sequence[str]) -> Tensor:
@@ -55,8 +54,7 @@ class TextTower:
 
     def tokens(self, sentences: Sequence[str]) -> Tensor:
         """Return token numbers (N, context)."""
-        tokens: Tensor = self.tokenizer(list(sentences))
-        return tokens.to(self.device)
+        return self.tokenizer(list(sentences)).to(self.device)
 
     def of_tokens(self, tokens: Tensor, at_once: int = _BATCH) -> Tensor:
         """Return the embeddings (N, E) of token numbers (N, context), with gradient.
@@ -87,8 +85,7 @@ class TextTower:
             yield
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        embeddings: Tensor = self.model.encode_text(tokens, normalize=True)
-        return embeddings.float()
+        return self.model.encode_text(tokens, normalize=True).float()
 
     def texts_sha256(self, names: Sequence[str], templates: Sequence[str]) -> bytes:
         """Return the hash of everything that embeddings depend on: weights, tokenizer, names, templates."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from remtta.errors import DeltaError, ModelError
 
 Committed = tuple[Mapping[str, Tensor], int]
+"""Delta and number of updates of a commit; later commits do not modify these tensors."""
 
 
 class AdaptedWeights:
@@ -45,24 +46,19 @@ class AdaptedWeights:
         self._tracked: dict[str, Tensor] = {**named, **(moving or {})}
         self._everything = {**frozen, **self._tracked}
         self._source = {name: tensor.detach().clone() for name, tensor in self._tracked.items()}
-        self._committed: Committed = (self._zeros(), 0)
+        self.committed: Committed = (self._zeros(), 0)
 
     @property
     def source(self) -> dict[str, Tensor]:
         """The source values of the adapted parameters, which must not be modified."""
         return {name: self._source[name] for name in self.parameters}
 
-    @property
-    def committed(self) -> Committed:
-        """Delta and number of updates of the last commit; later commits do not modify these tensors."""
-        return self._committed
-
     @torch.no_grad()
     def commit(self) -> None:
         """Commit the current values as one more update, rounded to `source + delta`."""
         delta = {name: parameter - self._source[name] for name, parameter in self._tracked.items()}
-        self._put((name, source + delta[name]) for name, source in self._source.items())
-        self._committed = (delta, self._committed[1] + 1)
+        self.put((name, source + delta[name]) for name, source in self._source.items())
+        self.committed = (delta, self.committed[1] + 1)
 
     @torch.no_grad()
     def pull(self, share: float) -> None:
@@ -73,8 +69,8 @@ class AdaptedWeights:
     @torch.no_grad()
     def reset(self) -> None:
         """Restore the source weights, bit for bit."""
-        self._put(self._source.items())
-        self._committed = (self._zeros(), 0)
+        self.put(self._source.items())
+        self.committed = (self._zeros(), 0)
 
     def at_source(self) -> contextlib.AbstractContextManager[None]:
         """Use the source weights within the block."""
@@ -88,30 +84,27 @@ class AdaptedWeights:
     def _holding(self, values: Iterable[tuple[str, Tensor]]) -> Iterator[None]:
         adapted = self.copy()
         try:
-            self._put(values)
+            self.put(values)
             yield
         finally:
-            self.put(adapted)
+            self.put(adapted.items())
 
     def enter(self) -> None:
         """Put the adapted weights into a model that is at its source weights."""
-        delta, _ = self._committed
-        self._put((name, source + delta[name]) for name, source in self._source.items())
+        delta, _ = self.committed
+        self.put((name, source + delta[name]) for name, source in self._source.items())
 
     def leave(self) -> None:
         """Put the source weights into the model, so that others can adapt it; undone by `enter`."""
-        self._put(self._source.items())
+        self.put(self._source.items())
 
     def copy(self) -> dict[str, Tensor]:
         """Return copies of the current weights, committed or not, for `put`."""
         return {name: tensor.detach().clone() for name, tensor in self._tracked.items()}
 
-    def put(self, values: Mapping[str, Tensor]) -> None:
-        """Set the current weights, without committing them."""
-        self._put(values.items())
-
     @torch.no_grad()
-    def _put(self, values: Iterable[tuple[str, Tensor]]) -> None:
+    def put(self, values: Iterable[tuple[str, Tensor]]) -> None:
+        """Set current weights by name, without committing them."""
         for name, value in values:
             self._tracked[name].copy_(value)
 
@@ -121,7 +114,7 @@ class AdaptedWeights:
             return 0.0
         change, source = (
             torch.nn.utils.get_total_norm([tensors[name] for name in self.parameters])
-            for tensors in (self._committed[0], self._source)
+            for tensors in (self.committed[0], self._source)
         )
         return float(change / source)
 
@@ -137,12 +130,9 @@ class AdaptedWeights:
         for name in delta.keys() - self._tracked.keys():
             self._tracked[name] = self._everything[name]
             self._source[name] = self._everything[name].detach().clone()
-        moved = {
-            name: delta[name].to(source) if name in delta else torch.zeros_like(source)
-            for name, source in self._source.items()
-        }
-        self._put((name, source + moved[name]) for name, source in self._source.items())
-        self._committed = (moved, num_updates)
+        moved = self._zeros() | {name: tensor.to(self._source[name]) for name, tensor in delta.items()}
+        self.put((name, source + moved[name]) for name, source in self._source.items())
+        self.committed = (moved, num_updates)
 
     def _zeros(self) -> dict[str, Tensor]:
         return {name: torch.zeros_like(source) for name, source in self._source.items()}

@@ -45,8 +45,10 @@ def test_sizes_of_the_model_are_taken_from_the_header(tmp_path: Path) -> None:
         ({"model_kwargs": {"img_size": [1, 2, 3]}}, "a file may not set: img_size"),
         ({"model_kwargs": {"global_pool": "/etc"}}, "a file may not set: global_pool"),
         ({"model_kwargs": [1]}, "model arguments that are not a mapping"),
-        ({"num_classes": 10**9}, "absurd size .num_classes"),
-        ({"input_size": [99999, 32]}, "absurd size .img_size"),
+        ({"num_classes": 10**9}, "absurd size"),
+        ({"num_classes": 2.5}, "absurd size"),
+        ({"input_size": [99999, 32]}, "absurd size"),
+        ({"input_size": 5}, "absurd size"),
         ({"foo": 1}, "unknown model options: foo"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import harmonic_mean
 
 import numpy as np
 import pytest
@@ -13,7 +14,6 @@ from remtta.errors import ModelError, StreamError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.protocols import choose_preprocessing
-from remtta.evaluation.results import harmonic_mean
 from remtta.methods.settings import method_config
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
@@ -71,7 +71,7 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
     assert list(rem["error"]) == ["gaussian_noise"]
     assert list(rem["unseen"]["error"]) == ["fog"]
     assert rem["seeds"]["0"]["unseen"]["harmonic_mean"] == pytest.approx(
-        harmonic_mean(rem["seeds"]["0"]["mean"], rem["seeds"]["0"]["unseen"]["mean"])
+        harmonic_mean([rem["seeds"]["0"]["mean"], rem["seeds"]["0"]["unseen"]["mean"]])
     )
     assert list(rem["revisit"]["error"]) == ["gaussian_noise"]
     assert (rem["forwards_per_image"], rem["trainable_parameters"]) == (3, 4 * 48)

@@ -66,6 +66,7 @@ def _archive(path: Path) -> None:
         (_spoil(np.zeros((20, 32, 32, 3), np.float32), "fog.npy"), "fog.npy must hold 5 severities"),
         (_spoil(np.zeros((15, 32, 32, 3), np.uint8), "fog.npy"), "has 15 images, but labels.npy has 20 labels"),
         (_spoil(np.full(20, 7), "labels.npy"), "names class 7, but the model has 7"),
+        (_spoil(np.arange(20) % 7 - 1, "labels.npy"), "names class -1, but the model has 7"),
         (_spoil(np.zeros((20, 2), np.int64), "labels.npy"), "must hold one whole number per image"),
         (lambda root: (root / "fog.npy").write_bytes(b"no array"), "fog.npy cannot be read as an array"),
         (lambda root: _archive(root / "fog.npy"), "fog.npy cannot be read as an array .*; write it with numpy.save"),

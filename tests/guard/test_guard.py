@@ -154,7 +154,7 @@ def test_weights_far_from_the_source_are_an_alarm_by_themselves() -> None:
 def test_outputs_that_are_not_finite_are_never_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
     method = build_method("tent", tiny_vit(), TentConfig(lr=1e38))
     assert method.trains
-    monkeypatch.setattr(method, "drift", lambda: 0.0)  # which would notice before any output
+    monkeypatch.setattr(method.net.weights, "drift", lambda: 0.0)  # which would notice before any output
     guard = Guard(method, GuardOptions(window=200, least=200))
     assert all(torch.isfinite(logits).all() for logits in run(guard, 4))
     assert "not finite" in guard.judge.events()[0]["reason"]

@@ -188,6 +188,9 @@ def test_the_delta_carries_the_offset() -> None:
     again = centred()
     again.method.load_delta(delta)
     assert all(torch.equal(tensor, again.method.delta()[name]) for name, tensor in delta.items())
+    answer = adapter.method.predict(images)
+    adapter.method.load_delta(delta)  # which has the offset, too
+    assert torch.allclose(adapter.method.predict(images), answer, atol=1e-5)
     adapter.reset()
     assert not any(tensor.any() for tensor in adapter.method.delta().values())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +99,13 @@ def test_a_batch_without_finite_gradients_is_predicted_only(model: Any, caplog: 
     own.head.scale.copy_(model.head.scale)
     assert torch.equal(method.predict(random_images(2)), before) and method.num_updates == 0
     assert "not finite numbers" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["watt", "rem-watt"])
+def test_running_statistics_follow_recent_images(method: str, tmp_path: Path) -> None:
+    vision = {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8, "head_width": 64}
+    model = load_model(tiny_clip(tmp_path / "model", vision, embed_dim=32)[0], labels=NAMES, prompts="watt")
+    settings = {"bn": "recent", "episodic": False, "rounds": 1}
+    build_method(method, model, method_config(method, settings, batch_size=8))(random_images(8, size=64) + 1)
+    means = [value for name, value in model.named_buffers() if "running_mean" in name]
+    assert means and all(mean.any() for mean in means)

@@ -34,7 +34,7 @@ from transformers import (
 
 from remtta.backbones.families import backbone_of
 from remtta.errors import CheckpointError, UsageError
-from remtta.models.card import labels_of, origin_of
+from remtta.models.card import card_of, labels_of
 from remtta.models.hashing import state_sha256
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
@@ -152,7 +152,7 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     ours = load_model(model)
     assert _equal(ours, theirs)
     assert labels_of(ours) == NAMES
-    assert origin_of(ours)["name"] == model
+    assert card_of(ours).name == model
     backbone, images = backbone_of(ours), _images(preprocessing_of(ours).input_size)
     with torch.no_grad():
         torch.testing.assert_close(backbone.logits(images), ours(images), atol=1e-5, rtol=1e-5)

@@ -13,8 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check
-from remtta.methods.settings.base import FAST, LIGHT, ONE_MASK, PUBLISHED, REMTTA, MethodConfig, Preset
-from remtta.methods.settings.rem_config import REMConfig
+from remtta.methods.settings.base import FAST, LIGHT, ONE_MASK, PUBLISHED, REMTTA, Preset
+from remtta.methods.settings.base import MethodConfig as MethodConfig
+from remtta.methods.settings.rem_config import REMConfig as REMConfig
 from remtta.options.option import Member, check_number, members_of
 from remtta.plugins import METHODS, load_plugin, package_of, plugins, summary_of
 
@@ -22,19 +23,6 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from remtta.methods.objective import Objective
-
-__all__ = [
-    "FULL_BATCH",
-    "METHOD_SUMMARIES",
-    "METHOD_TABLE",
-    "ZERO_SHOT",
-    "MethodConfig",
-    "Named",
-    "REMConfig",
-    "algorithm_of",
-    "check_method",
-    "method_config",
-]
 
 _ADAMS = ("optimizer", "lr", "anchor")
 _MAX_LR = 0.9  # an "auto" anchor of larger ones undoes every update
