@@ -9,7 +9,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from remtta.streams.sources import open_stream
 from tests.conftest import draw_folder
 from tests.records import rows_of
 from tests.runs.tiny import adapt_tiny
+from tests.streams.servers import in_thread
 from tests.test_documents import is_taken
 from tests.test_examples import script
 
@@ -67,15 +67,9 @@ def test_promtool_takes_the_configuration_and_the_alerts(tmp_path: Path) -> None
 def test_a_run_on_the_simulated_camera_is_healthy(tmp_path: Path) -> None:
     pictures = script("container/camera").jpegs(draw_folder(tmp_path / "in", range(3), "{}.png", 64, 64))
     server = script("container/camera").server(pictures, 0, 20.0)
-    watcher = threading.Thread(target=server.serve_forever, args=(0.05,))
-    watcher.start()
-    try:
-        with contextlib.closing(open_stream(f"http://127.0.0.1:{server.server_port}/", limit=6)) as stream:
-            adapt_tiny(stream, tmp_path / "run", health=tmp_path / "health.json")
-    finally:
-        server.shutdown()
-        watcher.join()
-        server.server_close()
+    address = f"http://127.0.0.1:{server.server_port}/"
+    with in_thread(server), contextlib.closing(open_stream(address, limit=6)) as stream:
+        adapt_tiny(stream, tmp_path / "run", health=tmp_path / "health.json")
     assert len([row for row in rows_of(tmp_path / "run") if "class" in row]) == 6
     assert script("container/healthy").trouble(tmp_path / "health.json", 60) is None
 

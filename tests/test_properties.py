@@ -6,7 +6,6 @@ import contextlib
 import json
 import math
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from torch import nn
 
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
@@ -29,8 +27,8 @@ from remtta.models.checkpoints import load_checkpoint
 from remtta.models.hashing import state_sha256
 from remtta.options.option import members_of, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key
-from remtta.streams.sources import read_paths
 from tests.conftest import tiny_vit
+from tests.streams.test_sources import paths_in
 
 TEXTS = st.text(max_size=40) | st.from_regex(r"[0-9,.\-+eE_ ]{0,12}", fullmatch=True) | st.just("9" * 5000)
 
@@ -104,40 +102,24 @@ def test_settings_of_methods_are_taken_or_refused(name: str, data: st.DataObject
         assert not isinstance(found, float) or not math.isnan(found)
 
 
-def from_pipe(content: bytes, null_separated: bool) -> list[str]:
-    reader, writer = os.pipe()
-
-    def write() -> None:
-        with contextlib.suppress(BrokenPipeError), open(writer, "wb") as file:
-            file.write(content)
-
-    thread = threading.Thread(target=write)
-    thread.start()
-    try:
-        return list(read_paths(reader, null_separated))
-    finally:
-        os.close(reader)
-        thread.join()
-
-
 NAMES = st.binary(min_size=1, max_size=30).filter(lambda name: b"\0" not in name)
 
 
 @given(st.lists(NAMES, max_size=8))
 def test_any_name_comes_through_a_pipe_that_is_null_separated(names: list[bytes]) -> None:
-    assert [os.fsencode(name) for name in from_pipe(b"".join(name + b"\0" for name in names), True)] == names
+    assert [os.fsencode(name) for name in paths_in(b"".join(name + b"\0" for name in names), True)] == names
 
 
 @given(st.lists(NAMES.filter(lambda name: b"\n" not in name and not name.endswith(b"\r")), max_size=8), st.booleans())
 def test_names_without_newlines_come_through_a_pipe_of_lines(names: list[bytes], dos: bool) -> None:
     end = b"\r\n" if dos else b"\n"
-    assert [os.fsencode(name) for name in from_pipe(end.join(names), False)] == names
+    assert [os.fsencode(name) for name in paths_in(end.join(names), False)] == names
 
 
 @given(st.binary(max_size=200), st.booleans())
 def test_no_bytes_on_a_pipe_are_a_crash(content: bytes, null_separated: bool) -> None:
     with read_or_refused():
-        assert all(from_pipe(content, null_separated))
+        assert all(paths_in(content, null_separated))
 
 
 @given(st.lists(st.text(max_size=12), min_size=3, max_size=3))
@@ -158,18 +140,14 @@ def test_label_files_and_image_lists(tmp_path: Path, content: bytes) -> None:
         assert all(name.count("/") == 1 for name in read_image_list(file))
 
 
-def a_delta(vit: nn.Module) -> Delta:
-    tensors = {name: torch.ones_like(parameter) for name, parameter in adapted_norms(backbone_of(vit), "0").items()}
-    return Delta(tensors=tensors, model="vit", base_sha256="0" * 64, method="rem")
-
-
 HEADER_SIZE = 8  # bytes: a little-endian number, then so much JSON
 
 
 @given(data=st.data())
 def test_a_damaged_delta_is_refused_or_changes_the_model_as_it_says(tmp_path: Path, data: st.DataObject) -> None:
     vit, file = tiny_vit(), tmp_path / "delta.safetensors"
-    save_delta(file, a_delta(vit))
+    tensors = {name: torch.ones_like(parameter) for name, parameter in adapted_norms(backbone_of(vit), "0").items()}
+    save_delta(file, Delta(tensors=tensors, model="vit", base_sha256="0" * 64, method="rem"))
     content = bytearray(file.read_bytes())
     header_end = HEADER_SIZE + int.from_bytes(content[:HEADER_SIZE], "little")
     for _ in range(data.draw(st.integers(1, 4))):

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from remtta import load_delta
 from remtta.adapt import together
 from remtta.adapt.many_streams import adapt_streams
 from remtta.adapt.one_stream import RunSummary
 from remtta.adapt.planning import Setup
 from remtta.adapt.site import SiteSummary
-from remtta.deltas import DELTA
 from remtta.engines.interrupts import Interrupts
 from remtta.engines.processes import DIED, WorkersDied
 from remtta.errors import UsageError
@@ -30,12 +27,13 @@ from remtta.methods.settings import METHOD_TABLE
 from remtta.models.hashing import state_sha256
 from remtta.options import RunOptions
 from remtta.report.inspection import describe_folder
-from remtta.runs.folder import PREDICTIONS, SITE
+from remtta.runs.folder import SITE
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream, open_streams
 from remtta.watching.health import HealthFile
 from tests.conftest import draw_folder, happens, tiny_vit
 from tests.records import json_of, record_of, rows_of
+from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import CONFIGS, GUARD, StopAfter, adapt_tiny
 from tests.streams.fakes import GATE, FakeCamera, noise, source_of
 
@@ -70,15 +68,6 @@ def adapt_site(streams: Mapping[str, Any], folder: Path, method: str = "rem", **
     return adapt_streams(model, opened, folder, setup, **more)
 
 
-def assert_as_alone(folder: Path, alone: Path) -> None:
-    assert (folder / PREDICTIONS).read_bytes() == (alone / PREDICTIONS).read_bytes()
-    assert record_of(folder)["counts"] == record_of(alone)["counts"]
-    adapted, wanted = load_delta(folder / DELTA), load_delta(alone / DELTA)
-    assert (adapted.frames, adapted.updates) == (wanted.frames, wanted.updates)
-    assert adapted.tensors.keys() == wanted.tensors.keys()
-    assert all(torch.equal(adapted.tensors[name], tensor) for name, tensor in wanted.tensors.items())
-
-
 @pytest.mark.parametrize(
     ("method", "options"), [("rem", {"smooth": "auto"}), ("tent", {"latency": True, "reset_every": 6, "guard": None})]
 )
@@ -91,7 +80,7 @@ def test_each_stream_is_as_if_it_were_alone(
     assert summary.exit_reason == "completed"
     for name, folder in folders.items():
         adapt_tiny(folder, tmp_path / "alone" / name, method, options=options)
-        assert_as_alone(tmp_path / "site" / name, tmp_path / "alone" / name)
+        assert_same_results(tmp_path / "site" / name, tmp_path / "alone" / name)
     assert state_sha256(model) == source
     told = json_of(tmp_path / "site" / SITE)["streams"]
     assert {name: stream["frames"] for name, stream in told.items()} == SIZES
@@ -141,7 +130,7 @@ def test_one_that_dies_and_one_that_stalls_hold_up_nobody(
     assert summary.streams["dying"].exit_reason.startswith("error: camera 0 was lost")
     assert (summary.streams["dying"].num_predicted, summary.streams["late"].num_predicted) == (4, 5)
     assert record_of(tmp_path / "site" / "dying")["exit_reason"] == summary.streams["dying"].exit_reason
-    assert_as_alone(tmp_path / "site" / "gate", alone / "gate")
+    assert_same_results(tmp_path / "site" / "gate", alone / "gate")
     described = describe_folder(tmp_path / "site")
     assert described["alive"] is False and described["site"]["streams"]["late"]["frames"] == 5
 
@@ -161,7 +150,7 @@ def test_a_stop_saves_all_and_they_go_on(
     summary = adapt_site(folders, tmp_path / "site", options={"resume": True})
     assert summary.exit_reason == "completed"
     for name in folders:
-        assert_as_alone(tmp_path / "site" / name, alone / name)
+        assert_same_results(tmp_path / "site" / name, alone / name)
 
 
 def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -230,7 +219,7 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
     assert {name: each["state"] for name, each in json_of(tmp_path / "health.json")["streams"].items()} == {
         "gate": "completed", "roof": "completed"
     }  # fmt: skip
-    assert_as_alone(tmp_path / "site" / "roof", alone / "roof")
+    assert_same_results(tmp_path / "site" / "roof", alone / "roof")
 
 
 def test_a_worker_that_is_begun_again_continues_with_what_it_began_and_replaces_what_was_there(

@@ -82,11 +82,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "BEiT, both": ("beit_base_patch16_224", {**SMALL, "use_shared_rel_pos_bias": True, "use_abs_pos_emb": True}),
     "BEiT, class token": ("beit_base_patch16_224", {**SMALL, "global_pool": "token", "init_values": None}),
 }
-NO_ATTENTION = {name for name in MODELS if "average pool" in name and "class" not in name}
-NO_ATTENTION |= {
-    "largest values",
-    "refined pool",
-}
+NO_ATTENTION = {"average pool", "largest values", "refined pool"}
 POOLED = {name for name in MODELS if "attention pool" in name or name.startswith("pool ")}
 DYNAMIC = {name for name in MODELS if name.startswith(("any size", "DINOv3"))}
 

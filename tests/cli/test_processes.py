@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -82,10 +83,6 @@ def as_shells_do() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def as_nohup_does() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-
 def start_on_stdin(frames: Path, checkpoint: Path, run: Path, before: Callable[[], object]) -> Started:
     """Start a run that has predicted four frames and waits for the path of its sixth."""
     process = Started("adapt", "-", *TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "-o", run, before=before)
@@ -112,6 +109,7 @@ def test_a_signal_saves_everything_and_exits_with_its_code(
 
 
 def test_a_run_under_nohup_outlives_its_terminal(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    as_nohup_does = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
     with start_on_stdin(frames, checkpoint, tmp_path / "run", before=as_nohup_does) as process:
         process.send_signal(signal.SIGHUP)
         _, stderr = process.communicate(os.fsencode(frames / "frame_5.png") + b"\n")

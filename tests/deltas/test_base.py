@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from remtta import adapt_stream, apply_delta, load_base, load_delta, load_model, save_delta
 from remtta.deltas.base_model import base_options
@@ -121,14 +120,3 @@ def test_a_flipped_bit_or_a_changed_header_is_noticed(damage: Callable[[bytes], 
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(DeltaError, match="its content does not match its checksum"):
         load_delta(path)
-
-
-def test_numbers_that_the_model_cannot_hold_are_refused(vit: nn.Module) -> None:
-    huge = Delta({"norm.weight": torch.full((48,), 1e300, dtype=torch.float64)}, NAME, state_sha256(vit), "rem")
-    with pytest.raises(DeltaError, match="not finite numbers"):
-        apply_delta(vit, huge)
-
-
-def test_an_absurd_change_is_applied_with_a_warning(vit: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
-    apply_delta(vit, Delta({"norm.weight": torch.full((48,), 1e6)}, NAME, state_sha256(vit), "rem"))
-    assert "moves its weights by 1e+06 times their size" in caplog.text

@@ -106,6 +106,7 @@ def test_weights_that_moved_far_are_warned_of_and_a_heads_offset_is_not(
     apply_delta(vit, _delta(vit, head__bias=torch.full((7,), 1e6)))
     assert not caplog.records
     apply_delta(vit, _delta(vit, norm__weight=torch.full((48,), 1e6)))
+    assert "moves its weights by 1e+06 times their size" in caplog.text
     assert "the run that made it diverged" in caplog.text
 
 
@@ -114,6 +115,10 @@ _UNUSABLE = [
     ({"norm__weight": torch.ones(47)}, "the delta's norm.weight has shape (47,), the model's has (48,)"),
     (
         {"norm__weight": torch.full((48,), torch.nan)},
+        "the delta's norm.weight holds values that are not finite numbers",
+    ),
+    (
+        {"norm__weight": torch.full((48,), 1e300, dtype=torch.float64)},  # more than the model can hold
         "the delta's norm.weight holds values that are not finite numbers",
     ),
     ({"norm__weight": torch.ones(48).int()}, "the delta's norm.weight holds values that are not finite numbers"),

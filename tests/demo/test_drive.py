@@ -13,10 +13,8 @@ import remtta
 from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import DemoResult, draw_drive, run_demo
 from remtta.demo.signs import IMAGE_SIZE, render_sign
-from remtta.drawing import running_error
 from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
-from remtta.evaluation.domains import Domain
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
@@ -89,14 +87,6 @@ def check_labelled(result: DemoResult) -> None:
     """The tree beside the frames is one that an evaluation takes."""
     dataset = open_dataset(result.labelled, num_classes=len(CLASS_NAMES), labels=CLASS_NAMES)
     assert {domain.name for domain in dataset.domains} == set(CONDITIONS)
-    labels = {Path(path).read_bytes(): label for each in dataset.domains for path, label in _labelled(each)}
+    labelled = [pair for each in dataset.domains for pair in zip(each.sources, each.labels.tolist(), strict=True)]
+    labels = {Path(path).read_bytes(): label for path, label in labelled}
     assert [labels[frame.path.read_bytes()] for frame in result.frames] == [frame.label for frame in result.frames]
-
-
-def _labelled(domain: Domain) -> list[tuple[str, int]]:
-    return list(zip(domain.sources, domain.labels.tolist(), strict=True))
-
-
-def test_the_curve_is_of_the_frames_before_and_after_as_far_as_the_condition_goes() -> None:
-    curve = running_error([True] * 20 + [False] * 80, 80)  # 40 before and 40 after
-    assert curve[[0, 30, 99]].tolist() == [50.0, 100 * 20 / 70, 0.0]

@@ -36,6 +36,8 @@ def test_the_running_error_has_images_of_its_own_domain_only() -> None:
     # Of a short domain at least 20, and of a long one 200.
     assert running_error([True] + [False] * 24)[[0, 10, 11]].tolist() == [10, 5, 0]
     assert np.flatnonzero(running_error([True] + [False] * 1999)).tolist() == list(range(101))
+    curve = running_error([True] * 20 + [False] * 80, 80)  # as the demo asks for: 40 before and 40 after
+    assert curve[[0, 30, 99]].tolist() == [50.0, 100 * 20 / 70, 0.0]
 
 
 def test_reliability_tells_how_many_predictions_a_bar_stands_for(tree: Dataset, tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""Build methods on a model from their objectives."""
+"""Build methods on a model from their objectives, and parts of the plain readings that they are compared with."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remtta.methods.method import Updater
 from remtta.methods.objective import Objective
@@ -26,3 +26,29 @@ def vivid_vit(scale: float) -> Any:
     with torch.no_grad():
         model.head.weight.mul_(scale)
     return model
+
+
+def norms(*roots: nn.Module) -> list[nn.Parameter]:
+    """Weights and biases of all LayerNorms, which are to learn."""
+    found = [p for root in roots for m in root.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()]
+    for parameter in found:
+        parameter.requires_grad_(True)
+    return found
+
+
+def descend(optimizer: torch.optim.Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def entropies(logits: Tensor) -> Tensor:
+    """In nats, of each prediction."""
+    probs = logits.softmax(-1)
+    return -(probs * probs.log()).sum(-1)
+
+
+def symmetric(student: Tensor, teacher: Tensor) -> Tensor:
+    """The mean of both cross-entropies between the answers of two models."""
+    p, q = student.softmax(1), teacher.softmax(1)
+    return (-0.5 * (q * p.log()).sum(1) - 0.5 * (p * q.log()).sum(1)).mean()

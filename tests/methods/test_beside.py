@@ -16,18 +16,13 @@ from remtta.methods.becotta import BECoTTA, BECoTTAConfig, mutual_information
 from remtta.methods.ecotta import EcoTTA, EcoTTAConfig
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
-from tests.methods.making import made
+from tests.methods.making import descend, entropies, made
 
 MARGIN = 0.83
 
 
-def _entropy(logits: Tensor) -> Tensor:
-    probs = logits.softmax(-1)
-    return -(probs * probs.log()).sum(-1)
-
-
 def _kept(logits: Tensor) -> Tensor:
-    kept = _entropy(logits.detach()) < MARGIN * math.log(NUM_CLASSES)
+    kept = entropies(logits.detach()) < MARGIN * math.log(NUM_CLASSES)
     assert 0 < kept.sum() < len(kept)  # so that the filter matters
     return kept
 
@@ -65,9 +60,7 @@ def test_ecotta_equals_a_plain_loop_over_the_parts_of_a_resnet() -> None:
         images = pictures(6, seed)
         logits, distance = run(images)
         torch.testing.assert_close(ecotta(images), logits.detach(), atol=1e-4, rtol=1e-3)
-        optimizer.zero_grad()
-        (_entropy(logits)[_kept(logits)].mean() + distance).backward()
-        optimizer.step()
+        descend(optimizer, entropies(logits)[_kept(logits)].mean() + distance)
     torch.testing.assert_close(dict(ecotta.objective.trained), network, atol=1e-4, rtol=1e-3)
     source = tiny("resnet").state_dict()
     assert all(torch.equal(tensor, source[name]) for name, tensor in ecotta.net.model.state_dict().items())
@@ -119,9 +112,7 @@ def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
         images = random_images(6, seed)
         logits = torch.cat([predict(image) for image in images.split(1)])
         torch.testing.assert_close(becotta(images), logits.detach(), atol=1e-4, rtol=1e-3)
-        optimizer.zero_grad()
-        _entropy(logits)[_kept(logits)].mean().backward()
-        optimizer.step()
+        descend(optimizer, entropies(logits)[_kept(logits)].mean())
     torch.testing.assert_close(dict(becotta.objective.trained), learned, atol=1e-4, rtol=1e-3)
     assert {name.rpartition(".")[2] for name in learned} == {"down", "down_bias", "up", "up_bias"}
 

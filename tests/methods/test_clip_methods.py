@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import ModelError, UsageError
@@ -17,6 +17,7 @@ from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.loading import load_model
 from tests.conftest import random_images, tiny_vit
+from tests.methods.making import descend, norms
 from tests.models.tiny_clip import NAMES, copied, tiny_clip
 
 TEMPLATES = ("a photo of a {}", "art of the {}.")
@@ -61,13 +62,6 @@ def sentences(model: Any, template: str) -> Tensor:
     return tokens
 
 
-def norms(*roots: nn.Module) -> list[nn.Parameter]:
-    found = [p for root in roots for m in root.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()]
-    for parameter in found:
-        parameter.requires_grad_(True)
-    return found
-
-
 def build(name: str, model: Any, **more: Any) -> Any:
     return build_method(name, model, method_config(name, {**SETTINGS[name], **more}, batch_size=4))
 
@@ -83,9 +77,7 @@ def test_clipartt_equals_a_plain_loop(model: Any) -> None:
         text = other.head.texts.tower.encode(said)
         targets = ((image @ image.T + text @ text.T) / 2 / 0.01).softmax(-1)
         logits = 8.0 * image @ text.T
-        optimizer.zero_grad()
-        (-targets.T * logits.log_softmax(-1)).sum(1).mean().backward()
-        optimizer.step()
+        descend(optimizer, (-targets.T * logits.log_softmax(-1)).sum(1).mean())
     expected = other(images).detach()
     torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)  # each batch starts from the source

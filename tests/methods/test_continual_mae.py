@@ -12,7 +12,7 @@ from torch import Tensor
 from remtta.errors import UsageError
 from remtta.methods.continual_mae import ContinualMAE, ContinualMAEConfig, _dropped, hog_patches
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import made
+from tests.methods.making import descend, made
 
 CONFIG = ContinualMAEConfig(num_dropouts=3, lr=0.02, optimizer="sgd", restore=0.0)
 SOBEL = ((-1, 1), (0, 2), (1, 1))  # offset and weight
@@ -67,22 +67,18 @@ def test_three_updates_equal_a_plain_loop() -> None:
     model.pos_embed.requires_grad_(False)
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.SGD([*learning, *decoder.values()], lr=0.02, momentum=0.9)
-    drawn = torch.Generator()
-    drawn.set_state(mae.net.generator.get_state())
+    drawn = mae.net.generator.clone_state()
     start = {name: tensor.detach().clone() for name, tensor in decoder.items()}
     for seed in range(3):
         images = random_images(4, seed)
         seeds = torch.randint(2**62, (4, 3), generator=drawn)
         target, loss = _plain_loss(model, decoder, images, seeds)
         torch.testing.assert_close(mae(images).softmax(1), target, atol=1e-5, rtol=1e-4)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
         for _ in mae.net.weights.parameters:  # a restoration of no share still draws
             torch.randint(2**62, (), generator=drawn)
-    adapted = dict(mae.net.model.named_parameters())
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(adapted[name], parameter, atol=1e-5, rtol=1e-3)
+    adapted, wanted = (dict(each.named_parameters()) for each in (mae.net.model, model))
+    torch.testing.assert_close(adapted, wanted, atol=1e-5, rtol=1e-3)
     assert all((mae.objective._decoder[name] - tensor).abs().max() > 1e-4 for name, tensor in start.items())
     assert (*mae.objective.passes(), mae.objective.num_models) == (5, 1, 2)
     assert made(ContinualMAE, tiny_vit()).objective.passes()[0] == 12

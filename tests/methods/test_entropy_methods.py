@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace, clean_jitter
@@ -20,7 +20,7 @@ from remtta.methods.method import Method, build_method
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images
-from tests.methods.making import vivid_vit
+from tests.methods.making import descend, entropies, norms, vivid_vit
 
 LN_C = math.log(NUM_CLASSES)
 FILTERING = ["eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo"]
@@ -39,17 +39,6 @@ def make(name: str, **settings: Any) -> Any:
     return method
 
 
-def norms(model: Any, blocks: int | None = None) -> list[nn.Parameter]:
-    """Weights and biases of all LayerNorms, or of those of the first blocks."""
-    root = model if blocks is None else model.blocks[:blocks]
-    return [p for module in root.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()]
-
-
-def entropy_of(logits: Tensor) -> Tensor:
-    probs = logits.softmax(-1)
-    return -(probs * probs.log()).sum()
-
-
 def come_of(logits: Tensor) -> Tensor:
     """From the Dirichlet's parameters e^z + 1: belief e^z / S, uncertainty C / S, S their sum."""
     logits = logits / logits.norm() * logits.norm().detach()
@@ -64,9 +53,7 @@ def cosine(first: Tensor, second: Tensor) -> float:
 
 
 def assert_same_weights(method: Any, plain: Any) -> None:
-    ours = dict(method.net.model.named_parameters())
-    for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(ours[name], parameter, msg=f"{name} differs")
+    torch.testing.assert_close(dict(method.net.model.named_parameters()), dict(plain.named_parameters()))
 
 
 # --- ETA, EATA, RDumb --------------------------------------------------------------------------------------------
@@ -78,7 +65,7 @@ class PlainETA:
     def __init__(
         self,
         max_cosine: float,
-        measure: Callable[[Tensor], Tensor] = entropy_of,
+        measure: Callable[[Tensor], Tensor] = entropies,
         fisher: Sequence[Tensor] | None = None,
         weight: float = 0.0,
         margin: float = 0.4,
@@ -110,9 +97,7 @@ class PlainETA:
         if self.fisher is not None:
             for parameter, source, importance in zip(self.parameters, self.source, self.fisher, strict=True):
                 loss = loss + self.weight * (importance * (parameter - source) ** 2).sum()
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        descend(self.optimizer, loss)
         new = torch.stack(kept).mean(0)
         self.mean = new if self.mean is None else 0.9 * self.mean + 0.1 * new
         return logits.detach()
@@ -156,7 +141,7 @@ def test_the_fisher_information_is_of_the_first_images_only(micro_batch: int | N
         method.source_statistics([])
 
 
-@pytest.mark.parametrize(("name", "measure", "margin"), [("eata", entropy_of, 0.4), ("eata-come", come_of, 0.6)])
+@pytest.mark.parametrize(("name", "measure", "margin"), [("eata", entropies, 0.4), ("eata-come", come_of, 0.6)])
 def test_eata_is_its_rule(name: str, measure: Callable[[Tensor], Tensor], margin: float) -> None:
     settings = {"max_cosine": 0.08, "fisher_weight": 3.0, "entropy_margin": margin}
     plain = PlainETA(scaled(0.08), measure, plain_fisher([batch(90, 4), batch(91, 4)]), 3.0, margin)
@@ -200,7 +185,8 @@ class PlainSAR:
 
     def __init__(self, rho: float, measure: Callable[[Tensor], Tensor], margin: float) -> None:
         self.model, self.rho, self.measure, self.margin = vivid_vit(4), rho, measure, margin * LN_C
-        self.optimizer = torch.optim.SGD(norms(self.model, 3), lr=0.01, momentum=0.9)
+        self.parameters = norms(*self.model.blocks[:3])
+        self.optimizer = torch.optim.SGD(self.parameters, lr=0.01, momentum=0.9)
         self.ema: float | None = None
         self.lost = 0
 
@@ -208,17 +194,18 @@ class PlainSAR:
         logits: Tensor = self.model(images)
         first = [row for row in range(len(images)) if self.measure(logits[row]) < self.margin]
         loss = sum((self.measure(logits[row]) for row in first), torch.zeros(())) / len(first)
-        gradients = torch.autograd.grad(loss, norms(self.model, 3))
+        gradients = torch.autograd.grad(loss, self.parameters)
         length = math.sqrt(sum(float((gradient**2).sum()) for gradient in gradients))
         above = copy.deepcopy(self.model)
+        climbed = norms(*above.blocks[:3])
         with torch.no_grad():
-            for parameter, gradient in zip(norms(above, 3), gradients, strict=True):
+            for parameter, gradient in zip(climbed, gradients, strict=True):
                 parameter.add_(self.rho / length * gradient)
         nats = [self.measure(row) for row in above(images[first])]
         second = [each for each in nats if each < self.margin]
         self.lost += len(first) - len(second)
         loss = sum(second, torch.zeros(())) / len(second)
-        for parameter, gradient in zip(norms(self.model, 3), torch.autograd.grad(loss, norms(above, 3)), strict=True):
+        for parameter, gradient in zip(self.parameters, torch.autograd.grad(loss, climbed), strict=True):
             parameter.grad = gradient
         self.optimizer.step()
         self.ema = loss.item() if self.ema is None else 0.9 * self.ema + 0.1 * loss.item()
@@ -227,7 +214,7 @@ class PlainSAR:
 
 @pytest.mark.parametrize(
     ("name", "measure", "rho", "margin"),
-    [("sar", entropy_of, 0.3, 0.4), ("sar", entropy_of, 0.05, 0.4), ("sar-come", come_of, 0.3, 0.6)],
+    [("sar", entropies, 0.3, 0.4), ("sar", entropies, 0.05, 0.4), ("sar-come", come_of, 0.3, 0.6)],
 )
 def test_sar_is_its_rule(name: str, measure: Callable[[Tensor], Tensor], rho: float, margin: float) -> None:
     method = make(name, rho=rho, reset_below=0.0, entropy_margin=margin)
@@ -282,7 +269,7 @@ def plain_shuffle(image: Tensor, order: Sequence[int]) -> Tensor:
 def test_deyo_is_its_rule() -> None:
     method, plain = make("deyo", plpd_margin=0.0), vivid_vit(4)
     generator = torch.Generator().manual_seed(torch.initial_seed())
-    optimizer = torch.optim.SGD(norms(plain, 3), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(norms(*plain.blocks[:3]), lr=0.01, momentum=0.9)
     uncertain = shapeless = 0
     for seed in range(3):
         images = batch(seed)
@@ -290,7 +277,7 @@ def test_deyo_is_its_rule() -> None:
         torch.testing.assert_close(method(images), logits.detach())
         terms = []
         for image, row in zip(images, logits, strict=True):
-            nats = entropy_of(row)
+            nats = entropies(row)
             if nats >= 0.5 * LN_C:
                 uncertain += 1
                 continue
@@ -304,12 +291,10 @@ def test_deyo_is_its_rule() -> None:
             terms.append((math.exp(0.4 * LN_C - nats.item()) + math.exp(drop)) * nats)
         if not terms:
             continue
-        optimizer.zero_grad()
-        (sum(terms, torch.zeros(())) / len(terms)).backward()
-        optimizer.step()
+        descend(optimizer, sum(terms, torch.zeros(())) / len(terms))
     assert uncertain > 0 and shapeless > 0 and method.num_updates > 1
     assert_same_weights(method, plain)
-    assert len(method.adapted_names) == len(norms(plain, 3))
+    assert len(method.adapted_names) == len(norms(*plain.blocks[:3]))
 
 
 def test_shuffled_images_of_any_size_keep_their_size_and_their_patches() -> None:
@@ -344,9 +329,7 @@ def test_tent_on_come_is_its_rule() -> None:
     for seed in range(3):
         logits = plain(batch(seed))
         torch.testing.assert_close(method(batch(seed)), logits.detach())
-        optimizer.zero_grad()
-        torch.stack([come_of(row) for row in logits]).mean().backward()
-        optimizer.step()
+        descend(optimizer, torch.stack([come_of(row) for row in logits]).mean())
     assert_same_weights(method, plain)
 
 
@@ -360,9 +343,7 @@ def test_rem_on_come_ranks_by_the_other_entropy_only() -> None:
         for i, j in ((0, 1), (0, 2), (1, 2)):
             for less, more in zip(logits[i], logits[j], strict=True):
                 ranking = ranking + (come_of(less) - come_of(more).detach() + 0.05 * LN_C).clamp(min=0) / 6
-        plain._descent.optimizer.zero_grad()
-        (consistency + ranking).backward()
-        plain._descent.optimizer.step()
+        descend(plain._descent.optimizer, consistency + ranking)
     assert ranking > 0
     assert_same_weights(method, plain.net.model)
 
@@ -386,7 +367,7 @@ class PlainROID:
         logits = self.model(images)
         rows = [row.softmax(-1) for row in logits.detach()]
         diversity = self.stretch([1 - cosine(self.mean, row) for row in rows])
-        certainty = self.stretch([-entropy_of(row).item() for row in logits.detach()])
+        certainty = self.stretch([-entropies(row).item() for row in logits.detach()])
         mean = sum(diversity) / len(diversity)
         chosen = [place for place in range(len(rows)) if diversity[place] >= mean]
         self.left_out += len(rows) - len(chosen)
@@ -401,9 +382,7 @@ class PlainROID:
             symmetric = -0.5 * ((p * q.log()).sum() + (q * p.log()).sum())
             weight = math.exp(3 * diversity[place] * certainty[place])
             loss = loss + weight * (ratio + symmetric) / len(images)
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.optimizer.step()
+        descend(self.optimizer, loss)
         self.mix()
         prior = torch.stack(rows).mean(0)
         self.mean = 0.9 * self.mean + 0.1 * prior
@@ -491,7 +470,8 @@ def test_the_soft_likelihood_ratio_holds_certain_probabilities() -> None:
 
 @pytest.mark.parametrize("name", FILTERING)
 def test_a_batch_that_passes_no_filter_is_predicted_and_changes_nothing(name: str) -> None:
-    method = make(name, max_cosine=1.0) if "eta" in name or "eata" in name else make(name, **_loose(name))
+    loose = {"plpd_margin": -1.0} if name == "deyo" else {"reset_below": 0.0} if "sar" in name else {"max_cosine": 1.0}
+    method = make(name, **loose)
     method(batch(0))
     assert method.num_updates == 1
     before = copy.deepcopy(method.state())
@@ -503,10 +483,6 @@ def test_a_batch_that_passes_no_filter_is_predicted_and_changes_nothing(name: st
     changed = [key for key in before if not torch.equal(before[key], after[key])]
     assert changed == (["own.steps"] if name == "rdumb" else [])
     assert after.keys() == before.keys()
-
-
-def _loose(name: str) -> dict[str, float]:
-    return {"plpd_margin": -1.0} if name == "deyo" else {"reset_below": 0.0} if "sar" in name else {"max_cosine": 1.0}
 
 
 @pytest.mark.parametrize(

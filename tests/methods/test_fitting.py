@@ -91,18 +91,6 @@ def test_memo_is_left_to_micro_batch() -> None:
         fitting_micro_batch(method("memo"), (32, 32), 8, 2**40)
 
 
-def sizes_seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    seen: list[int] = []
-    loss = RankedEntropy.loss
-
-    def counted(self: RankedEntropy, images: Tensor, targets: Targets) -> Loss:
-        seen.append(len(images))
-        return loss(self, images, targets)
-
-    monkeypatch.setattr(RankedEntropy, "loss", counted)
-    return seen
-
-
 def go(frames: Path, output: Path, **options: Any) -> None:
     adapt_stream(
         tiny_vit(depth=4), frames, output, config=REMConfig(lr=0.01), options=RunOptions(batch_size=8, **options)
@@ -112,7 +100,14 @@ def go(frames: Path, output: Path, **options: Any) -> None:
 def test_a_run_keeps_to_it_and_gives_the_same(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go(frames, tmp_path / "whole")
     limit = most_for(3, "rem")
-    seen = sizes_seen(monkeypatch)
+    seen: list[int] = []
+    loss = RankedEntropy.loss
+
+    def counted(self: RankedEntropy, images: Tensor, targets: Targets) -> Loss:
+        seen.append(len(images))
+        return loss(self, images, targets)
+
+    monkeypatch.setattr(RankedEntropy, "loss", counted)
     go(frames, tmp_path / "parts", max_memory=limit)
     assert max(seen[2:]) == 3  # after the measuring
     record = record_of(tmp_path / "parts")

@@ -39,8 +39,7 @@ def _plain(image: Tensor, generator: torch.Generator) -> tuple[nn.Module, Tensor
 
 def test_each_image_is_predicted_after_a_step_on_its_own_views_and_forgotten() -> None:
     memo, images = made(MEMO, tiny_vit(), CONFIG), random_images(3)
-    drawn = torch.Generator()
-    drawn.set_state(memo.net.generator.get_state())
+    drawn = memo.net.generator.clone_state()
     expected = torch.stack([_plain(image, drawn)[1] for image in images])
     predicted = memo(images)
     torch.testing.assert_close(predicted, expected, atol=1e-5, rtol=1e-4)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from remtta.methods.method import Updater
 from remtta.methods.petal import PETAL, PETALConfig
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import made
+from tests.methods.making import descend, made, symmetric
 
 CLEAN = [random_images(4, seed) for seed in (21, 22, 23)]
 CONFIG = PETALConfig(lr=0.05, augment_below=0.0, teacher_decay=0.9, restore=0.2, posterior_weight=1e-5, swag_lr=0.01)
@@ -29,9 +29,7 @@ def _plain_posterior() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     seen: list[dict[str, Tensor]] = []
     for images in CLEAN:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(images), source(images).argmax(1)).backward()
-        optimizer.step()
+        descend(optimizer, nn.functional.cross_entropy(model(images), source(images).argmax(1)))
         seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
     stacked = {name: torch.stack([each[name] for each in seen]) for name in seen[0]}
     return {n: t.mean(0) for n, t in stacked.items()}, {n: t.var(0, correction=0) for n, t in stacked.items()}
@@ -62,13 +60,10 @@ def test_three_updates_equal_a_plain_student_and_teacher_near_the_posterior() ->
         with torch.no_grad():
             target = teacher(images)
         torch.testing.assert_close(petal(images), target, atol=1e-4, rtol=1e-4)
-        p, q = student(images).softmax(1), target.softmax(1)
-        loss = (-0.5 * (q * p.log()).sum(1) - 0.5 * (p * q.log()).sum(1)).mean()
+        loss = symmetric(student(images), target)
         for name, parameter in student.named_parameters():
             loss = loss + 1e-5 * 0.5 * ((parameter - mean[name]) ** 2 / (variance[name] + 1e-6)).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        descend(optimizer, loss)
         grads = {name: parameter.grad for name, parameter in student.named_parameters() if parameter.grad is not None}
         flat = torch.cat([g.flatten() ** 2 for g in grads.values()])
         least = flat.quantile(0.2)

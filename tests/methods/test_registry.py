@@ -17,6 +17,7 @@ from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT, REMConfig, algorith
 from remtta.methods.tent import TentConfig
 from remtta.options.option import read_pairs
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.methods.making import descend, entropies, norms
 
 AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself has taught
 QUICK: dict[str, dict[str, Any]] = {
@@ -70,11 +71,6 @@ def run(method: Method, seed: int, count: int = 5) -> Tensor:
     return method(random_images(count, seed), LABELS[:count] if method.objective.needs_labels else None)
 
 
-def _entropy(logits: Tensor) -> Tensor:
-    probs = logits.softmax(-1)
-    return -(probs * probs.log()).sum(-1).mean()
-
-
 def _confident(logits: Tensor) -> Tensor:
     probs = logits.detach().softmax(-1)
     chosen = [row for row in range(len(logits)) if probs[row].max() > 0.42]
@@ -90,7 +86,7 @@ def _labelled(logits: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("name", "settings", "loss"),
     [
-        ("tent", {"lr": 0.05}, _entropy),
+        ("tent", {"lr": 0.05}, lambda logits: entropies(logits).mean()),
         ("pseudo-label", {"threshold": 0.42, "lr": 0.02}, _confident),
         ("supervised", {"lr": 0.05, "optimizer": "sgd", "adapt_layers": "all"}, _labelled),
     ],
@@ -100,15 +96,13 @@ def test_three_updates_equal_a_plain_loop(
 ) -> None:
     method = build_method(name, tiny_vit(), method_config(name, settings, batch_size=5))
     plain = tiny_vit()
-    norms = [p for module in plain.modules() if isinstance(module, nn.LayerNorm) for p in module.parameters()]
-    optimizer = torch.optim.SGD(norms, lr=settings["lr"], momentum=0.9)
+    learned = norms(plain)
+    optimizer = torch.optim.SGD(learned, lr=settings["lr"], momentum=0.9)
     for seed in range(3):
         logits = plain(random_images(5, seed))
         torch.testing.assert_close(run(method, seed), logits.detach())
-        optimizer.zero_grad()
-        loss(logits).backward()
-        optimizer.step()
-    assert len(method.adapted_names) == len(norms)
+        descend(optimizer, loss(logits))
+    assert len(method.adapted_names) == len(learned)
 
 
 @pytest.mark.parametrize("name", BY_IMAGE)

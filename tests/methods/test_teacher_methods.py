@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from typing import Any
 
@@ -17,18 +16,7 @@ from remtta.methods.cotta import CoTTA, CoTTAConfig, published_confidence
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.petal import PETAL
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import made
-
-
-def _symmetric(student: Tensor, teacher: Tensor) -> Tensor:
-    p, q = student.softmax(1), teacher.softmax(1)
-    return (-0.5 * (q * p.log()).sum(1) - 0.5 * (p * q.log()).sum(1)).mean()
-
-
-def _average(teacher: nn.Module, student: nn.Module, decay: float) -> None:
-    with torch.no_grad():
-        for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
-            slow.copy_(decay * slow + (1 - decay) * fast)
+from tests.methods.making import descend, made, symmetric
 
 
 def _weights_differ(first: nn.Module, second: nn.Module) -> list[str]:
@@ -52,10 +40,10 @@ def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
         with torch.no_grad():
             target = teacher(images)
         torch.testing.assert_close(cotta(images), target)
-        optimizer.zero_grad()
-        _symmetric(student(images), target).backward()
-        optimizer.step()
-        _average(teacher, student, 0.9)
+        descend(optimizer, symmetric(student(images), target))
+        with torch.no_grad():
+            for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
+                slow.copy_(0.9 * slow + 0.1 * fast)
     assert not _weights_differ(cotta.net.model, teacher)
     assert _weights_differ(teacher, tiny_vit())  # so that the comparison says something
     assert (*cotta.objective.passes(), cotta.objective.num_models) == (3, 1, 3)
@@ -79,11 +67,9 @@ def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentatio
         confidence = float(vit(images).softmax(1).max(1).values.mean())
     sure = made(CoTTA, tiny_vit(), CoTTAConfig(augment_below=confidence - 1e-4, num_augmentations=3))
     unsure = made(CoTTA, tiny_vit(), CoTTAConfig(augment_below=confidence + 1e-4, num_augmentations=3))
-    generator = copy.deepcopy(unsure.net.generator.get_state())
+    drawn = unsure.net.generator.clone_state()
     with torch.no_grad():
         torch.testing.assert_close(sure(images), vit(images))
-        drawn = torch.Generator()
-        drawn.set_state(generator)
         pixels = (images * 0.5 + 0.5).clamp(0, 1)  # the tiny model's mean and deviation are 0.5
         views = [vit((jitter(pixels, drawn) - 0.5) / 0.5) for _ in range(3)]
         assert (views[0] - views[1]).abs().max() > 0.01
@@ -112,7 +98,7 @@ def test_what_cotta_saves_is_the_teacher_that_predicts() -> None:
     assert other.num_updates == 2
     # The student starts from there too, so the first loss is that of equal predictions.
     views, loss, _ = other.objective.loss(random_images(3), other.objective.targets(random_images(3), None))
-    torch.testing.assert_close(loss, _symmetric(views[0], views[0]))
+    torch.testing.assert_close(loss, symmetric(views[0], views[0]))
 
 
 def test_cotta_restores_the_student_but_not_the_teacher_to_the_source() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.backbones.families import backbone_of
@@ -19,6 +19,7 @@ from remtta.methods.views import keep_indices
 from remtta.models.loading import load_model
 from remtta.models.prompts import TEMPLATES
 from tests.conftest import random_images
+from tests.methods.making import descend, norms
 from tests.models.tiny_clip import NAMES, copied, tiny_clip
 
 
@@ -43,23 +44,21 @@ def watt_loss(model: Any, images: Tensor, text: Tensor) -> Tensor:
 
 
 def plain(
-    model: Any, images: Tensor, loss: Callable[..., Tensor], order: str, texts: Tensor, norms: list[Any]
+    model: Any, images: Tensor, loss: Callable[..., Tensor], order: str, texts: Tensor, learned: list[Any]
 ) -> Tensor:
-    optimizer = torch.optim.Adam(norms, lr=0.01)
+    optimizer = torch.optim.Adam(learned, lr=0.01)
     for number in range(2):
-        start, found = [p.detach().clone() for p in norms], []
+        start, found = [p.detach().clone() for p in learned], []
         for text in texts:
             if order == "parallel":
-                for p, value in zip(norms, start, strict=True):
+                for p, value in zip(learned, start, strict=True):
                     p.data.copy_(value)
                 if number == 0:
-                    optimizer = torch.optim.Adam(norms, lr=0.01)
+                    optimizer = torch.optim.Adam(learned, lr=0.01)
             for _ in range(2):
-                optimizer.zero_grad()
-                loss(model, images, text).backward()
-                optimizer.step()
-            found.append([p.detach().clone() for p in norms])
-        for position, p in enumerate(norms):
+                descend(optimizer, loss(model, images, text))
+            found.append([p.detach().clone() for p in learned])
+        for position, p in enumerate(learned):
             p.data.copy_(sum(values[position] for values in found) / len(texts))
     logits: Tensor = model(images).detach()
     return logits
@@ -71,10 +70,7 @@ def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
     method = build_method(name, model, method_config(name, settings, batch_size=4))
     texts = model.head.texts.of_each_template()
     other, images = copied(model).requires_grad_(False), random_images(4, 4)  # of several predicted classes
-    roots = [other] if name == "watt" else list(other.blocks[:3])
-    norms = [p for r in roots for m in r.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()]
-    for p in norms:
-        p.requires_grad_(True)
+    learned = norms(*([other] if name == "watt" else other.blocks[:3]))
     backbone = backbone_of(other)
 
     def rem_watt_loss(model: Any, images: Tensor, text: Tensor) -> Tensor:
@@ -84,7 +80,7 @@ def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
             views = [first, *(backbone.classify(embedded, keep_indices(scores, ratio)) for ratio in (0.1, 0.2))]
         return rem_loss(torch.stack(views), 1.0)
 
-    expected = plain(other, images, watt_loss if name == "watt" else rem_watt_loss, order, texts, norms)
+    expected = plain(other, images, watt_loss if name == "watt" else rem_watt_loss, order, texts, learned)
     torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)  # each batch starts from the source
     method.reset()

@@ -98,17 +98,18 @@ def test_a_timm_training_checkpoint_gives_the_weights_asked_for(use_ema: bool, t
     assert _holds(model, averaged if use_ema else state)
 
 
-@pytest.mark.parametrize("suffix", [".pth.tar", ".safetensors", ".npz"])
-def test_averaged_weights_that_are_not_there_are_refused(suffix: str, tmp_path: Path) -> None:
-    path = tmp_path / f"last{suffix}"
-    if suffix == ".pth.tar":
-        _timm_training_checkpoint(path, _state(), None)
-    elif suffix == ".safetensors":
-        save_file(_state(), path)
-    else:
-        np.savez(path, **_google_arrays(_vit()))
+KINDS: dict[str, Callable[[Path], object]] = {
+    "last.pth.tar": lambda path: _timm_training_checkpoint(path, _state(), None),
+    "vit.safetensors": lambda path: save_file(_state(), path),
+    "vit.npz": lambda path: np.savez(path, **_google_arrays(_vit())),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_averaged_weights_that_are_not_there_are_refused(name: str, tmp_path: Path) -> None:
+    KINDS[name](tmp_path / name)
     with pytest.raises(CheckpointError, match=r"holds no averaged weights.*; drop --use-ema"):
-        load_checkpoint(_vit(1), path, use_ema=True)
+        load_checkpoint(_vit(1), tmp_path / name, use_ema=True)
 
 
 def test_half_precision_weights_are_widened_exactly(tmp_path: Path) -> None:
@@ -233,15 +234,10 @@ def test_a_file_that_is_no_checkpoint_is_refused(name: str, content: bytes, reas
     assert reason in text
 
 
-@pytest.mark.parametrize("name", ["vit.pth", "vit.safetensors", "vit.npz"])
+@pytest.mark.parametrize("name", KINDS)
 def test_a_file_cut_off_in_the_middle_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    if path.suffix == ".pth":
-        torch.save(_state(), path)
-    elif path.suffix == ".npz":
-        np.savez(path, **_google_arrays(_vit()))
-    else:
-        save_file(_state(), path)
+    KINDS[name](path)
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     assert "is not a readable" in _refusal(path)

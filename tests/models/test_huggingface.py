@@ -73,10 +73,6 @@ def _deit(**changes: Any) -> Any:
     return DeiTForImageClassification(DeiTConfig(**{**SMALL, "intermediate_size": 48, **changes}))
 
 
-def _deit_with_teacher(**changes: Any) -> Any:
-    return DeiTForImageClassificationWithTeacher(DeiTConfig(**{**SMALL, "intermediate_size": 48, **changes}))
-
-
 def _dinov2(**changes: Any) -> Any:
     return Dinov2ForImageClassification(Dinov2Config(**{**SMALL, "mlp_ratio": 2, **changes}))
 
@@ -98,7 +94,7 @@ KINDS: dict[str, Make] = {
     "vit": _vit,
     "vit with other sizes": lambda: _vit(image_size=(24, 40), qkv_bias=False, layer_norm_eps=0.1),
     "deit": _deit,
-    "deit with a teacher": _deit_with_teacher,
+    "deit with a teacher": lambda: DeiTForImageClassificationWithTeacher(DeiTConfig(**SMALL, intermediate_size=48)),
     "dinov2": _dinov2,
     "dinov2 with gates": lambda: _dinov2(use_swiglu_ffn=True, hidden_size=36, mlp_ratio=3, layer_norm_eps=0.1),
     "dinov2 with registers": _with_registers,

@@ -33,8 +33,7 @@ def killed(frames: Path, folder: Path) -> list[Path]:
 
 
 def test_a_flipped_bit_in_the_state_is_reported(frames: Path, tmp_path: Path) -> None:
-    finish(frames, tmp_path / "run", stopped=True)
-    path = tmp_path / "run" / STATE
+    path = finish(frames, tmp_path / "run", stopped=True) / STATE
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
@@ -44,8 +43,7 @@ def test_a_flipped_bit_in_the_state_is_reported(frames: Path, tmp_path: Path) ->
 
 
 def test_rows_that_were_changed_since_they_were_saved_are_reported(frames: Path, tmp_path: Path) -> None:
-    finish(frames, tmp_path / "run", stopped=True)
-    path = tmp_path / "run" / PREDICTIONS
+    path = finish(frames, tmp_path / "run", stopped=True) / PREDICTIONS
     changed = path.read_bytes().replace(b'"class": ', b'"class":9', 1)
     path.write_bytes(changed)
     with pytest.raises(UsageError, match=r"predictions.jsonl was changed since it was saved; restore it, or start"):
@@ -90,8 +88,7 @@ def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> Non
 def test_an_invalid_record_is_reported_and_nothing_is_written(
     name: str, value: object, reason: str, frames: Path, tmp_path: Path
 ) -> None:
-    finish(frames, tmp_path / "run", stopped=True)
-    path = tmp_path / "run" / RECORD
+    path = finish(frames, tmp_path / "run", stopped=True) / RECORD
     path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
     before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
     with pytest.raises(UsageError, match=rf"run.json is damaged \({reason}\); start again with --overwrite"):
@@ -124,8 +121,7 @@ def test_a_reader_gets_no_row_twice(frames: Path, tmp_path: Path) -> None:
 
 
 def test_a_state_without_a_position_is_reported(frames: Path, tmp_path: Path) -> None:
-    finish(frames, tmp_path / "run", stopped=True)
-    path = tmp_path / "run" / STATE
+    path = finish(frames, tmp_path / "run", stopped=True) / STATE
     _, state = load_state(path)
     save_tensors(path, state, {"position": "[]"})
     with pytest.raises(UsageError, match=r"state\.safetensors is damaged \(it holds no position\); start again"):
@@ -133,8 +129,7 @@ def test_a_state_without_a_position_is_reported(frames: Path, tmp_path: Path) ->
 
 
 def test_a_state_that_cannot_be_read_is_no_wrong_use(frames: Path, tmp_path: Path) -> None:
-    finish(frames, tmp_path / "run", stopped=True)
-    path = tmp_path / "run" / STATE
+    path = finish(frames, tmp_path / "run", stopped=True) / STATE
     path.unlink()
     path.mkdir()
     with pytest.raises(RemttaError, match=r"state\.safetensors cannot be read: it is not a regular file") as refused:

@@ -72,7 +72,7 @@ def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
         waited.append(happens(lambda: predictions.exists() and len(predictions.read_text().splitlines()) == 2))
         back.set()
 
-    source = LiveSource(0, LiveOptions(buffer="all"), connect=connect, sleep=lambda seconds: time.sleep(0.01))
+    source = source_of(connect)
     watcher = threading.Thread(target=watch)
     watcher.start()
     adapt_tiny(Stream("0", "camera", islice(source.frames(), 4), live_source=source), tmp_path, options={"guard": None})

@@ -62,9 +62,9 @@ def frames(made: Path) -> Path:
     return made / "frames"
 
 
-def finish(frames: Path, folder: Path, *, stopped: bool = False) -> None:
-    """A run on these frames that came through, or was stopped after two batches."""
-    shutil.copytree(frames.parent / ("stopped" if stopped else "whole"), folder)
+def finish(frames: Path, folder: Path, *, stopped: bool = False) -> Path:
+    """The folder of a run on these frames that came through, or was stopped after two batches."""
+    return Path(shutil.copytree(frames.parent / ("stopped" if stopped else "whole"), folder))
 
 
 @pytest.mark.parametrize("method", ["remtta", "tent", "source"])
@@ -136,8 +136,7 @@ def test_a_readable_frame_does_not_wait_behind_any_number_of_unreadable_ones(fra
 def test_predictions_that_come_out_differently_stay_and_are_reported_unless_early(
     old: str, new: str, reported: bool, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = tmp_path / "run"
-    finish(frames, run)
+    run = finish(frames, tmp_path / "run")
     (run / STATE).unlink()
     changed = (run / PREDICTIONS).read_text().replace(old, new)
     (run / PREDICTIONS).write_text(changed)
@@ -180,8 +179,7 @@ def test_without_an_earlier_run_it_begins_one(frames: Path, tmp_path: Path) -> N
     ],
 )
 def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, frames: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    finish(frames, run)
+    run = finish(frames, tmp_path / "run")
     before = (run / PREDICTIONS).read_bytes()
     with pytest.raises(UsageError, match=told):
         adapt_tiny(frames, run, resume=True, **changes)
@@ -190,8 +188,7 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
 
 
 def test_other_class_names_are_refused_where_the_record_knows_them(frames: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    finish(frames, run)
+    run = finish(frames, tmp_path / "run")
     named = tiny_vit()
     set_labels(named, list("abcdefg"))
     with pytest.raises(UsageError, match=r'settings the run began with: labels_sha256 was "[0-9a-f]+'):
@@ -212,17 +209,16 @@ def test_other_class_names_are_refused_where_the_record_knows_them(frames: Path,
 def test_a_run_that_used_what_was_removed_since_is_refused(
     group: str, entries: dict[str, Any], what: str, frames: Path, tmp_path: Path
 ) -> None:
-    finish(frames, tmp_path / "run")
-    record = record_of(tmp_path / "run")
+    run = finish(frames, tmp_path / "run")
+    record = record_of(run)
     record[group] |= entries
-    (tmp_path / "run" / RECORD).write_text(json.dumps(record))
+    (run / RECORD).write_text(json.dumps(record))
     with pytest.raises(UsageError, match=f"--resume needs the {what}"):
-        adapt_tiny(frames, tmp_path / "run", resume=True)
+        adapt_tiny(frames, run, resume=True)
 
 
 def test_a_run_of_a_version_without_some_options_continues(frames: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    finish(frames, run)
+    run = finish(frames, tmp_path / "run")
     record = record_of(run)
     for name in ("smooth", "estimate"):
         del record["options"][name]
@@ -246,8 +242,7 @@ def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_began_when_its_first_part_did(frames: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    finish(frames, run, stopped=True)
+    run = finish(frames, tmp_path / "run", stopped=True)
     record = record_of(run)
     record["timing"]["started"] = "2026-01-01T00:00:00+00:00"
     (run / RECORD).write_text(json.dumps(record))
@@ -265,8 +260,7 @@ def test_rows_after_the_last_save_are_counted_by_what_they_say() -> None:
 
 
 def test_a_record_that_lost_its_predictions_is_refused(frames: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    finish(frames, run)
+    run = finish(frames, tmp_path / "run")
     (run / PREDICTIONS).write_text("")
     with pytest.raises(RemttaError, match="has lost lines"):
         adapt_tiny(frames, run, resume=True)
@@ -350,8 +344,7 @@ def test_weights_whose_outputs_are_not_finite_are_not_saved(tmp_path: Path) -> N
 def test_the_state_of_another_version_is_refused_in_one_line(
     change: dict[str, Any], frames: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    finish(frames, run)
+    run = finish(frames, tmp_path / "run")
     position, state = load_state(run / STATE)
     for name, value in change.items():
         content: dict[str, Any] = position if name.startswith("place.") else state

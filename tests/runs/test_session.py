@@ -29,6 +29,7 @@ from remtta.runs.states import load_position
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
+from tests.evaluation.trees import write_tree
 from tests.records import lines_of, record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 
@@ -40,21 +41,10 @@ METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
 }
 
 
-def write_domain(root: Path, count: int = 24) -> list[Path]:
-    """A tree of one domain; returns its images in the order in which it is visited."""
-    files = []
-    for number in range(count):
-        folder = root / "night" / "abcdefg"[number % 7]
-        folder.mkdir(parents=True, exist_ok=True)
-        draw_image(number).save(folder / f"{number:02d}.png")
-        files.append(folder / f"{number:02d}.png")
-    return sorted(files)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_an_evaluation_of_one_domain_is_the_run_over_its_images(name: str, tmp_path: Path) -> None:
     config, guard = METHODS[name]
-    files = write_domain(tmp_path / "tree")
+    files = sorted(write_tree(tmp_path / "tree", ["night"], severities=(), each=4).rglob("*.png"))
     run, table = tmp_path / "run", tmp_path / "table"
     plain = name.removesuffix("+guard")
     options = RunOptions(batch_size=5, logits=True, guard=guard)

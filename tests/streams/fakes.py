@@ -87,6 +87,9 @@ class Slow(FakeCapture):
         return super().grab()
 
 
+Camera = Callable[[], FakeCapture]
+
+
 class FakeCamera:
     """Plays one script per opening; when they are used up, it cannot be opened any more."""
 
@@ -99,7 +102,7 @@ class FakeCamera:
         return self.captures[-1]
 
 
-def source_of(camera: FakeCamera, clock: Clock | None = None, jitter: float = 1.0, **options: Any) -> LiveSource:
+def source_of(camera: Camera, clock: Clock | None = None, jitter: float = 1.0, **options: Any) -> LiveSource:
     """Return a live source that waits in fake time unless a clock is given."""
     given = LiveOptions(**{"buffer": "all", "reconnect_for": 1000.0, **options})
     if clock is None:
@@ -132,7 +135,7 @@ class Silent(FakeCapture):
         return grabbed
 
 
-def web(camera: FakeCamera, clock: Clock, *, stride: int = 1, **options: Any) -> LiveSource:
+def web(camera: Camera, clock: Clock, *, stride: int = 1, **options: Any) -> LiveSource:
     given = LiveOptions(**{"buffer": "all", **options})
     return LiveSource("http://host/live", given, stride=stride, connect=camera, clock=clock, sleep=clock.sleep)
 

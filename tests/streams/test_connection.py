@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -64,19 +65,14 @@ def test_a_frame_out_of_the_decoder_after_a_timeout_is_the_last_before_a_gap() -
             return super().grab()
 
     captures = iter([Delayed([10, 20, 30]), FakeCapture([40])])
-    source = LiveSource(
-        0, LiveOptions(buffer="all"), connect=lambda: next(captures), clock=clock, sleep=clock.sleep, jitter=lambda: 1.0
-    )
-    frames = list(islice(source.frames(), 3))
+    frames = list(islice(source_of(captures.__next__, clock).frames(), 3))
     assert levels(frames) == [10, 20, 40] and numbers(frames) == [0, 1, 2]
     gap = frames[2].gap
     assert gap and gap.reason == "no frame within 15 s" and gap.seconds > 15
 
 
 def silent(clock: Clock, *scripts: Script) -> LiveSource:
-    captures = iter([Silent(script, clock) for script in scripts])
-    options = LiveOptions(buffer="all")
-    return LiveSource(0, options, connect=lambda: next(captures), clock=clock, sleep=clock.sleep, jitter=lambda: 1.0)
+    return source_of(FakeCamera(*scripts, capture=partial(Silent, clock=clock)), clock)
 
 
 def test_a_read_that_took_ffmpegs_whole_timeout_is_reported_as_a_stall() -> None:
@@ -109,9 +105,8 @@ def test_a_first_opening_that_hangs_is_an_error() -> None:
         released.wait(20)
         return FakeCapture(REFUSED)
 
-    source = LiveSource(0, LiveOptions(open_timeout_s=0.2), connect=connect)
     with pytest.raises(StreamError, match=r"^camera 0: no answer within 0\.2 s; check the camera or the network$"):
-        next(source.frames())
+        next(source_of(connect, open_timeout_s=0.2).frames())
 
 
 def test_what_opencv_raises_is_a_loss_like_any_other() -> None:
@@ -122,9 +117,7 @@ def test_what_opencv_raises_is_a_loss_like_any_other() -> None:
             return super().retrieve()
 
     captures = iter([Broken([10, 20]), FakeCapture([30])])
-    options = LiveOptions(buffer="all")
-    source = LiveSource(0, options, connect=lambda: next(captures), sleep=lambda seconds: None)
-    frames = list(islice(source.frames(), 2))
+    frames = list(islice(source_of(captures.__next__).frames(), 2))
     assert levels(frames) == [10, 30]
     assert frames[1].gap and frames[1].gap.reason == "(-215:Assertion failed) in function 'read'"
 
@@ -148,9 +141,7 @@ def test_nothing_but_refused_parts_is_a_loss() -> None:
     captures = iter(
         [Slow([10, *[REFUSED_PART] * 20], clock, 1), FakeCapture([20, *[REFUSED_PART] * 40, 30]), FakeCapture([40])]
     )
-    options = LiveOptions(buffer="all", read_timeout_s=5)
-    source = LiveSource("http://host/", options, connect=lambda: next(captures), clock=clock, sleep=clock.sleep)
-    frames = list(islice(source.frames(), 3))
+    frames = list(islice(web(captures.__next__, clock, read_timeout_s=5).frames(), 3))
     assert levels(frames) == [10, 20, 40] and numbers(frames) == [0, 1, 2]
     reasons = [frame.gap and frame.gap.reason for frame in frames]
     assert reasons == [None, "no frame that could be decoded within 5 s", "the connection ended"]

@@ -80,9 +80,7 @@ def test_without_patience_the_first_loss_is_the_end() -> None:
 def test_without_patience_a_stall_is_an_error_and_a_hang_up_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     told = r"^http://host/live was lost \(no frame within 15 s\); check it and the network, or wait for it with"
     clock = Clock()
-    source = LiveSource(
-        "http://host/live", LiveOptions(buffer="all", reconnect_for=0), connect=lambda: Silent([10], clock), clock=clock
-    )
+    source = web(FakeCamera([10], capture=partial(Silent, clock=clock)), clock, reconnect_for=0)
     with pytest.raises(StreamError, match=told):
         list(source.frames())
     assert levels(list(web(FakeCamera([10]), Clock(), reconnect_for=0).frames())) == [10]

@@ -21,7 +21,7 @@ from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile, check_health_path
 from tests.conftest import happens, tiny_vit
 from tests.records import json_of
-from tests.streams.fakes import FakeCamera, noise
+from tests.streams.fakes import FakeCamera, noise, source_of
 
 
 def test_the_file_is_replaced_whole_again_and_again(tmp_path: Path) -> None:
@@ -81,11 +81,10 @@ def test_it_reports_the_state_of_a_live_run(vit: nn.Module, tmp_path: Path, monk
 
 
 def test_the_end_of_a_run_is_reported_with_its_reason(vit: nn.Module, tmp_path: Path) -> None:
-    source = LiveSource(0, LiveOptions(), connect=FakeCamera(None))
+    source = source_of(FakeCamera(None))
+    stream = Stream("0", "camera", source.frames(), live_source=source)
     with pytest.raises(StreamError):
-        adapt_stream(
-            vit, Stream("0", "camera", source.frames(), live_source=source), tmp_path / "run", health=tmp_path / "h"
-        )
+        adapt_stream(vit, stream, tmp_path / "run", health=tmp_path / "h")
     health = json_of(tmp_path / "h")
     assert health["state"] == "error" and health["reason"].startswith("error: camera 0 cannot be opened")
     assert health["last_frame"] is None
