@@ -59,7 +59,7 @@ PROBES = {
 }
 
 
-def split_few(out: Path) -> None:
+def split_first(out: Path) -> None:
     """Link images of fog into domains: 200 to test on, the first others, 60 of common and 200 of other classes."""
     images = sorted(path for path in (out / "photographs_c" / "fog" / "5").rglob("*") if path.is_file())
     images = [images[place] for place in np.random.default_rng(0).permutation(len(images))]
@@ -74,7 +74,7 @@ def split_few(out: Path) -> None:
     }
     for name, part in parts.items():
         for image in part:
-            link = out / "few" / name / image.parent.name / image.name
+            link = out / "first_frames" / name / image.parent.name / image.name
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(image.resolve())
 
@@ -84,7 +84,7 @@ MADE: dict[str, str | Callable[[Path], None]] = {
     "photographs_2c": "corrupt {data}/photographs {out}/photographs_2c --severity 3 "
     "-c fog+gaussian_noise,snow+motion_blur,contrast+jpeg_compression",
     "cifar10_c": "corrupt {data}/cifar10/test {out}/cifar10_c --severity 5 --limit 1000",
-    "few": split_few,
+    "first_frames": split_first,
     "video": "make_walk.py {data}/photographs {out}/video --severity 4 --pan 25 --images 3000",
     **{
         f"pacs_{name}.safetensors": f"linear_probe.py {{data}}/pacs/photo {{out}}/pacs_{name}.safetensors {options}"
@@ -123,7 +123,7 @@ def _on_pacs(name: str, methods: str, scenario: str = "continual") -> str:
 
 def _after(first: str, then: str) -> str:
     domains = f"--domains {first},{then} --unseen {then} --batch-size 16"
-    return f"{{out}}/few {domains} --methods {AXES} {MODELS['vit']}"
+    return f"{{out}}/first_frames {domains} --methods {AXES} {MODELS['vit']}"
 
 
 _SEVERITY_5 = "{out}/photographs_c --severity 5"
@@ -201,7 +201,7 @@ TABLES = {
             **{f"{count} frames": _after(f"first{count}", "test") for count in FEW},
             "60 frames of other classes": _after("common_classes", "other_classes"),
         },
-        ["photographs_c", "few"],
+        ["photographs_c", "first_frames"],
     ),
     "cifar10": Table(
         "A small ViT on CIFAR-10, fifteen corruptions at severity 5",

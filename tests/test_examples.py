@@ -105,8 +105,9 @@ def test_all_tables_makes_what_is_missing_once(
 def test_first_frames_are_not_those_that_are_tested(tmp_path: Path) -> None:
     classes = [f"class_{number}" for number in range(60)]
     write_tree(tmp_path / "photographs_c", ["fog"], classes=classes, each=5, size=4)
-    script("all_tables").split_few(tmp_path)
-    found = {part.name: {image.resolve() for image in part.rglob("*.png")} for part in (tmp_path / "few").iterdir()}
+    script("all_tables").split_first(tmp_path)
+    parts = (tmp_path / "first_frames").iterdir()
+    found = {part.name: {image.resolve() for image in part.rglob("*.png")} for part in parts}
     assert [len(found[name]) for name in ("test", "first16", "first64", "common_classes")] == [200, 16, 64, 60]
     assert found["first16"] < found["first64"] and not found["first64"] & found["test"]
     common, other = ({image.parent.name for image in found[name]} for name in ("common_classes", "other_classes"))
