@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -90,22 +89,23 @@ class Updater(Generic[Kind]):
         self.last_views = self.objective.adapt(self._descent, images, labels, targets)
 
     @torch.no_grad()
-    def predict(self, images: Tensor, fit: Tensor | None = None, *, share: float | None = None) -> Tensor:
+    def predict(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
         """Return logits (B, C) of preprocessed images (B, 3, H, W), without adapting weights.
 
-        The fit images (B,), by default none, update the centring. `share` interpolates the weights from the source's
-        (0) to the adapted ones (1, the default).
+        The fit images (B,), by default none, update the centring.
         """
         if fit is not None:
             self.net.expect(fit)
-        with contextlib.nullcontext() if share is None else self.net.weights.between(share):
-            return self.objective.predict(self.net.enter(images))
+        return self.objective.predict(self.net.enter(images))
 
     @torch.no_grad()
-    def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
-        """Return logits (B, C) of the source weights, centred by their own means, which the fit images (B,) update."""
+    def predict_source(self, images: Tensor, fit: Tensor | None = None, *, share: float = 0.0) -> Tensor:
+        """Return logits (B, C) of the source weights, centred by their own means, which the fit images (B,) update.
+
+        `share` interpolates the weights from the source's (0, the default) to the adapted ones (1).
+        """
         parts = self.net.enter(images).split(self.objective.part_size(len(images)))
-        return self.net.centred_source(torch.cat([self.net.source_logits(part) for part in parts]), fit)
+        return self.net.centred_source(torch.cat([self.net.source_logits(part, share) for part in parts]), fit)
 
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self, *, keeps_source: bool = False) -> None:

@@ -150,9 +150,13 @@ class Net:
             logits = self._logits(images)
         return self.plain(logits)
 
-    def source_logits(self, images: Tensor) -> Tensor:
-        """Return logits (B, C) of the source weights; batch norms have the source's statistics."""
-        with self.weights.at_source(), self._source_context(images.device):
+    def source_logits(self, images: Tensor, share: float = 0.0) -> Tensor:
+        """Return logits (B, C) of the source weights, moved towards the adapted ones by `share`, 0 to 1.
+
+        Batch norms have the source's statistics.
+        """
+        held = self.weights.between(share) if share else self.weights.at_source()  # adapted ones may not be finite
+        with held, self._source_context(images.device):
             return self._logits(images).float()
 
     def centred_source(self, logits: Tensor, fit: Tensor | None) -> Tensor:

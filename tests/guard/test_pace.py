@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from remtta.errors import UsageError
 from remtta.guard.guard import Guard
+from remtta.guard.observed import ObservedMethod
 from remtta.guard.pace import BETWEEN_UPDATES
 from remtta.methods.method import build_method
 from remtta.methods.settings import MethodConfig
@@ -55,13 +57,24 @@ def test_what_is_only_predicted_takes_one_forward_pass(monkeypatch: pytest.Monke
     guard = Guard(method, GuardOptions(answer="both"), sparing=True)
     adapted = method.delta()
     halves = {name: delta / 2 for name, delta in adapted.items()}
-    monkeypatch.setattr(method, "predict_source", None)
+    monkeypatch.setattr(method.net.weights, "at_source", None)
     answers = ask(guard, images, learn=False)
     assert answers.weight == 0.5 and guard.num_source_predictions == 0
     assert all(torch.equal(delta, method.delta()[name]) for name, delta in adapted.items())
     other = build_method("tent", tiny_vit(), CONFIG)
     other.load_delta(halves)
     torch.testing.assert_close(answers.logits, other.predict(images))
+
+
+def test_centring_follows_images_that_are_only_predicted() -> None:
+    method = build_method("tent", tiny_vit(), dataclasses.replace(CONFIG, centre=True))
+    observed = ObservedMethod(method, [Guard(method, GuardOptions(answer="both"), sparing=True)])
+    observed.predict(random_images(20))
+    before, images = method.net.source_offset, random_images(20, 2) + 1
+    logits = observed.predict(images, left_out=True).logits
+    assert not torch.allclose(method.net.source_offset, before)
+    with method.net.weights.between(0.5):
+        torch.testing.assert_close(logits, method.net.model(images) - method.net.source_offset)
 
 
 @pytest.mark.parametrize(
