@@ -102,10 +102,17 @@ class Updater(Generic[Kind]):
     def predict_source(self, images: Tensor, fit: Tensor | None = None, *, share: float = 0.0) -> Tensor:
         """Return logits (B, C) of the source weights, centred by their own means, which the fit images (B,) update.
 
-        `share` interpolates the weights from the source's (0, the default) to the adapted ones (1).
+        `share` moves the weights from the source's (0, the default) to the adapted ones (1). If it is above 0, the
+        images update the adapted model's centring as well, which is then used.
         """
         parts = self.net.enter(images).split(self.objective.part_size(len(images)))
-        return self.net.centred_source(torch.cat([self.net.source_logits(part, share) for part in parts]), fit)
+        logits = torch.cat([self.net.source_logits(part, share) for part in parts])
+        centred = self.net.centred_source(logits, fit)
+        if not share:
+            return centred
+        if fit is not None:
+            self.net.expect(fit)
+        return self.net.plain(logits)
 
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self, *, keeps_source: bool = False) -> None:

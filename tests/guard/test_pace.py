@@ -74,7 +74,7 @@ def test_centring_follows_images_that_are_only_predicted() -> None:
     logits = observed.predict(images, left_out=True).logits
     assert not torch.allclose(method.net.source_offset, before)
     with method.net.weights.between(0.5):
-        torch.testing.assert_close(logits, method.net.model(images) - method.net.source_offset)
+        torch.testing.assert_close(logits, method.net.model(images) - method.net.offset)
 
 
 @pytest.mark.parametrize(
