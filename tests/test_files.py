@@ -174,7 +174,7 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) 
 def test_a_run_removes_what_a_killed_one_was_writing(how: str, frames: Path, tmp_path: Path) -> None:
     folder, health = tmp_path / "run", tmp_path / "health[1].json"
     adapt_stream(tiny_vit(), frames, folder)
-    killed_while_writing(folder / "state.safetensors", folder / "run.json", folder / "mine.txt", health)
+    killed_while_writing(folder / "state.safetensors", folder / "mqtt.json", folder / "mine.txt", health)
     assert len(list(tmp_path.rglob(".*.tmp"))) == 4
     again: Any = {how: True}
     adapt_stream(tiny_vit(), frames, folder, options=RunOptions(**again), health=health)

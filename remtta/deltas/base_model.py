@@ -109,9 +109,11 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
     if not (_is_text(options.get("labels")) and _names_templates(options.get("prompts"))):
         raise DeltaError("the delta's header holds class names or templates that are not text")
     classes, size = options.get("num_classes"), options.get("input_size")
-    shaped = isinstance(classes, int | None) and (size is None or (isinstance(size, list | tuple) and len(size) == 2))
-    if not (shaped and _is_safe("num_classes", classes) and _is_safe("img_size", size)):
-        raise DeltaError("the delta's header asks for a model of an absurd size; it was refused")
+    if not (isinstance(classes, int | None) and _is_safe("num_classes", classes)):
+        raise DeltaError("the delta's header asks for an absurd number of classes; it was refused")
+    pair = size is None or (isinstance(size, list | tuple) and len(size) == 2)
+    if not (pair and _is_safe("img_size", size)):
+        raise DeltaError("the delta's header asks for an absurd input size; it was refused")
     checkpoint = chosen.get("checkpoint") or _recorded_checkpoint(delta)
     if options.get("checkpoint") and not checkpoint:
         raise UsageError(

@@ -90,7 +90,7 @@ class Guard(Observer):
         weight = 0.0 if answers.undone else self.judge.weight
         if self._between and not answers.learned.any() and 0 < weight < 1:
             answers.weight = weight
-            answers.logits = self._between.predict_source(answers.images, answers.fit, share=weight)
+            answers.logits = self._between.predict(answers.images, answers.fit, share=weight)
             return
         if not answers.undone and self._diverged(answers):
             answers.learned, weight = torch.zeros_like(answers.learned), 0.0

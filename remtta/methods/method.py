@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -89,30 +90,22 @@ class Updater(Generic[Kind]):
         self.last_views = self.objective.adapt(self._descent, images, labels, targets)
 
     @torch.no_grad()
-    def predict(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
+    def predict(self, images: Tensor, fit: Tensor | None = None, *, share: float | None = None) -> Tensor:
         """Return logits (B, C) of preprocessed images (B, 3, H, W), without adapting weights.
 
-        The fit images (B,), by default none, update the centring.
+        The fit images (B,), by default none, update the centring. `share` interpolates the weights from the source's
+        (0) to the adapted ones (1, the default); the images then update the source model's centring as well.
         """
         if fit is not None:
-            self.net.expect(fit)
-        return self.objective.predict(self.net.enter(images))
+            self.net.expect(fit, for_both=share is not None)
+        with contextlib.nullcontext() if share is None else self.net.weights.between(share):
+            return self.objective.predict(self.net.enter(images))
 
     @torch.no_grad()
-    def predict_source(self, images: Tensor, fit: Tensor | None = None, *, share: float = 0.0) -> Tensor:
-        """Return logits (B, C) of the source weights, centred by their own means, which the fit images (B,) update.
-
-        `share` moves the weights from the source's (0, the default) to the adapted ones (1). If it is above 0, the
-        images update the adapted model's centring as well, which is then used.
-        """
+    def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
+        """Return logits (B, C) of the source weights, centred by their own means, which the fit images (B,) update."""
         parts = self.net.enter(images).split(self.objective.part_size(len(images)))
-        logits = torch.cat([self.net.source_logits(part, share) for part in parts])
-        centred = self.net.centred_source(logits, fit)
-        if not share:
-            return centred
-        if fit is not None:
-            self.net.expect(fit)
-        return self.net.plain(logits)
+        return self.net.centred_source(torch.cat([self.net.source_logits(part) for part in parts]), fit)
 
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self, *, keeps_source: bool = False) -> None:

@@ -118,18 +118,25 @@ class Net:
         """The current offset of the source model's logits: shape (C,), or 0."""
         return torch.zeros((), device=self.device) if self.source_centre is None else self.source_centre.offset
 
-    def expect(self, fit: Tensor) -> None:
-        """Start a new batch, whose plain logits come next; the mask (B,) selects images that count for centring."""
+    def expect(self, fit: Tensor, *, for_both: bool = False) -> None:
+        """Start a new batch, whose plain logits come next; the mask (B,) selects images that count for centring.
+
+        With `for_both`, they update the source model's centre, too, in place of logits of its own.
+        """
         self.batch_norms.expect(len(fit) if fit.all() else 0)
-        if self.centre is not None:
-            self.centre.expect(fit)
+        for centre in (self.centre, self.source_centre if for_both else None):
+            if centre is not None:
+                centre.expect(fit)
 
     def note(self, plain: Tensor) -> Tensor:
         """Update the centre by the plain view's uncentred logits (B, C), if they are new; return them unchanged.
 
         Call it before other logits of the same batch pass through `head`.
         """
-        if self.centre is not None:
+        if self.centre is not None and self.source_centre is not None:
+            if self.source_centre.waits:
+                self.source_centre.note(plain)
+                self.centre.follow(self.source_centre)
             self.centre.note(plain)
         return plain
 
@@ -150,13 +157,9 @@ class Net:
             logits = self._logits(images)
         return self.plain(logits)
 
-    def source_logits(self, images: Tensor, share: float = 0.0) -> Tensor:
-        """Return logits (B, C) of the source weights, moved towards the adapted ones by `share`, 0 to 1.
-
-        Batch norms have the source's statistics.
-        """
-        held = self.weights.between(share) if share else self.weights.at_source()  # adapted ones may not be finite
-        with held, self._source_context(images.device):
+    def source_logits(self, images: Tensor) -> Tensor:
+        """Return logits (B, C) of the source weights; batch norms have the source's statistics."""
+        with self.weights.at_source(), self._source_context(images.device):
             return self._logits(images).float()
 
     def centred_source(self, logits: Tensor, fit: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from remtta.guard.guard import Guard
 from remtta.guard.observed import ObservedMethod
 from remtta.guard.pace import BETWEEN_UPDATES
 from remtta.methods.method import build_method
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings import MethodConfig, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions
 from tests.conftest import draw_folder, random_images, tiny_vit
@@ -50,8 +50,10 @@ def test_the_first_batch_after_a_reset_is_learned_from(frames: Path, tmp_path: P
     assert [row["adapted"] for row in rows_of(tmp_path / "run")[::2]] == [number % 4 in (0, 3) for number in range(10)]
 
 
-def test_what_is_only_predicted_takes_one_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = build_method("tent", tiny_vit(), CONFIG)
+@pytest.mark.parametrize("name", ["tent", "roid"])  # which corrects the prior of its predictions
+def test_what_is_only_predicted_takes_one_forward_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = method_config(name, {"lr": 0.05, "adapt_every": 3}, batch_size=4)
+    method = build_method(name, tiny_vit(), config)
     images = random_images(4)
     method(images)
     guard = Guard(method, GuardOptions(answer="both"), sparing=True)
@@ -61,7 +63,7 @@ def test_what_is_only_predicted_takes_one_forward_pass(monkeypatch: pytest.Monke
     answers = ask(guard, images, learn=False)
     assert answers.weight == 0.5 and guard.num_source_predictions == 0
     assert all(torch.equal(delta, method.delta()[name]) for name, delta in adapted.items())
-    other = build_method("tent", tiny_vit(), CONFIG)
+    other = build_method(name, tiny_vit(), config)
     other.load_delta(halves)
     torch.testing.assert_close(answers.logits, other.predict(images))
 

@@ -169,14 +169,14 @@ def test_paths_are_taken_as_they_come(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("source", "kind"),
-    [("0", "camera"), ("rtsp://camera.invalid/live", "url"), ("http://camera.invalid/*.mjpg", "url")],
+    [("0", "camera"), (0, "camera"), ("rtsp://camera.invalid/live", "url"), ("http://camera.invalid/*.mjpg", "url")],
 )
 def test_cameras_and_addresses_are_reported_from_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str | int, kind: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     stream = open_stream(source)
-    assert (stream.name, stream.kind, stream.num_frames) == (source, kind, None)
+    assert (stream.name, stream.kind, stream.num_frames) == (str(source), kind, None)
 
 
 @pytest.fixture
