@@ -26,13 +26,8 @@ Resize = Literal["auto", "always", "never"]
 ProtocolName = Literal["rem-paper", "rem-paper-cifar"]
 
 _ALL_SEVERITIES = (1, 2, 3, 4, 5)
-_OWN = {
-    "imbalance": ("label-shift",),
-    "dirichlet": ("label-shift",),
-    "visits": ("recurring",),
-    "cost_ratio": ("time-constrained",),
-}
-"""Options that only some scenarios have."""
+_OWN = {"imbalance": "label-shift", "dirichlet": "label-shift", "visits": "recurring", "cost_ratio": "time-constrained"}
+"""Options that only one scenario has."""
 
 _GUARD = GuardOptions(action="rollback", answer="adapted")
 _PROTOCOL_BATCH = {"rem-paper-cifar": 20}
@@ -190,7 +185,7 @@ class EvalOptions:
         check_options(self)
         check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
         check(0 <= min(self.seeds) <= max(self.seeds) <= MAX_SEED, "seed", self.seeds, "from 0 to 2^63 - 1")
-        for name, scenarios in _OWN.items():
-            value = getattr(self, name)
-            allowed = self.scenario in scenarios or value in (None, math.inf)
-            check(allowed, name.replace("_", " "), value, f"left out but in {', '.join(scenarios)}")
+        for name, scenario in _OWN.items():
+            if self.scenario != scenario and getattr(self, name) not in (None, math.inf):
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} belongs to --scenario {scenario}; the scenario is {self.scenario}")

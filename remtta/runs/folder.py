@@ -25,7 +25,7 @@ SITE = "site.json"  # of many streams that share a model, with their folders bes
 OWN_FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS, MQTT, SITE, RESERVE, LOCK)
 """What runs write, and nothing else may."""
 
-_LONGEST_SHOWN = 60
+_LONGEST_SHOWN, _MOST_SHOWN = 60, 3
 
 
 @contextlib.contextmanager
@@ -122,10 +122,12 @@ def _check_free(folder: Path, *, overwrite: bool) -> None:
 
 
 def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UsageError, naming each, if settings (as of JSON) differ from those that a run began with."""
+    """Raise UsageError, naming the first few, if settings (as of JSON) differ from those that a run began with."""
     changed = list(_differences(earlier, now))
     if changed:
-        raise UsageError(f"--resume needs the settings the run began with: {'; '.join(changed)}")
+        more = [f"and {len(changed) - _MOST_SHOWN} more"] if len(changed) > _MOST_SHOWN else []
+        shown = "; ".join([*changed[:_MOST_SHOWN], *more])
+        raise UsageError(f"--resume needs the settings the run began with: {shown}")
 
 
 def _differences(earlier: Any, now: Any, name: str = "") -> Iterator[str]:

@@ -126,6 +126,8 @@ def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Da
     assert refusal(tree, three, batches) == f"{asked}options.batch_size was 50, is 3{remedy}"
     told = refusal(replace(tree, domains=tree.domains[:1]), three)
     assert told.startswith(f'{asked}data.domains.fog5 was "21 images, labels ') and told.endswith(f", is null{remedy}")
+    told = refusal(tree, {**three, **methods_of("rem", lr=0.5, margin=0.5, anchor=0.5, steps=2, momentum=0.5)})
+    assert told.endswith(f"; and 2 more{remedy}")
     (run / "predictions.jsonl").write_text("")
     assert "no longer holds the evaluation's rows" in refusal(tree, {**three, **methods_of("eta")})
 
