@@ -21,6 +21,7 @@ from remtta.backbones.backbone import check_images
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
+from remtta.guard.judge import log_event
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, check_method, method_config
 from remtta.methods.settings.base import Optimizer, Precision
@@ -88,7 +89,7 @@ class Adapter(ObservedMethod):
         patch_size: Height and width of the patches that masks hide, in pixels; None to choose by the model.
         preprocessing: How pictures become inputs; None for the model's own, or else ImageNet's.
         labels: Class names; None for the model's own.
-        guard: What the guard does against harm; None for the method's default.
+        guard: What the guard does against harm, "rollback", "warn" or "off"; None for the method's default.
         answer: Which model answers; None for the method's default.
         smooth: "auto" if calls and frames come in order, as on video.
         delta: Adapted weights to start from.
@@ -126,6 +127,8 @@ class Adapter(ObservedMethod):
             raise UsageError(f"{len(labels)} labels, but the model has {self.card.num_classes} classes")
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
         self.options = own_guard(method, options)
+        if guard == "stop":
+            raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
         config = method_config(method, settings, batch_size=batch_size)
         setup = Setup(method, config, self.options, delta, source_data)
         built, self.config, _ = set_up(given, self.card, setup, lambda: None)
@@ -144,14 +147,16 @@ class Adapter(ObservedMethod):
         """
         pixels = self._pixels(images)
         with self._lock, torch.autocast(self.card.device.type, enabled=False):  # precision is a setting
+            self.method.net.enter(pixels)  # refuses wrong shapes before the pace counts the batch
             fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)
             answers = self.predict(pixels, fit, left_out=self.left_out(pixels, fit) is not None)
+            self.log_events()
             self._warn_of_few(len(pixels))
         return answers.logits.float().softmax(-1).cpu()
 
     def in_turn(self, work: Callable[[], None]) -> None:
         """Call `work` while no other thread uses the model."""
-        with self._lock:
+        with self._lock, torch.autocast(self.card.device.type, enabled=False):
             work()
 
     def freeze(self) -> None:
@@ -213,6 +218,11 @@ class Adapter(ObservedMethod):
             unknown = "the model's preprocessing is unknown: images get ImageNet's mean and standard deviation at"
             _log.warning("%s %d x %d; pass preprocessing= to change that", unknown, height, width)
             self._guesses = False
+
+    def log_events(self) -> None:
+        """Log the guard's decisions since the last call."""
+        for event in self.events():
+            log_event(event)
 
     def _warn_of_few(self, count: int) -> None:
         if count < min(FULL_BATCH, self.options.batch_size) and not self._warned and self.method.trains:
@@ -314,8 +324,12 @@ class _FrameResults(Listener):
     """Collects the results of a session's last batch, without those of frames that were predicted early."""
 
     def __init__(self, adapter: Adapter) -> None:
-        self._labels = adapter.card.labels
+        self._adapter, self._labels = adapter, adapter.card.labels
         self.results: list[Result] = []
+
+    def finished(self, result: BatchResult) -> None:
+        """Log the guard's decisions."""
+        self._adapter.log_events()
 
     def answered(self, result: BatchResult) -> None:
         """Keep the results, and warn of frames that cannot be read."""

@@ -28,7 +28,7 @@ from remtta.options import RunOptions
 from remtta.options.run_options import Engine
 from remtta.runs.folder import RECORD
 from remtta.runs.place import Place
-from remtta.runs.reading import read_object
+from remtta.runs.reading import read_object, read_record
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile
@@ -100,6 +100,9 @@ class Divided(Site):
         self._interrupts, self._engine, self._on_batch = interrupts, engine, on_batch
         if alone := [name for name, stream in streams.items() if stream.reopen is None]:
             raise UsageError(f"{alone[0]} has frames that no worker could read; open it with open_streams")
+        for name in streams if setup.options.resume else ():
+            if (folder / name / RECORD).exists():
+                read_record(folder / name / RECORD)  # a damaged one is reported before any work
         jobs, names = min(jobs, len(streams)), list(streams)
         self._shares: list[_Share] = [(number, names[number::jobs]) for number in range(jobs)]
         self._common = _Common(

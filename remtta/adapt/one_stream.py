@@ -14,6 +14,7 @@ from torch import nn
 from remtta.adapt.planning import Setup, log_plan, plan_run
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
+from remtta.errors import UsageError
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import card_of
 from remtta.options import RunOptions
@@ -87,6 +88,8 @@ def adapt_stream(
         folder = during.enter_context(run_folder(output))
         if health is not None:
             check_health_path(Path(health), folder)
+        if options.realtime and stream.num_frames is not None:
+            raise UsageError(f"--realtime needs the times of a video or a live source, and {stream.name} has none")
         check_folder(folder, overwrite=options.overwrite, resume=options.resume)
         plan = plan_run(model, card_of(model), stream, folder, setup, interrupts.check)
         log_plan(plan)

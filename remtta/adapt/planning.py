@@ -25,7 +25,7 @@ from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, method_config
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source
 from remtta.models.card import ModelCard
-from remtta.options import RunOptions
+from remtta.options import GuardOptions, RunOptions
 from remtta.runs.folder import RECORD
 from remtta.runs.reading import read_record
 from remtta.runs.record import Plan
@@ -133,6 +133,7 @@ def log_plan(plan: Plan) -> None:
         _log.warning(
             "--reset-every %d is less than a batch of %d frames: the weights are reset before every batch", every, size
         )
+    _warn_of_guard(plan)
     names = adapter.adapted_names
     _log.debug("%s adapts %d tensors, %s", plan.method, len(names), ", ".join(names) or "none")
     _log.debug("preprocessing: %s", card.preprocessing)
@@ -145,6 +146,19 @@ def log_plan(plan: Plan) -> None:
             DELTA,
             megabytes,
         )
+
+
+def _warn_of_guard(plan: Plan) -> None:
+    """Warn of a guard action or an answer that was asked for, and that the method cannot have."""
+    guard, preset = plan.adapter.guard, METHOD_TABLE[plan.method].preset
+    asked = plan.options.guard or GuardOptions()
+    had = guard.options if guard else GuardOptions("off", "adapted")
+    for option, value, usual, now in (
+        ("--guard", asked.action, preset.action, had.action),
+        ("--answer", asked.answer, preset.answer, had.answer),
+    ):
+        if value not in (None, usual, now):
+            _log.warning("%s %s has no effect on --method %s", option, value, plan.method)
 
 
 def _check_method(adapter: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:

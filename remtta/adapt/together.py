@@ -22,6 +22,7 @@ from remtta.errors import RemttaError, UsageError
 from remtta.methods.method import Method
 from remtta.models.card import card_of
 from remtta.options import RunOptions
+from remtta.runs.folder import RECORD
 from remtta.runs.run import Run
 from remtta.streams.batches import decoding_budget
 from remtta.streams.sources import Stream
@@ -63,17 +64,19 @@ class Together(Site):
         self._changed = on_change or self.write
         self._runs: dict[str, Run] = {}
         card = card_of(model)
+        config = setup.config
         memory = decoding_budget(setup.options, card.preprocessing)
         for name, stream in streams.items():
             setup = replace(setup, options=options_of(name) if options_of else setup.options)
-            plan = plan_run(model, card, stream, folder / name, setup, interrupts.check)
+            resumes = setup.options.resume and (folder / name / RECORD).exists()
+            own = replace(setup, config=config) if resumes else setup  # a resumed run keeps its micro-batch
+            plan = plan_run(model, card, stream, folder / name, own, interrupts.check)
             _check_norms_only(plan.adapter.method, plan.method)
             plan.adapter.method.net.weights.leave()
-            setup = replace(setup, config=plan.config)  # reuses the micro-batch, which is chosen once
-            plan = replace(plan, adapter=SharingAdapter(plan.adapter, self._turns, interrupts.part()), memory=memory)
-            self._runs[name] = Run(
-                plan, folder / name, on_batch=lambda run: self._report_batch(), interrupts=interrupts.part()
-            )
+            setup = setup if resumes else replace(setup, config=plan.config)  # a micro-batch is chosen once
+            part = interrupts.part()  # of run and adapter: a stop that the run holds off ends no wait for a turn
+            plan = replace(plan, adapter=SharingAdapter(plan.adapter, self._turns, part), memory=memory)
+            self._runs[name] = Run(plan, folder / name, on_batch=lambda run: self._report_batch(), interrupts=part)
         super().__init__(folder, streams, {name: run.summary for name, run in self._runs.items()})
 
     def log_plan(self) -> None:
@@ -98,7 +101,9 @@ class Together(Site):
         _stream.set(name)
         try:
             self._runs[name].execute()
-        except BaseException as error:  # already recorded in the run's summary and folder
+        except BaseException as error:
+            if self._runs[name].summary.ended != "error":  # the last record could not be written
+                self._runs[name].summary.end(error)
             _log.error("%s", " ".join(str(error).split()) if isinstance(error, RemttaError) else repr(error))
             _log.debug("%s", traceback.format_exc())
         with contextlib.suppress(RemttaError):  # a failure of the last write is raised

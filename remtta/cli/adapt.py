@@ -17,7 +17,7 @@ from remtta.cli.reporting import close_stdout, say, signal_exit_code
 from remtta.cli.running import RunningOptions
 from remtta.methods.settings import METHOD_TABLE
 from remtta.methods.settings.chosen import MethodOptions
-from remtta.options import GuardOptions, ModelOptions, RunOptions, StreamOptions
+from remtta.options import ModelOptions, RunOptions, StreamOptions
 from remtta.runs.folder import run_folder
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ def adapt(
         if METHOD_TABLE[method.method].kind is None:
             load()
         config = method.config(run.batch_size)
-        _warn_of_guard(method, run)
         load()
         from remtta.adapt.planning import Setup
         from remtta.methods.source_data import check_source_data
@@ -112,15 +111,6 @@ def _adapt(
         return adapt_streams(classifier, frames, folder, setup, engine=own.engine, jobs=own.jobs, **watch)
     options: dict[str, Any] = vars(setup)
     return adapt_stream(classifier, frames, folder, **options, echo=own.echo, viewers=viewers, **watch)
-
-
-def _warn_of_guard(method: MethodOptions, run: RunOptions) -> None:
-    """Warn of --answer and --guard if only the source model answers."""
-    given = run.guard or GuardOptions()
-    options = {"--answer": given.answer, "--guard": given.action}
-    for option, value in options.items() if method.method == "source" else ():
-        if value not in (None, "adapted", "off"):
-            _log.warning("%s %s changes nothing: --method source does not adapt", option, value)
 
 
 def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:

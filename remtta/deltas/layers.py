@@ -23,7 +23,7 @@ def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
 
     Norms, and heads trained as a whole, change their weight too.
     """
-    alone = [name for name in arrays if name.endswith("bias") and name.removesuffix("bias") + "weight" not in arrays]
+    alone = [name for name in arrays if name.endswith(".bias") and name.removesuffix("bias") + "weight" not in arrays]
     if not alone:
         return []
     change = np.mean([arrays[name].reshape(-1).astype(np.float64) for name in alone], axis=0)

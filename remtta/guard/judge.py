@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from remtta.guard.evidence import Window, evidence_of
 from remtta.options import GuardOptions
+
+_log = logging.getLogger("remtta")
 
 NOT_FINITE = "outputs that are not finite numbers"
 
@@ -151,10 +154,19 @@ class Judge:
     def _note(self, event: str, **details: Any) -> None:
         if self._options.action == "off":
             return
-        numbers = {name: round(value, 6) if isinstance(value, float) else value for name, value in details.items()}
+        finite = {k: v for k, v in details.items() if not isinstance(v, float) or math.isfinite(v)}
+        numbers = {k: round(v, 6) if isinstance(v, float) else v for k, v in finite.items()}
         counts = {"alarms": self.now.alarms, "lr_scale": self.lr_scale}
         rest = {"frames": len(self.window.source), "action": self._options.action, "answer": self._options.answer}
         self._events.append({"event": event, **numbers, **counts, **rest})
+
+
+_QUIET = ("doubt", "trust", "pardon")  # not worth a warning
+
+
+def log_event(event: Mapping[str, Any], place: str = "") -> None:
+    """Log an event of the guard or the estimator, as a warning if it matters."""
+    _log.log(logging.DEBUG if event["event"] in _QUIET else logging.WARNING, "%s%s", place, describe(event))
 
 
 def describe(event: Mapping[str, Any]) -> str:

@@ -81,6 +81,8 @@ class NamedOptimizer:
         for entry, value in state.items():
             if entry.startswith(_PREFIX):
                 name, _, key = entry.removeprefix(_PREFIX).rpartition(":")
+                if (key == "momentum_buffer") != (self._config.optimizer == "sgd"):
+                    raise ValueError(f"it was trained by another optimizer than {self._config.optimizer}")
                 tensor = self._tensors[name]
                 place = "cpu" if key == "step" else tensor.device
                 self._torch.state[tensor][key] = value.to(place, copy=True)

@@ -16,7 +16,7 @@ from remtta.runs.batch import BatchResult
 from remtta.runs.place import Place
 from remtta.runs.session import OUT_OF_TIME, Policy
 from remtta.streams.batches import Batch
-from remtta.streams.fitness import not_to_learn_from
+from remtta.streams.fitness import fingerprint, not_to_learn_from
 from remtta.streams.prefetch import DecodedFrame
 
 _MEMORY = 0.3  # weight of the newest batch in the expected duration of an update
@@ -137,17 +137,18 @@ class FitFrames(Policy):
 
     def __init__(self, place: Place, budget: TimeBudget | None = None) -> None:
         self._place, self._budget = place, budget
-        self._newest: str | None = None
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return why readable frames are excluded, by frame index."""
-        reasons, self._newest = not_to_learn_from(batch.frames, self._place.fingerprint)
+        reasons = not_to_learn_from(batch.frames, self._place.fingerprint)
         if self._budget is None or self._budget.allows(batch.frames):
             return reasons
         return {frame.index: OUT_OF_TIME for frame in batch.readable} | reasons
 
     def finished(self, result: BatchResult) -> None:
         """Store the batch's last fingerprint and its duration."""
-        self._place.fingerprint = self._newest
+        video = [frame.image for frame in result.batch.readable if frame.number is not None]
+        if video and video[-1] is not None:
+            self._place.fingerprint = fingerprint(video[-1])
         if self._budget is not None:
             self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)

@@ -65,7 +65,7 @@ class Place(Counts):
             self.by_source += row.get("answered_by") == "source"
             self.by_both += row.get("answered_by") == "both"
             self.smoothed += "raw" in row
-            self.last = [row["source"], row.get("frame")]
+            self.last, self.fingerprint = [row["source"], row.get("frame")], None
 
 
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -104,7 +104,8 @@ def unseen_frames(stream: Stream, place: Place, transform: Callable[[Image], Ten
     Raises:
         UsageError: If the stream no longer starts with the frames seen before, in that order.
     """
-    frames, left = stream.frames, None if stream.limit is None else max(0, stream.limit - place.frames)
+    limit = stream.options.limit if stream.live else None  # other sources stop at it by themselves
+    frames, left = stream.frames, None if limit is None else max(0, limit - place.frames)
     # Only once the first frame is read is it known whether the address is a finite video.
     if stream.live and left != 0 and (first := next(frames, None)):
         frames = chain([first], frames)

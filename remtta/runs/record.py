@@ -189,6 +189,7 @@ class Record:
                 "name": plan.stream.name,
                 "kind": plan.stream.kind,
                 "num_frames": plan.stream.num_frames,
+                **{name: getattr(plan.stream.options, name) for name in ("limit", "frame_stride", "sort")},
                 **({"left_out": dict(plan.stream.left_out)} if plan.stream.left_out else {}),
                 **({"live": dataclasses.asdict(live.options)} if live else {}),
             },

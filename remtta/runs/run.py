@@ -17,7 +17,7 @@ from remtta.guard.accuracy import WINDOW
 from remtta.guard.smoothing import Smoother
 from remtta.options import RunOptions
 from remtta.runs.budget import FitFrames, TimeBudget
-from remtta.runs.folder import PREDICTIONS, STATE, RunFolder
+from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.place import Place, check_same_run, unseen_frames
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
@@ -188,13 +188,17 @@ class Run:
         if guard is not None and guard.judge.now.retired and guard.options.action == "stop":
             raise GuardStop
 
+    def _stopped_before_it_began(self) -> bool:
+        """Return whether a signal came before the first frame, and the folder holds no earlier run to keep."""
+        return self.summary.signum is not None and not (self._folder.path / RECORD).exists()
+
     def _close(self, *, refused: bool) -> None:
         """Save everything, unless the run never began, and release the folder."""
         self.summary.place.seconds = time.monotonic() - self._scribe.started
         with contextlib.ExitStack() as last:
             last.callback(self._folder.release)
             last.callback(self._scribe.close)
-            if refused or not (self._scribe.begun or self.summary.signum is not None):
+            if refused or not (self._scribe.begun or self._stopped_before_it_began()):
                 return
             self._claim()
             self._folder.free_space()

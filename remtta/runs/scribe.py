@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import counted
-from remtta.guard.judge import describe
+from remtta.guard.judge import log_event
 from remtta.methods.losses import entropy
 from remtta.runs.batch import BatchResult
 from remtta.runs.folder import EVENTS, PREDICTIONS
@@ -24,7 +24,6 @@ from remtta.runs.writer import RowWriter
 from remtta.streams.fitness import near_equal
 from remtta.streams.prefetch import DecodedFrame
 
-_QUIET_EVENTS = ("doubt", "trust", "pardon")  # not worth a warning
 _VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 
 _log = logging.getLogger("remtta")
@@ -121,7 +120,7 @@ class Scribe(Listener):
         if self._eventful:
             path = self.summary.output / EVENTS
             kept = place.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
-            self._events = RowWriter(path, keep_bytes=kept, keep_tail=True, durable=True)
+            self._events = RowWriter(path, keep_bytes=kept, keep_tail=live, durable=True)  # or made again
             if live:
                 self._events.unsaved_rows()
         self.started -= place.seconds
@@ -143,6 +142,10 @@ class Scribe(Listener):
                 "another machine, device or number of threads?",
                 next(row["index"] for row in self._written if "index" in row),
             )
+        for frame in batch.unreported:
+            if frame.gap:
+                self.summary.place.gaps += 1
+                self.write_event(frame.index, {"event": "gap", "source": frame.source, **dataclasses.asdict(frame.gap)})
         self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_reported_readable)
         last = batch.frames[-1]
         self.summary.place.last = [last.source, last.number]
@@ -164,13 +167,9 @@ class Scribe(Listener):
         for frame in frames:
             self._record.reads.add(frame.read_s, 1)
             self._record.decodes.add(frame.decode_s, 1)
-            if frame.gap:
-                place.gaps += 1
-                self.write_event(frame.index, {"event": "gap", "source": frame.source, **dataclasses.asdict(frame.gap)})
         for event in self._plan.adapter.events():
             self.write_event(frames[0].index, event)
-            level = logging.DEBUG if event["event"] in _QUIET_EVENTS else logging.WARNING
-            _log.log(level, "frame %d: %s", frames[0].index, describe(event))
+            log_event(event, f"frame {frames[0].index}: ")
         self._hint_at_stride(result)
         self._note_place()
 

@@ -95,6 +95,7 @@ class Session:
         self._busy = False  # whether a batch is in progress
         self._before: Snapshot | None = None  # the end of the last finished batch, if it was kept
         self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the session's
+        self._early_seconds = 0.0  # spent on early predictions of the next batch's frames
         self.committed: Committed = adapter.method.committed  # as of the last finished batch
 
     def run(self, batches: Iterable[Batch]) -> None:
@@ -112,6 +113,7 @@ class Session:
         with self._interrupts.held():
             self._counts_before = self._counts_before or replace(self.counts)
             result = replace(self._answer(replace(batch, learn=False)), batch=batch, adapted=self.adapter.learns)
+            self._early_seconds += result.seconds
             self._write(result)
             self._listener.deliver(result)
 
@@ -149,6 +151,7 @@ class Session:
                 self.adapter.learn()
             seconds = time.monotonic() - started
             self.quick = seconds < PATIENCE_S
+            seconds, self._early_seconds = seconds + self._early_seconds, 0.0
             update, after = result.update, self.adapter.method.num_updates
             adapted = after > update or 0 < after < update  # some methods reset themselves
             result = replace(result, updates_after=after, adapted=adapted, seconds=seconds)
@@ -170,7 +173,8 @@ class Session:
         if self._adapt_for is not None and before.frames >= self._adapt_for:
             self.adapter.frozen = True
         episodic, every = self._resets
-        if frames and (episodic or (batch.learn and every is not None and self.counts.frames_since_reset >= every)):
+        due = every is not None and self.counts.frames_since_reset >= every
+        if frames and (episodic or (due and batch.learn and not self.adapter.frozen)):
             self.adapter.reset()
             counts_before = 0, 0
         answer_seconds, update = 0.0, method.num_updates
@@ -218,11 +222,12 @@ class Session:
         self.counts.smoothed += sum(result.answers.smoothed[result.batch.num_reported_readable :])
 
     def _finish(self, result: BatchResult) -> None:
-        counts, kept = self.counts, result.updates_after >= result.update
+        counts, made = self.counts, result.updates_after - result.update
         counts.frames_in_delta, counts.frames_since_reset = (
-            result.num_learned + kept * each for each in result.counts_before
+            result.num_learned + (made >= 0) * each for each in result.counts_before
         )
-        counts.updates += result.updates_after - result.update if kept else 1  # some methods reset after a step
+        undone = made < 0 or (made == 0 and result.answers.undone)  # by the guard, or by the method's own reset
+        counts.updates += int(result.called) if undone else made
         counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
         self.committed = self.adapter.method.committed

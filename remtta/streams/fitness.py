@@ -26,14 +26,14 @@ _NEAR = 3.0  # of 255: what noise and slow motion change from frame to frame
 _SLOW_S = 0.15  # between frames, from which on a video is slow enough
 
 
-def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tuple[dict[int, str], str | None]:
+def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> dict[int, str]:
     """Find frames that are black, or equal to the one before, as lost signals and frozen cameras give them.
 
     Args:
         before: Fingerprint of the last readable video frame before them.
 
     Returns:
-        Reasons by frame index, and the fingerprint for the next call.
+        Reasons by frame index.
     """
     reasons: dict[int, str] = {}
     for frame in frames:
@@ -44,7 +44,7 @@ def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> tup
             reasons[frame.index] = BLACK
         elif before == earlier:
             reasons[frame.index] = DUPLICATE
-    return reasons, before
+    return reasons
 
 
 def near_equal(frames: Sequence[DecodedFrame]) -> float | None:

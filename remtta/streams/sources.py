@@ -45,7 +45,7 @@ class Stream:
     live_source: LiveSource | None = None  # reader of a camera or network stream
     left_out: Mapping[str, int] = field(default_factory=dict)  # a folder's other files, by suffix or reason
     reopen: Callable[[], Stream] | None = None  # opens it again, also in another process; None for a list of paths
-    limit: int | None = None  # of a camera's or network stream's frames, over all parts of a run
+    options: StreamOptions = field(default_factory=StreamOptions)  # with which it was opened
 
     @property
     def live(self) -> bool:
@@ -157,6 +157,10 @@ def _failing(reason: str) -> Iterator[Frame]:
 
 
 def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
+    return replace(_find(source, options, live), options=options)
+
+
+def _find(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
     sort, frame_stride, limit, null_separated = options.sort, options.frame_stride, options.limit, options.null
     if isinstance(source, int):
         source = str(source)
@@ -254,7 +258,7 @@ def _of_paths(name: str, kind: str, paths: list[str], stride: int, limit: int | 
 
 
 def _of_live(kind: str, source: LiveSource, name: str, limit: int | None) -> Stream:
-    return Stream(name, kind, itertools.islice(source.frames(), limit), live_source=source, limit=limit)
+    return Stream(name, kind, itertools.islice(source.frames(), limit), live_source=source)
 
 
 def _slice(stream: Stream, stride: int, limit: int | None) -> Stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -137,6 +138,7 @@ def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
     summary = run.summary
     predicted = None if summary.last_frame is None else datetime.fromisoformat(summary.last_frame).timestamp()
     guard = run.plan.adapter.guard if summary.num_frames else None  # before the first frame it has no state
+    lead = guard.judge.now.lead if guard else math.nan
     return {
         "running": ("1 until the run has ended.", float(summary.ended is None)),
         "failed": ("1 where an error has ended it.", float(summary.ended == "error")),
@@ -145,5 +147,5 @@ def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
         "entropy_nats": ("Mean entropy of the last batch's predictions.", summary.entropy),
         "estimated_accuracy": ("Of the answers to the last 500 frames.", summary.estimates.get("answers")),
         "adapted_weight": ("The adapted model's share in answers.", guard.judge.weight if guard else None),
-        "guard_lead": ("What the adapted model sees more, as a share.", guard.judge.now.lead if guard else None),
+        "guard_lead": ("What the adapted model sees more, as a share.", lead if math.isfinite(lead) else None),
     }

@@ -129,7 +129,14 @@ def test_a_state_continues_in_another_adapter_to_the_same_answers() -> None:
     for name, tensor in one.delta().items():
         assert torch.equal(tensor, other.delta()[name])
     before = third.state_dict()
-    for state in (adapter_of(method="tent").state_dict(), {}, {**one.state_dict(), "more": torch.zeros(1)}):
+    sgd = adapter_of(optimizer="sgd", momentum=0.9)
+    sgd(first)
+    for state in (
+        sgd.state_dict(),
+        adapter_of(method="tent").state_dict(),
+        {},
+        {**one.state_dict(), "more": torch.zeros(1)},
+    ):
         with pytest.raises(UsageError, match="does not fit an adapter of this model"):
             third.load_state_dict(state)
         after = third.state_dict()
@@ -167,6 +174,31 @@ def test_a_frozen_adapter_only_predicts_and_reset_brings_the_source_back(frames:
     again = adapter_of()
     again.load_state_dict(state)
     assert again.frozen and torch.equal(again(last), answers[0])
+
+
+def test_a_refused_batch_does_not_count_for_the_pace() -> None:
+    adapter, other = adapter_of(method="light"), adapter_of(method="light")
+    with pytest.raises(ValueError, match="49"):
+        adapter(torch.zeros(5, 3, 49, 32))
+    adapter(batches(1)[0]), other(batches(1)[0])
+    assert all(torch.equal(tensor, other.delta()[name]) for name, tensor in adapter.delta().items())
+    assert adapter.method.num_updates == 1
+
+
+def test_autocast_does_not_reach_a_stream(frames: Path) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        results = list(stream(frames, adapter_of()))
+    assert [each.prob for each in results] == [each.prob for each in stream(frames, adapter_of())]
+
+
+def test_the_guard_reports_what_it_does(caplog: pytest.LogCaptureFixture, frames: Path) -> None:
+    adapter = adapter_of(method="tent", lr=1e25, guard="rollback")
+    adapter(batches(1)[0])
+    assert "weights far from the source's: back to the source weights, at 0.5 of the learning rate" in caplog.text
+    list(stream(frames, adapter))
+    assert caplog.text.count("back to the source weights") > 1 and not adapter.events()
+    with pytest.raises(UsageError, match='guard="stop" ends a run, and an Adapter has none'):
+        adapter_of(guard="stop")
 
 
 def test_threads_share_an_adapter() -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import os
 import pickle
 import shutil
+import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
@@ -22,16 +25,17 @@ from remtta.adapt.planning import Setup
 from remtta.adapt.site import SiteSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.engines.processes import DIED, WorkersDied
-from remtta.errors import UsageError
+from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.methods.settings import METHOD_TABLE
 from remtta.models.hashing import state_sha256
 from remtta.options import RunOptions
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import SITE
+from remtta.runs.run import Run
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream, open_streams
 from remtta.watching.health import HealthFile
-from tests.conftest import draw_folder, happens, tiny_vit
+from tests.conftest import draw_folder, draw_image, happens, tiny_vit
 from tests.records import json_of, record_of, rows_of
 from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import CONFIGS, GUARD, StopAfter, adapt_tiny
@@ -151,6 +155,59 @@ def test_a_stop_saves_all_and_they_go_on(
     assert summary.exit_reason == "completed"
     for name in folders:
         assert_same_results(tmp_path / "site" / name, alone / name)
+
+
+def test_a_stop_predicts_the_frames_that_wait_in_every_stream(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow, stopped = tiny_vit(), threading.Event()
+    slow.register_forward_pre_hook(lambda *_: time.sleep(0.2))
+
+    def frames() -> Iterator[Frame]:
+        yield from (Frame(f"{number}.png", partial(draw_image, number)) for number in range(5))
+        stopped.wait(30)
+
+    def stop() -> None:
+        happens(lambda: all(count_of(name) == 3 for name in "abc"))
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def count_of(name: str) -> int:
+        path = tmp_path / name / "predictions.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    with Interrupts() as interrupts:
+        streams = {name: Stream(name, "folder", frames()) for name in "abc"}
+        adapt_site(streams, tmp_path, "source", model=slow, options={"guard": None}, interrupts=interrupts)
+    stopped.set()
+    stopper.join()
+    assert [count_of(name) for name in "abc"] == [5, 5, 5]
+
+
+def test_a_last_record_that_cannot_be_written_fails_its_stream(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(run: Run) -> None:
+        if run.plan.stream.name.endswith("yard"):
+            raise OutputError("no space left")
+        write(run)
+
+    write = Run._write_last_record
+    monkeypatch.setattr(Run, "_write_last_record", full)
+    summary = adapt_site(folders, tmp_path)
+    assert summary.streams["yard"].exit_reason == "error: no space left"
+    assert json_of(tmp_path / SITE)["exit_reason"] == f"error: 1 of {len(folders)} streams failed"
+
+
+def test_a_damaged_record_is_reported_before_any_work(folders: dict[str, Path], tmp_path: Path) -> None:
+    streams = open_streams({name: str(folder) for name, folder in folders.items()})
+    (tmp_path / "gate").mkdir()
+    (tmp_path / "gate" / "run.json").write_text("{ broken")
+    with pytest.raises(RemttaError, match=r"gate/run.json"):
+        adapt_site(streams, tmp_path, options={"resume": True}, jobs=2)
+    assert not (tmp_path / SITE).exists()
 
 
 def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:

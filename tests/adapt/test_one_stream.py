@@ -154,6 +154,28 @@ def test_reset_every_starts_again_from_the_source(frames: Path, tmp_path: Path) 
     assert again == [row["logits"] for row in rows_of(tmp_path / "fresh")]
 
 
+def test_a_run_that_no_longer_learns_is_not_reset(frames: Path, tmp_path: Path) -> None:
+    run, options = tmp_path / "run", RunOptions(batch_size=3, adapt_for=6, reset_every=6)
+    adapt_stream(tiny_vit(), frames, run, config=REMConfig(lr=0.05), options=options)
+    assert [row["update"] for row in rows_of(run)] == [0] * 3 + [1] * 3 + [2] * 6
+
+
+def test_a_stop_before_the_first_frame_keeps_an_earlier_run(frames: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    adapt_stream(tiny_vit(), frames, run, options=RunOptions(batch_size=12))
+    kept = (run / "run.json").read_bytes()
+
+    def nothing() -> Iterator[Frame]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(30)
+        yield Frame("late.png", lambda: draw_image(0))
+
+    with Interrupts() as interrupts:
+        options = RunOptions(overwrite=True)
+        adapt_stream(tiny_vit(), Stream("late", "folder", nothing()), run, options=options, interrupts=interrupts)
+    assert (run / "run.json").read_bytes() == kept and len(rows_of(run)) == 12
+
+
 def test_an_earlier_run_is_overwritten_only_when_asked(made: Made, frames: Path, tmp_path: Path) -> None:
     shutil.copytree(made.run, tmp_path / "run")
     kept = (tmp_path / "run" / "predictions.jsonl").read_bytes()

@@ -90,8 +90,8 @@ def test_an_answer_and_a_guard_without_effect_are_reported(tmp_path: Path, capfd
     options = ("--model", "remtta-demo", "-o", tmp_path / "run", "--method", "source")
     assert remtta_here("adapt", tmp_path / "a.png", *options, "--answer", "both", "--guard", "stop") == 0
     told = capfd.readouterr().err
-    assert "--answer both changes nothing: --method source does not adapt" in told
-    assert "--guard stop changes nothing" in told and "1 frame, 1 predicted, 0 skipped, 0 updates" in told
+    assert "--answer both has no effect on --method source" in told
+    assert "--guard stop has no effect" in told and "1 frame, 1 predicted, 0 skipped, 0 updates" in told
 
 
 def test_a_folder_of_other_files_is_no_output(frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -43,6 +43,23 @@ def test_the_mean_time_per_frame_is_kept_by_leaving_updates_out() -> None:
     assert 0 < share < 0.06 and mean_ms == pytest.approx(21, abs=2)
 
 
+def test_early_predictions_count(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[float] = []
+    monkeypatch.setattr(TimeBudget, "note", lambda _, seconds, *rest, **more: noted.append(seconds))
+    clock = iter(range(10**6))
+    monkeypatch.setattr("remtta.runs.session.time.monotonic", lambda: next(clock))
+    for flush_after in (None, 0.0):
+        options = RunOptions(batch_size=12, max_ms=1e6, flush_after=flush_after)
+        adapt_stream(tiny_vit(), frames, tmp_path / str(flush_after), config=REMConfig(), options=options)
+    assert noted[1] > noted[0] > 0
+
+
+def test_stills_have_no_times_to_keep_up_with(frames: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--realtime needs the times of a video or a live source, and"):
+        adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(realtime=True))
+    assert not (tmp_path / "run").exists()
+
+
 def test_predictions_that_are_too_slow_alone_leave_no_update(caplog: pytest.LogCaptureFixture) -> None:
     share, mean_ms = shares(max_ms=5, update_s=1.0, predict_s=0.2)
     assert [record.getMessage() for record in caplog.records] == [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from PIL import Image
 
 from remtta import REM, REMConfig, load_delta
 from remtta.adapt.one_stream import RunSummary
+from remtta.errors import FrameError
 from remtta.guard.judge import Judge
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
@@ -35,13 +36,18 @@ def go(stream: Stream, folder: Path, method: str = "rem", *, resume: bool = Fals
     return adapt_tiny(stream, folder, method, resume=resume, options=options)
 
 
-def video(*images: Image.Image | None) -> Stream:
-    """A video of these frames; None is a black one."""
+def refuse() -> Image.Image:
+    raise FrameError("broken")
+
+
+def video(*images: Image.Image | Callable[[], Image.Image] | None) -> Stream:
+    """A video of these frames, or of what loads them; None is a black one."""
 
     def frames() -> Iterator[Frame]:
         for number, image in enumerate(images):
             shown = image or Image.fromarray(np.random.default_rng(number).integers(0, 3, (36, 40, 3), dtype=np.uint8))
-            yield Frame("clip.mp4", lambda shown=shown: shown, number, 0.1 * number)  # type: ignore[misc]
+            load = shown if callable(shown) else partial(lambda image: image, shown)
+            yield Frame("clip.mp4", load, number, 0.1 * number)
 
     return Stream("clip.mp4", "video", frames())
 
@@ -108,13 +114,24 @@ def test_a_method_that_never_adapts_gives_no_reasons(tmp_path: Path) -> None:
     assert [(row["adapted"], "not_adapted" in row) for row in rows] == [(False, False)] * 3
 
 
-def test_a_resumed_run_still_knows_the_frame_before(tmp_path: Path) -> None:
-    images = [a, b, c, c, d, d, e]
-    go(video(*images), tmp_path / "whole")
-    go(video(*images[:3]), tmp_path / "parts")
-    go(video(*images), tmp_path / "parts", resume=True)
+@pytest.mark.parametrize(
+    ("images", "stop", "adapt_for"),
+    [
+        ([a, b, c, c, d, d, e], 3, None),
+        ([a, b, c, refuse, refuse, refuse, c, d, d], 3, None),
+        ([a, b, c, d, e, a, b], 6, 1),
+    ],
+    ids=["learning", "unreadable", "frozen"],
+)
+def test_a_resumed_run_still_knows_the_frame_before(
+    images: list[Any], stop: int, adapt_for: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    go(video(*images), tmp_path / "whole", adapt_for=adapt_for)
+    go(video(*images[:stop]), tmp_path / "parts", adapt_for=adapt_for)
+    go(video(*images), tmp_path / "parts", resume=True, adapt_for=adapt_for)
     whole, parts = ((tmp_path / name / PREDICTIONS).read_bytes() for name in ("whole", "parts"))
-    assert parts == whole and whole.count(DUPLICATE.encode()) == 2
+    assert parts == whole and whole.count(DUPLICATE.encode()) == (2 if adapt_for is None else 0)
+    assert "is it another video" not in caplog.text
 
 
 @pytest.mark.parametrize("judged", [True, False], ids=["into doubt", "out of doubt"])

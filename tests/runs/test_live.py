@@ -19,6 +19,7 @@ from remtta.options import LiveOptions
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.place import Place
+from remtta.runs.scribe import View
 from remtta.runs.states import load_position
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
@@ -80,6 +81,20 @@ def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
     assert waited == [True]
     rows = [row for row in rows_of(tmp_path) if "gap" not in row]
     assert [(row["index"], row["update"]) for row in rows] == [(0, 0), (1, 0), (2, 1), (3, 1)]
+
+
+def test_a_gap_counts_though_the_run_stops_before_its_batch_is_full(tmp_path: Path) -> None:
+    camera = cam([noise(0), noise(1), noise(2), noise(3)], [noise(4), noise(5)], limit=5)
+
+    def stop(view: View) -> None:
+        if len(rows_of(tmp_path)) == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with Interrupts() as interrupts:
+        options = {"flush_after": 0.0, "guard": None}
+        adapt_tiny(camera, tmp_path, options=options, viewers=[stop], interrupts=interrupts)
+    assert record_of(tmp_path)["counts"]["gaps"] == 1
+    assert [(event["frame"], event["event"]) for event in lines_of(tmp_path / EVENTS)] == [(4, "gap")]
 
 
 def test_a_run_continues_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:

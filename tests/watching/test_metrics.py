@@ -20,11 +20,13 @@ from remtta.adapt.many_streams import adapt_streams
 from remtta.adapt.one_stream import RunSummary
 from remtta.adapt.planning import Setup
 from remtta.errors import UsageError
-from remtta.options import RunOptions
+from remtta.methods.tent import TentConfig
+from remtta.options import GuardOptions, RunOptions
 from remtta.streams.sources import open_stream
 from remtta.watching.metrics import BUCKETS_S, Metrics, parse_metrics_address
 from tests.command import refusal_of
 from tests.conftest import draw_folder, tiny_vit
+from tests.records import lines_of
 from tests.runs.tiny import CONFIGS, adapt_tiny
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
@@ -86,6 +88,14 @@ def test_counts_grow_and_agree_with_the_run_and_the_file(
         assert value(last, f"{name}_count") == summary.num_frames and value(last, f"{name}_sum") > 0
     (info,) = last["remtta_run_info"].samples
     assert info.labels["method"] == "rem"
+
+
+def test_a_lead_that_is_not_finite_is_left_out(served: tuple[Metrics, str], frames: Path, tmp_path: Path) -> None:
+    metrics, url = served
+    options = {"guard": GuardOptions("warn")}
+    adapt_tiny(frames, tmp_path / "run", "tent", config=TentConfig(lr=1000.0), options=options, metrics=metrics)
+    assert lines_of(tmp_path / "run" / "events.jsonl")[0]["event"] == "warning"
+    assert "remtta_guard_lead" not in scrape(url)
 
 
 def test_each_stream_of_a_site_is_reported_by_its_name(served: tuple[Metrics, str], tmp_path: Path) -> None:
