@@ -67,7 +67,7 @@ class Guard(Observer):
     def __init__(self, method: Method, options: GuardOptions | None = None, *, sparing: bool = False) -> None:
         self.method = method
         one_pass = sparing and method.norms_only and method.adapted_names and not method.net.batch_norms.mixes
-        self._between = method if one_pass else None
+        self._one_pass = bool(one_pass)
         self.options = (options or GuardOptions()).filled()
         self.watches = self.options.action != "off"
         self.shifts = self.options.answer == "both" and not method.net.backbone.batch_norms
@@ -88,9 +88,9 @@ class Guard(Observer):
     def answer(self, answers: Answers) -> None:
         """Predict with the better model, or with both."""
         weight = 0.0 if answers.undone else self.judge.weight
-        if self._between and not answers.learned.any() and 0 < weight < 1:
+        if self._one_pass and not answers.learned.any() and 0 < weight < 1:
             answers.weight = weight
-            answers.logits = self._between.predict(answers.images, answers.fit, share=weight)
+            answers.logits = self.method.predict(answers.images, answers.fit, share=weight)
             return
         if not answers.undone and self._diverged(answers):
             answers.learned, weight = torch.zeros_like(answers.learned), 0.0
