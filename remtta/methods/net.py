@@ -222,10 +222,10 @@ def _chosen_weights(backbone: Backbone, config: MethodConfig, chosen: Chosen) ->
     return named if chosen == "all" else of_layers(named)
 
 
-def _head_biases(backbone: Backbone) -> dict[str, Tensor]:
-    """Return a classifier's biases (C,) by name: one, two for a distilled model, or none if unknown."""
-    named = {f"{place}.bias": getattr(layer, "bias", None) for place, layer in backbone.classifiers.items()}
-    return {name: bias.detach() for name, bias in named.items() if isinstance(bias, nn.Parameter)}
+def _head_biases(backbone: Backbone) -> list[str]:
+    """Return the names of a classifier's biases (C,): one, two for a distilled model, or none if unknown."""
+    layers = backbone.classifiers.items()
+    return [f"{place}.bias" for place, layer in layers if isinstance(getattr(layer, "bias", None), nn.Parameter)]
 
 
 def of_layers(named: Mapping[str, Value]) -> dict[str, Value]:
