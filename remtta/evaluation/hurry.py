@@ -60,8 +60,7 @@ def measure_cost_ratio(method: Method, pixels: Tensor, labels: Tensor | None) ->
     for _ in range(_TIMED_BATCHES):
         for name in times:
             started = time.perf_counter()
-            known = labels if method.objective.needs_labels else None
-            out = method(pixels, known) if name == "adapt" else method.predict(pixels)
+            out = method(pixels, labels) if name == "adapt" else method.predict(pixels)
             out.cpu()  # waits for the device
             times[name].append(time.perf_counter() - started)
     method.load_state(state)
