@@ -109,6 +109,7 @@ def _moved(pixels: Tensor, generator: torch.Generator, edges: str) -> Tensor:
 
 
 def _flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror images with probability 1/2."""
     return pixels.flip(-1) if integer(generator, 0, 1) else pixels
 
 
@@ -133,8 +134,7 @@ def augmix(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 def random_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """Return a random crop of an image (3, H, W), resized to its size and flipped with probability 1/2."""
-    crop = _random_crop(pixels, generator)
-    return T.horizontal_flip(crop) if integer(generator, 0, 1) else crop
+    return _flipped(_random_crop(pixels, generator), generator)
 
 
 def _random_crop(pixels: Tensor, generator: torch.Generator) -> Tensor:
