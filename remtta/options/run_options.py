@@ -90,7 +90,9 @@ class RunOptions:
     )
     max_ms: Annotated[
         float | None,
-        _output("Mean time per frame in ms; to keep to it, updates are skipped, never predictions.", above=0),
+        _output(
+            "Mean time per frame in ms; to keep to it, updates are skipped, never predictions.", above=0, below=math.inf
+        ),
     ] = None
     realtime: Annotated[bool, _output("Skip updates, never predictions, to keep up with a video or live source.")] = (
         False

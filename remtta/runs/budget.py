@@ -69,16 +69,11 @@ class TimeBudget:
         max_ms: Mean time per frame that predictions and updates may take, in ms.
         realtime: Adapt only while processing lags behind the stream's timestamps by at most one batch or one frame
             interval. The comparison restarts where the timestamps do, e.g. at the next video of a folder.
-
-    Raises:
-        UsageError: If the time is not above 0.
     """
 
     def __init__(
         self, max_ms: float | None = None, realtime: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if max_ms is not None and not 0 < max_ms < math.inf:
-            raise UsageError(f"the time per frame must be > 0 ms and finite, got {max_ms:g}")
         self._per_frame = None if max_ms is None else max_ms / 1000
         self._realtime, self._clock = realtime, clock
         self._warned = False
