@@ -58,13 +58,13 @@ def total_variation(logits: Tensor) -> Tensor:
     return 0.5 * (probs[1:] - probs[0]).abs().sum(-1).mean(0)
 
 
-def transductive_loss(images: Tensor, texts: Tensor, scale: Tensor, temperature: float = 0.01) -> Tensor:
+def transductive_loss(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
     """Return the cross-entropy of image-text similarities against similarities among images and among texts, in nats.
 
-    Both arguments are embeddings (B, E) of length one, with a text for each image. The targets are softened by the
-    temperature and carry a gradient, as in the official code of CLIPArTT and WATT.
+    Both arguments are embeddings (B, E) of length one, with a text for each image. The targets have a temperature of
+    0.01 and carry a gradient, as in the official code of CLIPArTT and WATT.
     """
-    targets = ((images @ images.T + texts @ texts.T) / 2 / temperature).softmax(-1)
+    targets = ((images @ images.T + texts @ texts.T) / 2 / 0.01).softmax(-1)
     by_image = (scale * images @ texts.T).log_softmax(-1)
     return -(targets.T * by_image).sum(-1).mean()
 

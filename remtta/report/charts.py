@@ -69,9 +69,10 @@ def _svg(figure: Figure, text: str) -> str:
     return ElementTree.tostring(root, encoding="unicode")
 
 
-def _axes(height: float, rows: int = 1, columns: int = 1, **more: Any) -> tuple[Figure, Any]:
+def _axes(height: float, rows: int = 1) -> tuple[Figure, Any]:
+    """Return a figure and its axes, one above the other with a common x axis."""
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    return figure, figure.subplots(rows, columns, **more)
+    return figure, figure.subplots(rows, sharex=True)
 
 
 def _mark_events(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
@@ -87,7 +88,7 @@ def _mark_events(axes: Axes, events: Sequence[Mapping[str, Any]]) -> None:
 @rc_context(_STYLE)
 def over_time(series: Series) -> str:
     """Plot the entropy, the adapted model's weight and the guard's decisions by frame."""
-    figure, (top, bottom) = _axes(3.6, 2, sharex=True)
+    figure, (top, bottom) = _axes(3.6, 2)
     frames = np.asarray(series.index)
     places, entropy = binned(series.entropy)
     at = np.interp(places, np.linspace(0, 1, len(frames)), frames)

@@ -17,6 +17,7 @@ from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import Row, read_rows
 
 MAX_FRAMES = 8  # shown per kind
+_MAX_BINS = 120  # per curve
 
 _ESTIMATED = ("answers", "adapted", "source")
 
@@ -85,9 +86,9 @@ def _added(series: Series, path: Path, predicted: int) -> Iterator[Row]:
         series.halves = models
 
 
-def binned(values: Any, most: int = 120) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions from 0 to 1 and means of a series in at most `most` bins of equal length."""
-    parts = np.array_split(np.asarray(values, dtype=np.float64), min(most, len(values)))
+def binned(values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return positions from 0 to 1 and means of a series in a few bins of equal length."""
+    parts = np.array_split(np.asarray(values, dtype=np.float64), min(_MAX_BINS, len(values)))
     ends = np.cumsum([len(part) for part in parts])
     places = (ends - [len(part) / 2 for part in parts]) / len(values)
     return places, np.array([part.mean() for part in parts])
