@@ -19,16 +19,16 @@ _NEVER, _LARGEST_MMAP_THRESHOLD = 2**31 - 1, 32 * 2**20
 _STATUS, _CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def keep_freed_memory() -> bool:
-    """Let this process keep the memory it frees for the next step; return whether the C library supports that.
+def keep_freed_memory() -> None:
+    """Let this process keep the memory it frees for the next step, if the C library supports that.
 
     By default glibc returns large freed blocks to the system and fetches them again, page by page, at every step: a
     third of the time of a small model's step. With this, the process stays at its peak memory.
     """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(_M_TRIM_THRESHOLD, _NEVER) and mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD))
+    if platform.libc_ver()[0] == "glibc":
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_TRIM_THRESHOLD, _NEVER)
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
 
 
 def start_peak(device: torch.device) -> None:
