@@ -220,9 +220,4 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
     """
     check_method(name, METHOD_TABLE)
     config = config or method_config(name, {}, batch_size=DEFAULT_BATCH_SIZE)
-    try:
-        return Updater(model, config, METHOD_TABLE[name].objective)
-    except UsageError:
-        raise
-    except ValueError as error:  # e.g. a mask ratio that leaves no patch of this model
-        raise UsageError(str(error)) from error
+    return Updater(model, config, METHOD_TABLE[name].objective)

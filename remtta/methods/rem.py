@@ -33,7 +33,7 @@ def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntr
 
     Raises:
         ModelError: If the model cannot be adapted, with the reason.
-        ValueError: If a mask ratio leaves no patch token.
+        UsageError: If a mask ratio leaves no patch token.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
     """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from remtta.backbones.backbone import Backbone, Scores
-from remtta.errors import ModelError
+from remtta.errors import ModelError, UsageError
 from remtta.methods.net import Net
 from remtta.methods.settings.rem_config import Masking, REMConfig
 
@@ -36,7 +36,7 @@ class MaskedViews:
 
     Raises:
         ModelError: If the model lacks the scores needed for this masking.
-        ValueError: If a mask ratio leaves no patch.
+        UsageError: If a mask ratio leaves no patch.
     """
 
     def __init__(self, net: Net, config: REMConfig) -> None:
@@ -123,11 +123,11 @@ def num_kept(num_patches: int, mask_ratio: float) -> int:
     """Return the number of `num_patches` tokens kept at a mask ratio: int(N * (1 - ratio)).
 
     Raises:
-        ValueError: If none would be kept.
+        UsageError: If none would be kept.
     """
     kept = int(num_patches * (1 - mask_ratio))
     if kept < 1:
-        raise ValueError(f"mask ratio {mask_ratio:g} leaves none of {num_patches} patch tokens; choose a smaller one")
+        raise UsageError(f"mask ratio {mask_ratio:g} leaves none of {num_patches} patch tokens; choose a smaller one")
     return kept
 
 
@@ -138,7 +138,7 @@ def keep_indices(scores: Tensor, mask_ratio: float) -> Tensor:
     chaining hides. A larger ratio hides a superset of what a smaller one hides.
 
     Raises:
-        ValueError: If the ratio leaves no token.
+        UsageError: If the ratio leaves no token.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, section 3.2.
     """

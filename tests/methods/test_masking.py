@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from remtta.backbones.tokens import gather_patches
+from remtta.errors import UsageError
 from remtta.methods.views import keep_indices, num_kept, random_scores
 
 
@@ -22,7 +23,7 @@ def test_the_number_of_kept_patches_is_rounded_down(num_patches: int, mask_ratio
 
 
 def test_a_ratio_that_leaves_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"mask ratio 0.8 leaves none of 4 patch tokens; choose a smaller one"):
+    with pytest.raises(UsageError, match=r"mask ratio 0.8 leaves none of 4 patch tokens; choose a smaller one"):
         num_kept(4, 0.8)
 
 
