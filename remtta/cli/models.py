@@ -72,8 +72,6 @@ def short_text(support: Support) -> str:
 
 def methods_text(support: Support) -> str:
     """Return the supported methods, in a few words."""
-    if not support.refused:
-        return "all methods"
     fewer = len(support.refused) < len(support.methods)
     refused = [method for method in support.refused if method not in ZERO_SHOT]
     return (

@@ -110,8 +110,6 @@ class AnnotatedVideo:
 
 def _answer(row: Row) -> str:
     """Return a row's label and probability."""
-    if "error" in row:
-        return "cannot be read"
     return f"{row['class'] if row['label'] is None else row['label']} {100 * row['prob']:.0f} %"
 
 
