@@ -5,7 +5,5 @@ from __future__ import annotations
 from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.evaluating import evaluate
 from remtta.evaluation.protocols import choose_preprocessing
-from remtta.runs.folder import RESULTS
-from remtta.runs.tables import TABLE
 
-__all__ = ["RESULTS", "TABLE", "choose_preprocessing", "evaluate", "open_dataset"]
+__all__ = ["choose_preprocessing", "evaluate", "open_dataset"]
