@@ -28,11 +28,8 @@ _PANELS = 4  # reliability diagrams per row
 _HALF_BAR = 0.45 / ECE_BINS
 
 
-def draw_plots(folder: Path, results: Mapping[str, Any]) -> list[Path]:
+def draw_plots(folder: Path, results: Mapping[str, Any]) -> None:
     """Draw the errors and the calibration of an evaluation's methods into `plots` in its folder.
-
-    Returns:
-        The files.
 
     Raises:
         OutputError: If a plot cannot be written.
@@ -46,14 +43,11 @@ def draw_plots(folder: Path, results: Mapping[str, Any]) -> list[Path]:
         "running_error": lambda: _running_error(Figure(figsize=(12, 4.5)), folder, int(seeds[0]), which, colours),
         "reliability": lambda: draw_reliability(Figure(), tallies, colours),
     }
-    drawn = []
     for name, draw in pictures.items():
         figure, path = draw(), folder / PLOTS / f"{name}.png"
         path.parent.mkdir(exist_ok=True)
         figure.set_layout_engine("tight")
         write_atomically(path, partial(figure.savefig, format="png", dpi=110))
-        drawn.append(path)
-    return drawn
 
 
 def _colours(methods: Sequence[str]) -> dict[str, Any]:

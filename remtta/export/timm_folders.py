@@ -22,9 +22,8 @@ def write_timm(adapted: AdaptedModel, folder: Path) -> None:
         RemttaError: If the loaded model is not the adapted model.
     """
     model: Any = adapted.model
-    config = {name: value for name, value in config_of(model).items() if name not in ("built_from", "label_names")}
     own = config_of(model)
-    model.pretrained_cfg = config
+    model.pretrained_cfg = {name: value for name, value in own.items() if name not in ("built_from", "label_names")}
     try:
         labels = {"label_names": list(adapted.card.labels)} if adapted.card.labels else {}
         facts = {name: value for name, value in adapted.facts.items() if name not in ("labels", "preprocessing")}
