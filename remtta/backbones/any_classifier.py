@@ -151,7 +151,7 @@ class AnyClassifier(Backbone):
             scores = self._activation(logits, features, keep_graph=wanted)
         return logits if wanted else logits.detach(), self._on_patches(scores, images)
 
-    def _activation(self, logits: Tensor, features: Tensor, *, keep_graph: bool = False) -> Tensor:
+    def _activation(self, logits: Tensor, features: Tensor, *, keep_graph: bool) -> Tensor:
         """Return Grad-CAM (B, rows, columns) of the predicted class over a feature map.
 
         Each channel is weighted by the gradient of the class's logit, averaged over all positions. Grad-CAM then clips

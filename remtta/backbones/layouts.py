@@ -43,7 +43,7 @@ class Layout:
     channel_axis: int = 1  # of this map
 
 
-def lay_out(inside: Inside, places: Places | None = None) -> Layout:
+def lay_out(inside: Inside, places: Places | None) -> Layout:
     """Find the blocks by the norms, unless `places` has their paths; then what can be masked, and by which scores."""
     trace, size = inside.trace, inside.trace.input_size
     norms = [place for place in trace.calls if is_norm(inside.module.get_submodule(place))]

@@ -26,7 +26,7 @@ _SIGNAL_BASE = 128
 class _StderrHandler(logging.Handler):
     """Writes to the current sys.stderr, so that a progress bar can make room."""
 
-    def __init__(self, *, as_json: bool = False) -> None:
+    def __init__(self, *, as_json: bool) -> None:
         super().__init__()
         self._as_json = as_json
 

@@ -64,11 +64,11 @@ class Guard(Observer):
 
     prefix = "guard."
 
-    def __init__(self, method: Method, options: GuardOptions | None = None, *, sparing: bool = False) -> None:
+    def __init__(self, method: Method, options: GuardOptions, *, sparing: bool = False) -> None:
         self.method = method
         one_pass = sparing and method.norms_only and method.adapted_names and not method.net.batch_norms.mixes
         self._one_pass = bool(one_pass)
-        self.options = (options or GuardOptions()).filled()
+        self.options = options.filled()
         self.watches = self.options.action != "off"
         self.shifts = self.options.answer == "both" and not method.net.backbone.batch_norms
         self.judge = Judge(self.options)

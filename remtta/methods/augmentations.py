@@ -19,7 +19,7 @@ _BILINEAR = InterpolationMode.BILINEAR
 _BORDER = [128 / 255, 0.0, 0.0]  # beyond an image's edges in AugMix: what Pillow makes of MEMO's official 128
 
 
-def spawn(generator: torch.Generator, device: torch.device | str = "cpu") -> torch.Generator:
+def spawn(generator: torch.Generator, device: torch.device) -> torch.Generator:
     """Return a generator on a device, seeded by a draw from another; only the latter's state needs to be saved."""
     seed = int(torch.randint(2**62, (), generator=generator))
     return torch.Generator(device).manual_seed(seed)

@@ -129,7 +129,7 @@ def clean_batches(
     preprocessing: Preprocessing,
     device: torch.device,
     most: int,
-    wait: Callable[[], None] = lambda: None,
+    wait: Callable[[], None],
 ) -> Generator[Tensor]:
     """Yield preprocessed images (B, 3, H, W) of a folder, at most `most`, in an order that mixes the classes.
 

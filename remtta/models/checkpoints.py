@@ -98,7 +98,7 @@ def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) ->
     return {name: tensor.dtype for name, tensor in state.items()}
 
 
-def read_weights(path: Path, use_ema: bool = False) -> Mapping[str, Tensor]:
+def read_weights(path: Path, use_ema: bool) -> Mapping[str, Tensor]:
     """Read the named weights in a file, unchanged.
 
     Raises:

@@ -103,9 +103,7 @@ def weights_file(name: str, checkpoint: str | Path | None) -> Path | None:
     return None if checkpoint is None else Path(checkpoint)
 
 
-def build_folder(
-    folder: TransformersFolder, num_classes: int | None = None, input_size: Size | None = None
-) -> nn.Module:
+def build_folder(folder: TransformersFolder, num_classes: int | None, input_size: Size | None) -> nn.Module:
     """Build the timm model that a folder's config.json describes, without its weights.
 
     Preprocessing and class names are put in its `pretrained_cfg`; `model_type` there says which names its weights may

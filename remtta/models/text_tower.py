@@ -35,7 +35,7 @@ class TextTower:
     The tokenizer converts sentences to token numbers (N, context); `on_texts` is called with the progress.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any, on_texts: OnTexts | None = None) -> None:
+    def __init__(self, model: nn.Module, tokenizer: Any, on_texts: OnTexts | None) -> None:
         self.model: Any = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.sha256 = state_sha256(model)

@@ -132,7 +132,7 @@ def codec_of(cv2: Any, capture: Any) -> str:
     return letters.decode("ascii", "replace").strip() if letters.isascii() and letters.decode().isprintable() else ""
 
 
-def no_frame_advice(name: str, codec: str = "") -> str:
+def no_frame_advice(name: str, codec: str) -> str:
     """Return advice on a source that opened but gave no frame."""
     if codec:
         return (
