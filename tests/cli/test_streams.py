@@ -109,7 +109,6 @@ def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
 @pytest.mark.parametrize(
     ("content", "more", "problem"),
     [
-        ("a=short\nb\n", [], "cams.txt, line 2 is not a name and an address"),
         ("a=short\nb=nowhere", [], "b: nowhere: no such file or folder"),
         ("a=short", ["--predictions", "-"], "--predictions - is for one stream"),
         ("a=short\nb=nowhere", ["--jobs", "2"], "b: nowhere: no such file or folder"),

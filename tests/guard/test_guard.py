@@ -19,7 +19,7 @@ from remtta.guard.evidence import Evidence, information_gap, mutual_information
 from remtta.guard.guard import Guard
 from remtta.guard.judge import describe
 from remtta.methods.method import Method, build_method
-from remtta.methods.settings import MethodConfig, REMConfig, method_config
+from remtta.methods.settings import REMConfig, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from tests.conftest import draw_folder, random_images, tiny_vit
@@ -272,8 +272,3 @@ def test_an_evaluation_reports_a_method_with_and_without_the_guard(tree: Dataset
     assert both["rem+guard"]["forwards_per_image"] > 3
     alone = evaluate(tiny_vit(), tree, tmp_path / "alone", methods={"rem": REMConfig(lr=0.05)}, options=options)
     assert alone["methods"]["rem"]["error"] == both["rem"]["error"]
-
-
-def test_there_is_nothing_to_guard_in_the_source_method(tree: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="source changes no weights that a guard could restore"):
-        evaluate(tiny_vit(), tree, tmp_path / "run", methods={"source+guard": MethodConfig()})
