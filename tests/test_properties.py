@@ -19,6 +19,8 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.corruptions.choices import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
+from remtta.deltas.delta_files import CHECKSUM
+from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation.datasets import read_image_list
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
@@ -147,7 +149,10 @@ HEADER_SIZE = 8  # bytes: a little-endian number, then so much JSON
 def test_a_damaged_delta_is_refused_or_changes_the_model_as_it_says(tmp_path: Path, data: st.DataObject) -> None:
     vit, file = tiny_vit(), tmp_path / "delta.safetensors"
     tensors = {name: torch.ones_like(parameter) for name, parameter in adapted_norms(backbone_of(vit), "0").items()}
-    save_delta(file, Delta(tensors=tensors, model="vit", base_sha256="0" * 64, method="rem"))
+    save_delta(file, Delta(tensors=tensors, model="vit", base_sha256=state_sha256(vit), method="rem"))
+    header, _ = read_tensors(file)
+    del header[CHECKSUM]  # by which any damage would be noticed before what is tested here
+    save_tensors(file, tensors, header, checksum=False)
     content = bytearray(file.read_bytes())
     header_end = HEADER_SIZE + int.from_bytes(content[:HEADER_SIZE], "little")
     for _ in range(data.draw(st.integers(1, 4))):
