@@ -67,8 +67,8 @@ def test_the_edges_of_the_ranges_are_accepted() -> None:
     assert (config.mask_ratios, config.micro_batch, options.reset_every) == ((0.0, 0.999), 1, 1)
 
 
-@pytest.mark.parametrize("lr", [10**400, math.nan, True, "fast"])
-def test_a_rate_that_is_no_finite_number_has_no_anchor(lr: object) -> None:
+@pytest.mark.parametrize("lr", [10**400, math.nan, -71, True, "fast"])
+def test_a_rate_that_is_no_finite_number_above_0_has_no_anchor(lr: object) -> None:
     with pytest.raises(UsageError, match="lr must be a finite number"):
         method_config("remtta", {"lr": lr}, batch_size=8)
 

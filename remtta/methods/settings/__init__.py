@@ -236,7 +236,7 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
     """
     check(optimizer == "adam", f"{name}'s anchor", "auto", "a number such as 0.01 where the optimizer is not adam")
     is_number = isinstance(lr, (int, float)) and not isinstance(lr, bool)
-    check(is_number and abs(lr) <= sys.float_info.max, f"{name}'s lr", lr, "a finite number")
+    check(is_number and 0 < lr <= sys.float_info.max, f"{name}'s lr", lr, "a finite number above 0")
     check(lr <= _MAX_LR, f"{name}'s lr", lr, f"at most {_MAX_LR} with anchor auto, which would undo every update")
     return 1 - math.exp(-lr / REACH)
 
