@@ -79,7 +79,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--std", type=float)
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     args = parser.parse_args(argv)
-    given: dict[str, Any] = {key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key)}
+    given: dict[str, Any] = {
+        key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key) is not None
+    }
     model: Any = load_model(args.model, checkpoint=args.checkpoint, **given)
     classes = sorted(folder.name for folder in args.root.iterdir() if folder.is_dir())
     (domain,) = open_dataset(args.root, num_classes=len(classes)).domains

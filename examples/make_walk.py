@@ -147,7 +147,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    pixels: dict[str, Any] = {key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key)}
+    pixels: dict[str, Any] = {
+        key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key) is not None
+    }
     model = None if args.severity else load_model(args.model, checkpoint=args.checkpoint, **pixels)
     classes = args.num_classes if model is None else card_of(model).num_classes
     (domain,) = open_dataset(args.source, num_classes=classes).domains

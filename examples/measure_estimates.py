@@ -245,7 +245,9 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.0, help="dropout rate of AETTA; 0 leaves AETTA out")
     parser.add_argument("--adapt", action="store_true")
     args = parser.parse_args()
-    pixels: dict[str, Any] = {key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key)}
+    pixels: dict[str, Any] = {
+        key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key) is not None
+    }
     source_model, model = (load_model(args.model, checkpoint=args.checkpoint, **pixels) for _ in range(2))
     preprocessing = preprocessing_of(model)
     transform = preprocessing.transform()

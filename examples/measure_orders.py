@@ -153,7 +153,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--streams", type=int, default=6)
     args = parser.parse_args(argv)
-    given: dict[str, Any] = {key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key)}
+    given: dict[str, Any] = {
+        key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key) is not None
+    }
     given |= {key: getattr(args, key) for key in ("num_classes", "crop_pct") if getattr(args, key)}
     given["model_kwargs"] = {key: int(value) for key, _, value in (each.partition("=") for each in args.model_kwargs)}
     model: Any = load_model(args.model, checkpoint=args.checkpoint, **given)

@@ -169,7 +169,7 @@ class BatchStatistics(TorchFunctionMode):
             mean, variance = self._follow(name, input)
             return _normalised(input, mean, variance, weight, bias, eps)
         prior = max(0, FEW - len(input)) if self._prior is None else self._prior
-        if not self.mixes:
+        if not self.mixes or name is None:
             return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
         if not prior and input.numel() > input.shape[1]:
             return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)

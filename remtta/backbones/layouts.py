@@ -185,7 +185,7 @@ def _last_map(
         if len(shape) == 4:
             wide = shape[1] * size[1] == shape[2] * size[0] and shape[2] * size[1] != shape[3] * size[0]
             axis = -1 if wide else 1
-            if math.prod(positions(shape, axis)) > 1:
+            if min(positions(shape, axis)) > 1:
                 return place, axis
         if place in (*blocks[-1:], done):
             break

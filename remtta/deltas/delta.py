@@ -135,7 +135,7 @@ def apply_delta(model: nn.Module, delta: Delta) -> None:
     check_delta(delta.tensors, parameters)
     weights = [name for name in delta.tensors if not name.endswith("bias")]  # a head's bias may be near 0
     change, own = (
-        float(torch.nn.utils.get_total_norm([tensors[name].double().cpu() for name in weights]))
+        float(torch.nn.utils.get_total_norm([tensors[name].cpu().double() for name in weights]))
         for tensors in (delta.tensors, parameters)
     )
     if change > ABSURD * own:

@@ -32,7 +32,7 @@ from remtta.methods.settings.names import is_guarded, method_of
 from remtta.methods.source_data import check_source_data
 from remtta.models.card import card_of, labels_of, set_labels
 from remtta.models.hashing import state_sha256
-from remtta.models.heads import restricted_classes
+from remtta.models.heads import restricted_classes, restricted_tensors
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import EvalOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, RESULTS, refuse_others_files
@@ -111,11 +111,13 @@ def evaluate(
     if dataset.names and labels_of(model) is None:
         set_labels(model, dataset.names)
     plan_visits(dataset, options, options.seeds[0])  # refuses what the data set lacks
-    numbers = dataset.class_numbers if dataset.restricted_to else None
+    numbers, num_classes = dataset.class_numbers if dataset.restricted_to else None, card_of(model).num_classes
+    if delta is not None and numbers is not None:
+        delta = replace(delta, tensors=restricted_tensors(delta.tensors, model, numbers))
     with restricted_classes(model, numbers):
         card = card_of(model, preprocessing, base_sha256)
         outputs = range(card.num_classes) if numbers is None else numbers
-        plan = EvalPlan(model, card, dataset, chosen, options, outputs, delta)
+        plan = EvalPlan(model, card, dataset, chosen, options, outputs, num_classes, delta)
         return _Evaluation(plan, Path(output), interrupts or Interrupts()).execute(source_data)
 
 
@@ -261,7 +263,7 @@ class _Evaluation:
     def _results(self, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         plan, methods, rows = self._plan, list(self._plan.methods), self._folder / PREDICTIONS
         domains = list(dict.fromkeys(domain.name for domain in plan.dataset.domains))
-        tallies = tally_rows(rows)
+        tallies = tally_rows(rows, by_path=len(plan.dataset.domains) == 1)
         in_order = sorted(trials, key=lambda trial: methods.index(trial["method"]))
         made_with = environment(plan.card.device)
         del made_with["command"]  # differs after --resume, and the settings cover it

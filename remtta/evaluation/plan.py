@@ -44,6 +44,7 @@ class EvalPlan:
         methods: Settings by name, in the order of the table.
         options: Scenario, batch size, seeds etc.
         numbers: The class number of each of the head's outputs.
+        num_classes: Number of classes of the whole head.
         start: The delta from which every trial starts, if any.
         learned: Source statistics by method; filled before anything is recorded.
     """
@@ -54,6 +55,7 @@ class EvalPlan:
     methods: Mapping[str, MethodConfig]
     options: EvalOptions
     numbers: Sequence[int]
+    num_classes: int
     start: Delta | None
     learned: dict[str, dict[str, Any]] = field(default_factory=dict)
 

@@ -51,14 +51,15 @@ class Tally:
     entropies: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], numbers: dict[str, int]) -> Tally:
+    def of(cls, rows: Sequence[Mapping[str, Any]], numbers: dict[str, int], *, by_path: bool = False) -> Tally:
         """Count prediction rows.
 
         Args:
             numbers: Image numbers by name; new images get the next number.
+            by_path: Whether images are named by their whole paths.
         """
         truths, predicted = (np.array([row[name] for row in rows], np.int64) for name in ("label_true", "class"))
-        images = [_image_number(row["source"], numbers) for row in rows]
+        images = [_image_number(row["source"], numbers, by_path) for row in rows]
         pairs, times = np.unique((truths << 32) + predicted, return_counts=True)
         confidence, right = np.array([row["prob"] for row in rows], np.float32), truths == predicted
         places = np.searchsorted(_EDGES, confidence, side="right") - 1
@@ -149,8 +150,11 @@ Tallies = dict[tuple[str, int], dict[str, dict[tuple[str, int | None], Tally]]]
 """By method and seed, then phase, then name and severity of the domain."""
 
 
-def tally_rows(path: Path) -> Tallies:
-    """Count the outcomes in a file of rows, reading it in chunks."""
+def tally_rows(path: Path, *, by_path: bool = False) -> Tallies:
+    """Count the outcomes in a file of rows, reading it in chunks.
+
+    Images with the same `image_name` count as one image under several corruptions, unless `by_path`.
+    """
     tallies: Tallies = {}
     numbers: dict[str, int] = {}
     rows = (row for row in read_rows(path) if "error" not in row)
@@ -161,7 +165,7 @@ def tally_rows(path: Path) -> Tallies:
             apart.setdefault(key, []).append(row)
         for (method, seed, phase, *place), own in apart.items():
             places = tallies.setdefault((method, seed), {}).setdefault(phase, {})
-            places[tuple(place)] = places.get(tuple(place), Tally()) + Tally.of(own, numbers)
+            places[tuple(place)] = places.get(tuple(place), Tally()) + Tally.of(own, numbers, by_path=by_path)
     if not numbers:
         for tally in (tally for phases in tallies.values() for places in phases.values() for tally in places.values()):
             tally.renumber_from_first()
@@ -207,9 +211,9 @@ def image_name(source: str) -> str:
     return row[1] if row else "/".join(source.replace("\\", "/").rsplit("/", 2)[-2:])
 
 
-def _image_number(source: str, numbers: dict[str, int]) -> int:
+def _image_number(source: str, numbers: dict[str, int], by_path: bool) -> int:
     row = _ARRAY_ROW.fullmatch(source)
-    return int(row[1]) if row else numbers.setdefault(image_name(source), len(numbers))
+    return int(row[1]) if row else numbers.setdefault(source if by_path else image_name(source), len(numbers))
 
 
 def diversity(counts: np.ndarray) -> float:

@@ -26,6 +26,7 @@ from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import writing
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.losses import entropy, total_variation
+from remtta.models.heads import whole_tensors
 from remtta.models.peak_memory import peak_bytes, start_peak
 from remtta.options import RunOptions
 from remtta.runs.batch import BatchResult
@@ -183,13 +184,15 @@ class Trial(Listener):
 
     def _save_delta(self) -> None:
         plan, method, name = self._plan, self._adapter.method, self._trial["method"]
-        if not method.committed[0] or not method.norms_only:  # a delta of all weights is as large as the model
+        tensors, updates = method.committed
+        if not tensors or not method.norms_only:  # a delta of all weights is as large as the model
             return
         path = delta_path(self._ledger.folder, **self._trial)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
         settings = hyperparameters(plan.methods[name], plan.options.batch_size)
-        save_delta(path, delta_of(plan.card, name, settings, method.committed, self._position))
+        whole = whole_tensors(tensors, plan.model, plan.numbers, plan.num_classes)
+        save_delta(path, delta_of(plan.card, name, settings, (whole, updates), self._position))
 
     def _record(self) -> dict[str, Any]:
         """Return the trial's record."""

@@ -29,7 +29,7 @@ class EATAConfig(ETAConfig):
 
     fisher_weight: NonNegative = 2000.0
     fisher_images: Count = 2000
-    source_settings = ("adapt_layers", "fisher_images", "precision")
+    source_settings = ("adapt_layers", "fisher_images", "bn", "bn_prior", "micro_batch", "precision")
 
 
 class EATA(ETA):

@@ -32,7 +32,7 @@ class LAMEConfig(MethodConfig):
 
     affinity: Affinity = "knn"
     neighbours: Count = 5
-    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic")
+    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "centre")
 
 
 class LAME(Source[LAMEConfig]):
@@ -55,7 +55,7 @@ class LAME(Source[LAMEConfig]):
         for part in images.split(self.config.micro_batch or len(images)):
             with self.net.context(images.device):
                 predicted, feature = self.net.backbone.classify_with_features(part)
-            logits.append(self.net.plain(predicted))
+            logits.append(predicted.float())
             features.append(feature.float())
         return laplacian_correction(torch.cat(logits).log_softmax(-1), self._affinity(torch.cat(features)))
 

@@ -189,7 +189,7 @@ class Updater(Generic[Kind]):
     def committed(self) -> Committed:
         """Delta and number of updates as of the last complete update; later updates do not modify them."""
         delta, num_updates = self.net.weights.committed
-        return self.net.with_offset(delta), num_updates
+        return delta if self.objective.delta_refusal else self.net.with_offset(delta), num_updates
 
     @property
     def num_updates(self) -> int:

@@ -62,7 +62,7 @@ class Net:
         self.weights = AdaptedWeights(named, everything, moving)
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.micro_batch = config.micro_batch
-        self._biases = _head_biases(self.backbone)
+        self.biases = _head_biases(self.backbone)
         self.centre, self.source_centre = (Centre(self.device) if config.centre else None for _ in range(2))
         self._config = config
         self._source_context: Context = ForwardContext(module, config.precision)
@@ -144,13 +144,6 @@ class Net:
         """Return the plain view's logits (B, C) for losses and answers, from those that the classifier returned."""
         return self.head(self.note(logits))
 
-    def note_parts(self, images: Tensor, size: int) -> None:
-        """Update the centre by a whole new batch before its first part is learned from."""
-        if self.centre is not None and self.centre.waits:
-            with torch.no_grad():
-                for part in images.split(size):
-                    self.logits(part)
-
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (B, C) of preprocessed images (B, 3, H, W)."""
         with self.context(images.device):
@@ -202,7 +195,7 @@ class Net:
         if self.centre is None or not self.centre.offset.ndim:
             return delta
         offset = self.centre.offset
-        return {**delta, **{name: delta.get(name, torch.zeros_like(offset)) - offset for name in self._biases}}
+        return {**delta, **{name: delta.get(name, torch.zeros_like(offset)) - offset for name in self.biases}}
 
     def _centres(self) -> list[tuple[str, Centre]]:
         pairs = ("centre", self.centre), ("source_centre", self.source_centre)
@@ -223,9 +216,16 @@ def _chosen_weights(backbone: Backbone, config: MethodConfig, chosen: Chosen) ->
 
 
 def _head_biases(backbone: Backbone) -> list[str]:
-    """Return the names of a classifier's biases (C,): one, two for a distilled model, or none if unknown."""
-    layers = backbone.classifiers.items()
-    return [f"{place}.bias" for place, layer in layers if isinstance(getattr(layer, "bias", None), nn.Parameter)]
+    """Return the names of a classifier's biases (C,): one, two for a distilled model, or none if unknown.
+
+    A classifier may be a linear layer, or end with one.
+    """
+    found = []
+    for place, classifier in backbone.classifiers.items():
+        parts = classifier.named_modules(prefix=place)
+        linear = [name for name, part in parts if isinstance(part, nn.Linear | nn.Conv2d) and part.bias is not None]
+        found += [f"{linear[-1]}.bias"] if linear else []
+    return found
 
 
 def of_layers(named: Mapping[str, Value]) -> dict[str, Value]:

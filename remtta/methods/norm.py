@@ -14,7 +14,7 @@ from remtta.methods.source import CentredSource
 class NORMConfig(MethodConfig):
     """Settings of NORM: of the shared ones only those of batch norms, episodic and precision are used."""
 
-    unused = (*UPDATE_SETTINGS, "micro_batch")
+    unused = (*UPDATE_SETTINGS, "micro_batch", "centre")
 
 
 class NORM(CentredSource[NORMConfig]):

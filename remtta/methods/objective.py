@@ -189,6 +189,7 @@ class Descent:
             self._apply()
         if self._objective.after_batch(views):
             self.restart()
+            self._net.forget_stream(keeps_source=True)
         return views
 
     def alone(self, backward: Callable[[], None]) -> bool:
@@ -209,7 +210,7 @@ class Descent:
         whole = size >= len(images)
         if not whole:
             self._net.batch_norms.warn_of_parts()
-            self._net.note_parts(images, size)
+            self._note_parts(images, size)
         views, num_counted = [], 0
         for start in range(0, len(images), size):
             part = slice(start, start + size)
@@ -223,6 +224,13 @@ class Descent:
         if gradients and not whole:
             torch._foreach_div_(gradients, float(num_counted))
         return torch.cat(views, dim=1)
+
+    def _note_parts(self, images: Tensor, size: int) -> None:
+        """Centre by a whole new batch before its first part is learned from."""
+        if self._net.centre is not None and self._net.centre.waits:
+            with torch.no_grad():
+                for part in images.split(size):
+                    self._objective.logits(part)
 
     def restart(self) -> None:
         """Return to the source weights, with nothing learned."""

@@ -33,7 +33,7 @@ class PETALConfig(CoTTAConfig):
     posterior_weight: NonNegative = 1e-11
     swag_lr: Positive = 1e-4
     lr: Positive = 1e-2
-    source_settings = ("swag_lr", "precision")
+    source_settings = ("swag_lr", "bn", "bn_prior", "precision")
 
 
 class PETAL(CoTTA):

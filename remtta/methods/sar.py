@@ -92,7 +92,7 @@ class SAR(Objective[SARConfig]):
     def _note_loss(self, entropies: Tensor) -> None:
         certain = entropies[entropies < self._margin]
         if len(certain):
-            loss, momentum = certain.mean().double().cpu(), self.config.loss_momentum
+            loss, momentum = certain.mean().cpu().double(), self.config.loss_momentum
             known = self.memory.get(_LOSS)
             self.memory[_LOSS] = loss if known is None else momentum * known + (1 - momentum) * loss
 

@@ -45,7 +45,7 @@ class Teacher(Objective[Config]):
         named = {f"module.{name}": tensor for name, tensor in weights.items()}
         with self.net.context(images.device):
             logits: Tensor = torch.func.functional_call(self._classifier, named, (images,))
-        return self.net.plain(logits)
+        return self.net.head(logits)  # the centre follows the teacher alone
 
     def in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Predict a whole batch, at most a micro-batch at a time."""

@@ -31,6 +31,7 @@ _NESTED = ("state_dict", "model", "model_state_dict")
 _NESTED_EMA = ("state_dict_ema", "model_ema")
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 _TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickle of older versions
+_COUNTER = ".num_batches_tracked"  # of batch norms; unused where statistics are fixed
 _SHOWN = 3  # names listed in an error before "and N more"
 
 
@@ -56,7 +57,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
     problem = mismatch(state, model)
     if problem:
         raise CheckpointError(f"{path} does not fit the model: {problem}")
-    model.load_state_dict(state)
+    model.load_state_dict(state, strict=False)  # only counters may be missing
     return preprocessing
 
 
@@ -204,7 +205,7 @@ def mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
     if others:
         problems.append(_listed(others))
     for title, names in (
-        ("missing in the file", [name for name in own if name not in state]),
+        ("missing in the file", [name for name in own if name not in state and not name.endswith(_COUNTER)]),
         ("unknown to the model", [name for name in state if name not in own]),
     ):
         if names:

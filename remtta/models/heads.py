@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remtta.errors import ModelError
 from remtta.models.card import labels_of
@@ -44,6 +44,28 @@ def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[No
     finally:
         _put(model, whole)
         model.num_classes, model.pretrained_cfg = num_classes, config
+
+
+def restricted_tensors(tensors: Mapping[str, Tensor], model: nn.Module, numbers: Sequence[int]) -> dict[str, Tensor]:
+    """Return a delta's tensors for a model that is about to be restricted to these classes."""
+    heads = _heads(model)
+    return {name: tensor[numbers] if _is_of(name, heads) else tensor for name, tensor in tensors.items()}
+
+
+def whole_tensors(
+    tensors: Mapping[str, Tensor], model: nn.Module, numbers: Sequence[int], num_classes: int
+) -> dict[str, Tensor]:
+    """Return a delta's tensors of a restricted model for the whole one; the other classes do not change."""
+    heads, whole = _heads(model), dict(tensors)
+    for name in tensors if len(numbers) < num_classes else ():
+        if _is_of(name, heads):
+            whole[name] = tensors[name].new_zeros(num_classes, *tensors[name].shape[1:])
+            whole[name][list(numbers)] = tensors[name]
+    return whole
+
+
+def _is_of(name: str, heads: Mapping[str, nn.Module]) -> bool:
+    return name.rpartition(".")[0] in heads
 
 
 def _heads(model: nn.Module) -> dict[str, nn.Module]:

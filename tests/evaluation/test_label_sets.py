@@ -14,6 +14,7 @@ import timm
 import torch
 from torch import nn
 
+from remtta import apply_delta, load_delta
 from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.domains import Dataset
@@ -93,3 +94,19 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
     assert max(row["entropy"] for row in (*source, *tent)) <= math.log(len(numbers)) + 1e-4
     with torch.no_grad():  # the classifier is whole again
         assert torch.equal(model(preprocessing.normalise(pixels)), before)
+
+
+def test_deltas_of_restricted_and_whole_heads_fit_each_other(variants: Path, tmp_path: Path) -> None:
+    model, dataset = _built("head").copy(), few_of(variants / "r")
+    options = EvalOptions(batch_size=4, order="stored")
+    evaluate(model, dataset, tmp_path / "run", methods=methods_of("centre"), options=options)
+    saved = load_delta(tmp_path / "run" / "deltas" / "centre_seed0.safetensors")
+    (bias,) = saved.tensors.values()
+    moved = set(bias.nonzero().flatten().tolist())
+    assert bias.shape == (1000,) and moved and moved <= set(dataset.class_numbers)
+    results = evaluate(model, dataset, tmp_path / "more", methods=methods_of("source"), options=options, delta=saved)
+    apply_delta(model, saved)
+    again = evaluate(model, dataset, tmp_path / "applied", methods=methods_of("source"), options=options)
+    assert results["methods"]["source"]["error"] == again["methods"]["source"]["error"]
+    first, second = (rows_of(tmp_path / name) for name in ("more", "applied"))
+    assert [row["prob"] for row in first] == pytest.approx([row["prob"] for row in second], abs=1e-5)

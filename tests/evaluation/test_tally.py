@@ -125,3 +125,12 @@ def test_an_image_has_one_name_in_all_corruptions_and_one_number_in_all_severiti
         ("fog", 4): ([1, 1, 0, 1], [0, 1, 0, 1]),
         ("fog", 1): ([1, 1], [0, 1]),
     }
+
+
+@pytest.mark.parametrize("by_path", [False, True])
+def test_images_of_a_list_may_have_the_same_names_in_several_folders(by_path: bool, tmp_path: Path) -> None:
+    common = {"method": "source", "seed": 0, "phase": "adapt", "domain": "list", "label_true": 1, "prob": 0.5}
+    rows = [common | {"source": f"{camera}/frames/1.png", "class": number} for number, camera in enumerate("ab")]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = tally_rows(tmp_path / "rows.jsonl", by_path=by_path)["source", 0]["adapt"]["list", None]
+    assert own.num_predictions.tolist() == ([1, 1] if by_path else [2])

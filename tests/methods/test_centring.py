@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from timm.models.levit import NormLinear
 from torch import Tensor, nn
 
 from remtta.guard.observed import ObservedMethod
@@ -132,19 +133,49 @@ def test_logits_that_are_not_finite_do_not_count() -> None:
     assert torch.equal(one.offset, other.offset)
 
 
-@pytest.mark.parametrize("name", ["rem", "cotta", "lame"])
-def test_a_method_follows_each_batch_once(name: str) -> None:
-    adapter, images = centred(name), random_images(12)
+@pytest.mark.parametrize(("name", "more"), [("rem", {}), ("cotta", {"augment_below": 0.0, "lr": 1.0})])
+def test_a_method_follows_each_batch_once(name: str, more: dict[str, Any]) -> None:
+    adapter, images = centred(name, **more), random_images(12)
     net = adapter.method.net
     plain = varied_vit()(images[:6]).detach()
     alone = Centre(CPU)
     answers = adapter.predict(images[:6]).logits
     follow(alone, plain)
     assert torch.allclose(net.offset, alone.offset, atol=1e-5) and float(net.offset.norm()) > 0
-    if name not in ("lame", "cotta"):  # which answer by more than these logits
-        assert torch.allclose(answers, plain - alone.offset, atol=1e-5)
+    assert torch.allclose(answers, plain - alone.offset, atol=1e-5)
+    with torch.no_grad():
+        follow(alone, adapter.method.net.backbone.logits(images[6:]))  # the teacher's, not the source's or student's
     adapter.predict(images[6:])
+    if name == "cotta":
+        assert torch.allclose(net.offset, alone.offset, atol=1e-5)
     assert net.centre is not None and not net.centre.waits
+
+
+@pytest.mark.parametrize("head", [NormLinear, lambda *sizes: nn.Sequential(nn.LayerNorm(sizes[0]), nn.Linear(*sizes))])
+def test_a_linear_layer_inside_the_classifier_holds_the_offset(head: Any) -> None:
+    vit: Any = varied_vit()
+    vit.head = head(vit.head.in_features, NUM_CLASSES).eval()
+    adapter, images = ObservedMethod(build_method("centre", vit)), random_images(12)
+    adapter.predict(images)
+    delta = adapter.method.delta()
+    answers = adapter.method.predict(images)
+    adapter.reset()
+    for name, change in delta.items():
+        vit.get_parameter(name).data += change
+    assert len(delta) == 1 and torch.allclose(vit(images), answers, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["vdp", "becotta", "tent"])
+def test_parts_of_a_batch_are_centred_by_the_whole_as_the_method_predicts_it(name: str) -> None:
+    whole, parts = (centred(name, micro_batch=size, lr=0.1) for size in (6, 2))
+    for adapter in (whole, parts):
+        if adapter.method.objective.needs_source:
+            adapter.method.use_source(adapter.method.source_statistics([random_images(6, seed=9)]))
+    for seed in range(3):
+        images = random_images(6, seed=seed)
+        assert torch.allclose(whole.predict(images).logits, parts.predict(images).logits, atol=1e-3)
+        assert torch.allclose(whole.method.net.offset, parts.method.net.offset, atol=1e-4)
+    assert "head.bias" not in whole.method.committed[0] or name == "tent"
 
 
 def test_a_micro_batch_gives_the_same_update() -> None:

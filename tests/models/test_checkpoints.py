@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from remtta.errors import CheckpointError, UsageError
 from remtta.models.checkpoints import checkpoint_dtypes, load_checkpoint
 from remtta.models.hashing import state_sha256
+from tests.backbones.tiny_models import tiny
 from tests.conftest import tiny_vit
 
 State = dict[str, Tensor]
@@ -263,6 +264,14 @@ def test_a_missing_file_is_a_usage_error(name: str, tmp_path: Path) -> None:
         load_checkpoint(_vit(), tmp_path / name)
     with pytest.raises(UsageError, match="no such checkpoint file"):
         load_checkpoint(_vit(), tmp_path)
+
+
+def test_counters_of_batch_norms_may_be_missing(tmp_path: Path) -> None:
+    saved, model = tiny("resnet", seed=1), tiny("resnet")
+    state = {name: tensor for name, tensor in saved.state_dict().items() if not name.endswith("num_batches_tracked")}
+    save_file(state, tmp_path / "net.safetensors")
+    load_checkpoint(model, tmp_path / "net.safetensors")
+    assert all(torch.equal(tensor, model.state_dict()[name]) for name, tensor in state.items())
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ class MethodConfig:
     micro_batch: Annotated[
         int | None,
         Option(
-            "Images per forward pass; the result is the same, with less memory.",
+            "Images per training pass; the result is the same, with less memory.",
             min=1,
             default="automatic",
             panel="Method",
