@@ -9,7 +9,8 @@ from remtta._version import __version__
 from remtta.errors import RemttaError
 
 if TYPE_CHECKING:
-    from remtta.adapt.adapter import Adapter, stream
+    from remtta.adapt.adapter import Adapter
+    from remtta.adapt.frame_results import stream
     from remtta.adapt.one_stream import adapt_stream
     from remtta.deltas.base_model import load_base
     from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
@@ -54,7 +55,7 @@ _HOMES = {
     "load_model": "remtta.models.loading",
     "open_stream": "remtta.streams.sources",
     "save_delta": "remtta.deltas.delta",
-    "stream": "remtta.adapt.adapter",
+    "stream": "remtta.adapt.frame_results",
 }
 
 
