@@ -20,6 +20,8 @@ from remtta import Adapter, RemttaError, load_model
 def pictures(source: str) -> Iterator[Any]:
     """Yield a video's frames as RGB arrays (H, W, 3)."""
     capture = cv2.VideoCapture(source)
+    if not capture.isOpened():
+        raise SystemExit(f"Error: {source} cannot be opened")
     while (read := capture.read())[0]:
         yield cv2.cvtColor(read[1], cv2.COLOR_BGR2RGB)
     capture.release()

@@ -15,8 +15,10 @@ UsageError is also a ValueError, so that a wrong setting in Python can be caught
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import re
+from collections.abc import Iterable
 from typing import Any
 
 _NAMES = "pass password passwd passwort pwd pw psw token access_token auth key api_key apikey secret sig signature"
@@ -67,6 +69,14 @@ def check(holds: bool, name: str, value: object, rule: str) -> None:
     """
     if not holds:
         raise UsageError(f"{name} must be {rule}, got {value}")
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """Return the error for a name that is none of these, with the closest of them."""
+    names = list(known)
+    close = difflib.get_close_matches(name.lower(), names, n=1)
+    meant = f"did you mean {close[0]}? There are" if close else "choose"
+    return UsageError(f'unknown {what} "{name}"; {meant} {", ".join(names)}')
 
 
 def first_line(error: BaseException) -> str:

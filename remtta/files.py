@@ -51,7 +51,7 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = "; free some space, then continue (a run with --resume)" if error.errno in _FULL else ""
+        advice = "; free some space and try again (adapt and eval: with --resume)" if error.errno in _FULL else ""
         raise OutputError(f"{path} cannot be written: {error.strerror or error}{advice}") from error
 
 

@@ -36,6 +36,7 @@ Images = Tensor | Sequence[Image.Image | np.ndarray]
 """Preprocessed float32 or raw uint8 images (B, 3, H, W) of the model's size; or pictures, RGB or gray, of any size."""
 
 _FROZEN = "frozen"
+_FAR = 30  # times the largest value of a preprocessed image
 
 _log = logging.getLogger("remtta")
 
@@ -121,11 +122,12 @@ class Adapter(ObservedMethod):
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
         config = method_config(method, settings, batch_size=batch_size)
         setup = Setup(method, config, self.options, delta, source_data)
-        built, self.config, _ = set_up(given, self.card, setup, lambda: None)
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are as if there were no adapter
+            built, self.config, _ = set_up(given, self.card, setup, lambda: None)
         super().__init__(built.method, built.observers)
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
         self._lock = threading.RLock()
-        self._warned = False
+        self._warned = self._warned_of_range = False
         inside = look_inside(given)
         self._guesses = preprocessing is None and not inside.is_timms and inside.front is None
 
@@ -199,7 +201,20 @@ class Adapter(ObservedMethod):
             return self.card.preprocessing.normalise(images.to(self.card.device))
         if images.is_floating_point() and not bool(images.isfinite().all()):
             raise ValueError("the images hold values that are not finite numbers")
+        self._warn_of_range(images)
         return images.to(self.card.device)
+
+    def _warn_of_range(self, images: Tensor) -> None:
+        """Warn once of values that no preprocessed image has."""
+        mean, std = (torch.tensor(values) for values in (self.card.preprocessing.mean, self.card.preprocessing.std))
+        usual, largest = float((torch.maximum(mean, 1 - mean) / std).max()), float(images.abs().max())
+        if largest > _FAR * usual and not self._warned_of_range:
+            _log.warning(
+                "float images must be preprocessed (up to %.1f), and these have values up to %.0f; raw ones must be uint8",
+                usual,
+                largest,
+            )
+            self._warned_of_range = True
 
     def warn_of_guess(self) -> None:
         """Warn once if the model's preprocessing is not known."""

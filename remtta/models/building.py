@@ -71,11 +71,25 @@ def create(
     remote = not local and (pretrained or ":" in name)
     try:
         with reachable_or_offline() if remote else contextlib.nullcontext():
-            return timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
+            model: nn.Module = timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
     except Exception as error:  # timm and its download libraries share no base class
         if isinstance(error, TypeError) and sized and "img_size" in str(error):
             return create(name, pretrained=pretrained, kwargs=kwargs, checkpoint=checkpoint)
         raise _creation_failure(name, pretrained, error) from error
+    if input_size is not None:
+        _check_patches(model, input_size)
+    return model
+
+
+def _check_patches(model: Any, input_size: tuple[int, int]) -> None:
+    """Raise UsageError if patches of a ViT would leave out the edge of images of this size."""
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if isinstance(patch, tuple) and any(side % of for side, of in zip(input_size, patch, strict=True)):
+        sizes = [side - side % of + more * of for side, of in zip(input_size, patch, strict=True) for more in (0, 1)]
+        raise UsageError(
+            f"--input-size {' '.join(map(str, input_size))} is no multiple of the patches' {patch[0]} x {patch[1]} "
+            f"pixels; choose {sizes[0]} or {sizes[1]}"
+        )
 
 
 def _check_name(name: str) -> None:

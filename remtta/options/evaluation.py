@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
-from remtta.errors import UsageError, check
+from remtta.errors import UsageError, check, unknown
 from remtta.options.guard_options import GuardOptions
 from remtta.options.option import Fixed, Only, Option, check_options
 from remtta.options.run_options import DEFAULT_BATCH_SIZE, MAX_SEED
@@ -181,7 +181,8 @@ class EvalOptions:
         if self.batch_size == 0:
             size = _PROTOCOL_BATCH.get(self.protocol or "", DEFAULT_BATCH_SIZE)
             object.__setattr__(self, "batch_size", size)
-        check(self.scenario in SCENARIOS, "scenario", self.scenario, f"one of {', '.join(SCENARIOS)}")
+        if self.scenario not in SCENARIOS:
+            raise unknown("scenario", self.scenario, SCENARIOS)
         check_options(self)
         check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
         check(0 <= min(self.seeds) <= max(self.seeds) <= MAX_SEED, "seed", self.seeds, "from 0 to 2^63 - 1")

@@ -91,4 +91,5 @@ class ModelOptions:
     def check_files(self) -> None:
         """Raise UsageError if the checkpoint does not exist."""
         if self.checkpoint is not None and not Path(self.checkpoint).is_file():
-            raise UsageError(f"{self.checkpoint}: no such checkpoint file")
+            what = "a folder; name the file in it" if Path(self.checkpoint).is_dir() else "no such checkpoint file"
+            raise UsageError(f"{self.checkpoint}: {what}")

@@ -74,7 +74,7 @@ def _prediction_facts(predictions: dict[str, Any]) -> Facts:
     return {
         "predictions": f"{predictions['predicted']}, mean entropy {predictions['mean_entropy']:.3f} nats, "
         f"{predictions['classes_predicted']} classes",
-        "most common": ", ".join(common),
+        "most common": "; ".join(common),
     }
 
 

@@ -201,6 +201,24 @@ def test_the_guard_reports_what_it_does(caplog: pytest.LogCaptureFixture, frames
         adapter_of(guard="stop")
 
 
+def test_raw_values_as_floats_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    adapter = adapter_of()
+    adapter(3 * batches(1)[0])
+    assert not caplog.messages
+    for _ in range(2):
+        adapter(255 * torch.rand(5, 3, 32, 32))
+    assert len(caplog.messages) == 1 and "raw ones must be uint8" in caplog.text
+
+
+def test_the_callers_random_numbers_stay_as_they_are() -> None:
+    model = tiny_vit()
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    Adapter(model, **GIVEN)
+    assert torch.equal(torch.rand(3), expected)
+
+
 def test_threads_share_an_adapter() -> None:
     adapter = adapter_of(method="rem")
     with ThreadPoolExecutor(4) as pool:
@@ -228,7 +246,7 @@ def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path, caplog
 def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(UsageError, match="unknown method"):
         adapter_of(method="remta")
-    with pytest.raises(UsageError, match="a setting of tent must be one of"):
+    with pytest.raises(UsageError, match="unknown setting of tent"):
         adapter_of(method="tent", mask_ratios=(0.0, 0.5))
     with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, got str; remtta\.load_model builds one"):
         Adapter("vit_tiny_patch16_224")  # type: ignore[arg-type]

@@ -259,6 +259,8 @@ def test_a_limit_ends_the_stream_while_the_pipe_stays_open(
 def test_the_wrong_separator_is_reported_at_once(pipe: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match="end in NUL, not in newline; add -0"):
         paths_in(b"a.png\0b.png\0")
+    with pytest.raises(UsageError, match="standard input holds no paths; give an image or a video by its name"):
+        paths_in(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x20\x08\x02")
     with pytest.raises(UsageError, match="longer than 32768 bytes; do they end in newline"):
         paths_in(b"a.png\n" * 6_000, null_separated=True)
     with pytest.raises(UsageError, match="end in newline, not in NUL; leave -0 out"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
 import sys
@@ -12,7 +11,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from remtta.errors import UsageError, check
+from remtta.errors import UsageError, check, unknown
 from remtta.methods.settings.base import FAST, LIGHT, ONE_MASK, PUBLISHED, REMTTA, Preset
 from remtta.methods.settings.base import MethodConfig as MethodConfig
 from remtta.methods.settings.rem_config import REMConfig as REMConfig
@@ -188,9 +187,7 @@ def check_method(name: str, known: Collection[str]) -> None:
     if name in REFUSED:
         raise UsageError(REFUSED[name])
     if name not in known:
-        close = difflib.get_close_matches(name.lower(), known, n=1)
-        meant = f"did you mean {close[0]}? There are" if close else "choose"
-        raise UsageError(f'unknown method "{name}"; {meant} {", ".join(known)}')
+        raise unknown("method", name, known)
 
 
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:
@@ -206,7 +203,8 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     kind, own = METHOD_TABLE[name].config, METHOD_TABLE[name].preset.settings
     known = [field.name for field in dataclasses.fields(kind)]
     for setting in (*settings, *own):
-        check(setting in known, f"a setting of {name}", setting, f"one of {', '.join(known)}")
+        if setting not in known:
+            raise unknown(f"setting of {name}", setting, known)
     if settings.get("optimizer") not in (None, own.get("optimizer", kind.optimizer)):
         own = {setting: value for setting, value in own.items() if setting not in _ADAMS}
     if "lr" in own:

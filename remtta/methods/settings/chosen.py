@@ -82,6 +82,9 @@ class MethodOptions:
                     f"{self.method} has no {flag_of(name)}; remtta methods {self.method} lists its settings"
                 )
         pairs = read_pairs(self.pairs, "--set")
+        if twice := self.shared.given.keys() & pairs:
+            name = min(twice)
+            raise UsageError(f"{flag_of(name)} and --set {name}=... are both given; leave one out")
         return method_config(self.method, {**self.shared.given, **pairs}, batch_size=batch_size)
 
 

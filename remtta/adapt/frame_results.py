@@ -1,0 +1,141 @@
+"""A stream's predictions, frame by frame, by an adapter."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from PIL import Image
+
+from remtta.adapt.adapter import Adapter
+from remtta.engines.interrupts import Interrupts
+from remtta.runs.batch import BatchResult
+from remtta.runs.budget import FitFrames
+from remtta.runs.place import Place
+from remtta.runs.session import Listener, Session
+from remtta.streams.batches import Batches
+from remtta.streams.prefetch import DecodedFrame
+from remtta.streams.sources import Source, Stream, open_stream
+
+_log = logging.getLogger("remtta")
+
+
+@dataclass(frozen=True)
+class Result:
+    """The prediction for one frame.
+
+    Attributes:
+        index: Number of the frame in the stream, from 0.
+        source: Its path, or the video, camera or address.
+        time_s: Its time in a video, in seconds; None for stills.
+        read_at: When it was read from a live source: UTC, ISO 8601.
+        probs: Class probabilities (C,).
+        labels: Class names, if known.
+        adapted: Whether the frame entered an update, or will with the rest of its batch.
+    """
+
+    index: int
+    source: str
+    time_s: float | None
+    read_at: str | None
+    probs: np.ndarray = field(repr=False)
+    adapted: bool
+    labels: Sequence[str] | None = field(default=None, repr=False)
+    frame: DecodedFrame | None = field(default=None, repr=False)
+
+    @property
+    def class_id(self) -> int:
+        """The most likely class."""
+        return int(self.probs.argmax())
+
+    @property
+    def label(self) -> str | None:
+        """The name of the most likely class, if known."""
+        return self.labels[self.class_id] if self.labels else None
+
+    @property
+    def prob(self) -> float:
+        """The probability of the most likely class."""
+        return float(self.probs.max())
+
+    @property
+    def top5(self) -> list[tuple[int, str | None, float]]:
+        """Number, name and probability of the most likely classes."""
+        best = np.argsort(-self.probs, kind="stable")[:5].tolist()
+        return [(each, self.labels[each] if self.labels else None, float(self.probs[each])) for each in best]
+
+    @property
+    def image(self) -> Image.Image:
+        """The frame as the model saw it, before normalisation."""
+        assert self.frame is not None and self.frame.image is not None
+        return Image.fromarray(self.frame.image.permute(1, 2, 0).numpy())
+
+
+def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
+    """Predict a stream's frames and learn from them; yield a result per frame, batch after batch.
+
+    Frames of a camera or network stream that have waited 2 seconds for a full batch are yielded before it. Frames that
+    cannot be read are left out, with a warning. Black and repeated frames are not learned from.
+
+    Args:
+        source: A stream, anything that `open_stream` takes, or the number of a camera.
+        adapter: The adapter, which continues from its present state.
+
+    Raises:
+        UsageError: If there is no such source.
+        StreamError: If it fails.
+    """
+    adapter.warn_of_guess()
+    opened = source if isinstance(source, Stream) else open_stream(source)
+    batches, listener = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
+    place = Place()
+    session = Session(
+        adapter,
+        adapter.card,
+        place,
+        policy=FitFrames(place),
+        listener=listener,
+        interrupts=Interrupts(),
+        episodic=adapter.config.episodic,
+    )
+    decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
+    with contextlib.closing(opened), contextlib.closing(decoded):
+        for batch in batches.of(decoded):
+            session.run([batch])
+            yield from listener.results
+
+
+class _FrameResults(Listener):
+    """Collects the results of a session's last batch, without those of frames that were predicted early."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self._adapter, self._labels = adapter, adapter.card.labels
+        self.results: list[Result] = []
+
+    def finished(self, result: BatchResult) -> None:
+        """Log the guard's decisions."""
+        self._adapter.log_events()
+
+    def answered(self, result: BatchResult) -> None:
+        """Keep the results, and warn of frames that cannot be read."""
+        for frame in result.batch.unreported:
+            if frame.error:
+                _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
+        start = result.batch.num_reported_readable
+        readable, logits = result.batch.readable[start:], result.answers.logits[start:]
+        self.results = [
+            Result(
+                frame.index,
+                frame.source,
+                frame.time_s,
+                frame.read_at,
+                probs,
+                result.adapted and frame.index not in result.excluded,
+                self._labels,
+                frame,
+            )
+            for frame, probs in zip(readable, logits.float().softmax(-1).numpy(), strict=True)
+        ]
