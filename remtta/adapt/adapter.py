@@ -210,7 +210,7 @@ class Adapter(ObservedMethod):
         usual, largest = float((torch.maximum(mean, 1 - mean) / std).max()), float(images.abs().max())
         if largest > _FAR * usual and not self._warned_of_range:
             _log.warning(
-                "float images must be preprocessed (up to %.1f), and these have values up to %.0f; raw ones must be uint8",
+                "float images must be preprocessed (up to %.1f), but these reach %.0f; raw images must be uint8",
                 usual,
                 largest,
             )

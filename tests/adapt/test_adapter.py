@@ -207,7 +207,7 @@ def test_raw_values_as_floats_are_warned_of_once(caplog: pytest.LogCaptureFixtur
     assert not caplog.messages
     for _ in range(2):
         adapter(255 * torch.rand(5, 3, 32, 32))
-    assert len(caplog.messages) == 1 and "raw ones must be uint8" in caplog.text
+    assert len(caplog.messages) == 1 and "raw images must be uint8" in caplog.text
 
 
 def test_the_callers_random_numbers_stay_as_they_are() -> None:
