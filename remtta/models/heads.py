@@ -48,8 +48,11 @@ def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[No
 
 def restricted_tensors(tensors: Mapping[str, Tensor], model: nn.Module, numbers: Sequence[int]) -> dict[str, Tensor]:
     """Return a delta's tensors for a model that is about to be restricted to these classes."""
-    heads = _heads(model)
-    return {name: tensor[numbers] if _is_of(name, heads) else tensor for name, tensor in tensors.items()}
+    heads, kept = _heads(model), list(numbers)
+    return {
+        name: tensor[kept] if _is_of(name, heads) and len(tensor) > max(kept) else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def whole_tensors(

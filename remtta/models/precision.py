@@ -150,7 +150,7 @@ def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 class ForwardContext:
     """The context of a method's forward passes: `LinearLayers` on a CPU, autocast for bf16 elsewhere.
 
-    On a CPU, the model's head stays in fp32; so does not that of a student or source run through the model (CoTTA).
+    On a CPU, the model's head stays in fp32, but not in passes with other weights (CoTTA's student and source).
     """
 
     def __init__(self, model: nn.Module, precision: str) -> None:
