@@ -29,8 +29,10 @@ def write_peft(adapted: AdaptedModel, folder: Path) -> None:
         for name, module in norm_modules(adapted.model).items()
         if not isinstance(module, nn.modules.batchnorm._BatchNorm)
     }
-    tunable |= classifiers_of(adapted.model).keys()  # for centred logits; PEFT stores the whole layer
-    others = [name for name in layers if name not in tunable]
+    heads = tuple(
+        f"{place}." for place in classifiers_of(adapted.model)
+    )  # for centred logits; PEFT stores whole layers
+    others = [name for name in layers if name not in tunable and not f"{name}.".startswith(heads)]
     if others:
         raise UsageError(
             f"the delta changes {others[0] or 'weights'} ({len(others)} layers in all), and LayerNorm tuning keeps "
