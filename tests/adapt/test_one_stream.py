@@ -209,13 +209,13 @@ def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
 
     fill_disk(monkeypatch, 1000, look)
     with pytest.raises(
-        OutputError, match=r"predictions.jsonl cannot be written: No space left on device; free some space, "
+        OutputError, match=r"predictions.jsonl cannot be written: No space left on device; free some space and "
     ):
         adapt_stream(vit, frames, run, options=RunOptions(batch_size=1))
     written = len(rows_of(run))
     assert 1 <= written < 12
     assert record_of(run)["counts"]["frames"] == load_delta(run).frames == written
-    assert record_of(run)["exit_reason"].endswith("free some space, then continue (a run with --resume)")
+    assert record_of(run)["exit_reason"].endswith("free some space and try again (adapt and eval: with --resume)")
     assert sorted(os.listdir(run)) == ["delta.safetensors", "events.jsonl", "predictions.jsonl", "run.json"]
 
 
