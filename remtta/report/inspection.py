@@ -16,7 +16,7 @@ from remtta.runs.reading import read_object, read_rows, reading
 
 _MAX_COMMON = 5
 
-_RESULT = ("mean", "error", "ece", "mean_std", "gain")
+_RESULT = ("mean", "error", "ece", "mean_std", "gain", "gain_se")
 _STREAM = ("source", "exit_reason", "frames", "skipped", "updates")
 
 
