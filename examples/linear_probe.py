@@ -75,14 +75,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("destination", type=Path, metavar="CHECKPOINT")
     parser.add_argument("--model", required=True)
     parser.add_argument("--checkpoint", help="weights to begin with; timm's own by default")
-    parser.add_argument("--mean", type=float)
-    parser.add_argument("--std", type=float)
+    parser.add_argument("--mean", type=lambda text: (float(text),) * 3)
+    parser.add_argument("--std", type=lambda text: (float(text),) * 3)
     parser.add_argument("--weight-decay", type=float, default=1e-4)
     args = parser.parse_args(argv)
-    given: dict[str, Any] = {
-        key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key) is not None
-    }
-    model: Any = load_model(args.model, checkpoint=args.checkpoint, **given)
+    model: Any = load_model(args.model, checkpoint=args.checkpoint, mean=args.mean, std=args.std)
     classes = sorted(folder.name for folder in args.root.iterdir() if folder.is_dir())
     (domain,) = open_dataset(args.root, num_classes=len(classes)).domains
     features, labels = features_of(model, domain)

@@ -23,7 +23,6 @@ import json
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -135,8 +134,8 @@ def main() -> None:
     parser.add_argument("destination", type=Path)
     parser.add_argument("--model", default="vit_tiny_patch16_224")
     parser.add_argument("--checkpoint")
-    parser.add_argument("--mean", type=float)
-    parser.add_argument("--std", type=float)
+    parser.add_argument("--mean", type=lambda text: (float(text),) * 3)
+    parser.add_argument("--std", type=lambda text: (float(text),) * 3)
     parser.add_argument("--accuracy", type=float, default=0.4)
     parser.add_argument("--severity", type=int, choices=range(1, LEVELS), help="fade from this severity to 0 and back")
     parser.add_argument("--num-classes", type=int, default=1000, help="with --severity: number of classes of the model")
@@ -147,10 +146,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    pixels: dict[str, Any] = {
-        key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key) is not None
-    }
-    model = None if args.severity else load_model(args.model, checkpoint=args.checkpoint, **pixels)
+    model = None if args.severity else load_model(args.model, checkpoint=args.checkpoint, mean=args.mean, std=args.std)
     classes = args.num_classes if model is None else card_of(model).num_classes
     (domain,) = open_dataset(args.source, num_classes=classes).domains
     rng, names = np.random.default_rng(args.seed), args.corruptions.split(",")

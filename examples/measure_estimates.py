@@ -238,17 +238,16 @@ def main() -> None:
     parser.add_argument("clean")
     parser.add_argument("--model", default="vit_tiny_patch16_224")
     parser.add_argument("--checkpoint", required=True)
-    parser.add_argument("--mean", type=float)
-    parser.add_argument("--std", type=float)
+    parser.add_argument("--mean", type=lambda text: (float(text),) * 3)
+    parser.add_argument("--std", type=lambda text: (float(text),) * 3)
     parser.add_argument("--severity", type=int, help="default: 5, or the only one in ROOT")
     parser.add_argument("--limit", type=int, default=500, help="images of each domain")
     parser.add_argument("--dropout", type=float, default=0.0, help="dropout rate of AETTA; 0 leaves AETTA out")
     parser.add_argument("--adapt", action="store_true")
     args = parser.parse_args()
-    pixels: dict[str, Any] = {
-        key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key) is not None
-    }
-    source_model, model = (load_model(args.model, checkpoint=args.checkpoint, **pixels) for _ in range(2))
+    source_model, model = (
+        load_model(args.model, checkpoint=args.checkpoint, mean=args.mean, std=args.std) for _ in range(2)
+    )
     preprocessing = preprocessing_of(model)
     transform = preprocessing.transform()
     frozen, adapting = backbone_of(source_model), backbone_of(model)

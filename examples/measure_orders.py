@@ -144,8 +144,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--num-classes", type=int)
     parser.add_argument("--model-kwargs", action="append", default=[], metavar="KEY=N")
-    parser.add_argument("--mean", type=float)
-    parser.add_argument("--std", type=float)
+    parser.add_argument("--mean", type=lambda text: (float(text),) * 3)
+    parser.add_argument("--std", type=lambda text: (float(text),) * 3)
     parser.add_argument("--crop-pct", type=float)
     parser.add_argument("--severity", type=int, help="default: 5, or the only one in ROOT")
     parser.add_argument("--limit", type=int, help="images of each domain; default: all")
@@ -153,12 +153,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--streams", type=int, default=6)
     args = parser.parse_args(argv)
-    given: dict[str, Any] = {
-        key: (getattr(args, key),) * 3 for key in ("mean", "std") if getattr(args, key) is not None
-    }
-    given |= {key: getattr(args, key) for key in ("num_classes", "crop_pct") if getattr(args, key)}
-    given["model_kwargs"] = {key: int(value) for key, _, value in (each.partition("=") for each in args.model_kwargs)}
-    model: Any = load_model(args.model, checkpoint=args.checkpoint, **given)
+    given = {key: getattr(args, key) for key in ("num_classes", "crop_pct", "mean", "std")}
+    kwargs = {key: int(value) for key, _, value in (each.partition("=") for each in args.model_kwargs)}
+    model: Any = load_model(args.model, checkpoint=args.checkpoint, model_kwargs=kwargs, **given)
     logits, labels = predict(model, args.root, args.severity, args.limit)
     print("| order | source | running mean | centred |\n|---|---|---|---|", flush=True)
     for name in ORDERS:

@@ -139,7 +139,7 @@ class Adapter(ObservedMethod):
         """
         pixels = self._pixels(images)
         with self._lock, torch.autocast(self.card.device.type, enabled=False):  # precision is a setting
-            self.method.net.enter(pixels)  # refuses wrong shapes before the pace counts the batch
+            self.method.net.check(pixels)  # before the pace counts the batch
             fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)
             answers = self.predict(pixels, fit, left_out=self.left_out(pixels, fit) is not None)
             self.log_events()

@@ -64,16 +64,15 @@ class Together(Site):
         self._changed = on_change or self.write
         self._runs: dict[str, Run] = {}
         card = card_of(model)
-        config = setup.config
-        memory = decoding_budget(setup.options, card.preprocessing)
+        config, memory = setup.config, decoding_budget(setup.options, card.preprocessing)
         for name, stream in streams.items():
-            setup = replace(setup, options=options_of(name) if options_of else setup.options)
-            resumes = setup.options.resume and (folder / name / RECORD).exists()
-            own = replace(setup, config=config) if resumes else setup  # a resumed run keeps its micro-batch
+            options = options_of(name) if options_of else setup.options
+            resumes = options.resume and (folder / name / RECORD).exists()
+            own = replace(setup, options=options, config=setup.config if resumes else config)
             plan = plan_run(model, card, stream, folder / name, own, interrupts.check)
             _check_norms_only(plan.adapter.method, plan.method)
             plan.adapter.method.net.weights.leave()
-            setup = setup if resumes else replace(setup, config=plan.config)  # a micro-batch is chosen once
+            config = config if resumes else plan.config  # a micro-batch is chosen once; a resumed run has its own
             part = interrupts.part()  # of run and adapter: a stop that the run holds off ends no wait for a turn
             plan = replace(plan, adapter=SharingAdapter(plan.adapter, self._turns, part), memory=memory)
             self._runs[name] = Run(plan, folder / name, on_batch=lambda run: self._report_batch(), interrupts=part)

@@ -11,7 +11,7 @@ from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError, counted
 from remtta.options.option import Only
 from remtta.runs.reading import aligned, printable, reading
-from remtta.runs.tables import same_sign
+from remtta.runs.tables import significance_mark
 
 _COUNTS = ("frames", "skipped", "updates")
 
@@ -93,7 +93,7 @@ def _result_lines(evaluation: dict[str, Any]) -> list[str]:
         (
             name,
             f"{result['mean']:.1f} %",
-            "" if result["gain"] is None else f"{same_sign(result)}{result['gain']:+.1f}",
+            "" if result["gain"] is None else f"{significance_mark(result)}{result['gain']:+.1f}",
             f"{100 * result['ece']:.1f}",
             "" if result["mean_std"] is None else f"± {result['mean_std']:.1f} over seeds",
         )

@@ -29,9 +29,7 @@ def write_peft(adapted: AdaptedModel, folder: Path) -> None:
         for name, module in norm_modules(adapted.model).items()
         if not isinstance(module, nn.modules.batchnorm._BatchNorm)
     }
-    heads = tuple(
-        f"{place}." for place in classifiers_of(adapted.model)
-    )  # for centred logits; PEFT stores whole layers
+    heads = tuple(f"{place}." for place in classifiers_of(adapted.model))  # of centred logits; whole layers are stored
     others = [name for name in layers if name not in tunable and not f"{name}.".startswith(heads)]
     if others:
         raise UsageError(

@@ -110,8 +110,7 @@ class Updater(Generic[Kind]):
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self, *, keeps_source: bool = False) -> None:
         """Restore the source weights, exactly, and forget everything learned, except perhaps the source's centring."""
-        self._descent.restart()
-        self.net.forget_stream(keeps_source=keeps_source)
+        self._descent.restart(keeps_source=keeps_source)
         self._answered = self._answered and (self._answered[0], None)  # targets depend on the old weights
 
     def scale_lr(self, factor: float) -> None:

@@ -91,13 +91,13 @@ class Net:
             return PixelSpace(preprocessing.mean, preprocessing.std)
         return PixelSpace(*self.front.normalisation(preprocessing.input_size))
 
-    def enter(self, images: Tensor) -> Tensor:
-        """Return the input of the classifier inside its wrappers, for images (B, 3, H, W).
-
-        Raises:
-            ValueError: If this is not a batch of valid images.
-        """
+    def check(self, images: Tensor) -> None:
+        """Raise ValueError if this is not a batch of valid images (B, 3, H, W)."""
         check_images(images, self.backbone.input_size if self.front is None else None)
+
+    def enter(self, images: Tensor) -> Tensor:
+        """Return the input of the classifier inside its wrappers, for images (B, 3, H, W); raise as `check` does."""
+        self.check(images)
         return images if self.front is None else self.front(images)
 
     def head(self, logits: Tensor) -> Tensor:
@@ -218,13 +218,12 @@ def _chosen_weights(backbone: Backbone, config: MethodConfig, chosen: Chosen) ->
 def _head_biases(backbone: Backbone) -> list[str]:
     """Return the names of a classifier's biases (C,): one, two for a distilled model, or none if unknown.
 
-    A classifier may be a linear layer, or end with one.
+    A classifier may be the last layer itself, or contain it.
     """
     found = []
     for place, classifier in backbone.classifiers.items():
-        parts = classifier.named_modules(prefix=place)
-        linear = [name for name, part in parts if isinstance(part, nn.Linear | nn.Conv2d) and part.bias is not None]
-        found += [f"{linear[-1]}.bias"] if linear else []
+        shapes = {name: each.shape for name, each in classifier.named_parameters(prefix=place)}
+        found += [name for name in shapes if name.endswith(".bias") and shapes[name] == (backbone.num_classes,)][-1:]
     return found
 
 

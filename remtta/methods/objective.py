@@ -188,8 +188,7 @@ class Descent:
         if self.optimizer.gradients():
             self._apply()
         if self._objective.after_batch(views):
-            self.restart()
-            self._net.forget_stream(keeps_source=True)
+            self.restart(keeps_source=True)
         return views
 
     def alone(self, backward: Callable[[], None]) -> bool:
@@ -232,10 +231,11 @@ class Descent:
                 for part in images.split(size):
                     self._objective.logits(part)
 
-    def restart(self) -> None:
-        """Return to the source weights, with nothing learned."""
+    def restart(self, *, keeps_source: bool) -> None:
+        """Return to the source weights, with nothing learned, except perhaps the source's centring."""
         self.optimizer.zero_grad()  # the model outlives the method, and gradients are as large as weights
         self._net.weights.reset()
+        self._net.forget_stream(keeps_source=keeps_source)
         self.forget()
 
     @torch.no_grad()

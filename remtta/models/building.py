@@ -83,13 +83,16 @@ def create(
 
 def _check_patches(model: Any, input_size: tuple[int, int]) -> None:
     """Raise UsageError if patches of a ViT would leave out the edge of images of this size."""
-    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
-    if isinstance(patch, tuple) and any(side % of for side, of in zip(input_size, patch, strict=True)):
-        sizes = [side - side % of + more * of for side, of in zip(input_size, patch, strict=True) for more in (0, 1)]
-        raise UsageError(
-            f"--input-size {' '.join(map(str, input_size))} is no multiple of the patches' {patch[0]} x {patch[1]} "
-            f"pixels; choose {sizes[0]} or {sizes[1]}"
-        )
+    embed = getattr(model, "patch_embed", None)
+    patch = getattr(embed, "patch_size", None)
+    if not isinstance(patch, tuple) or getattr(embed, "dynamic_img_pad", False):
+        return
+    for side, of in zip(input_size, patch, strict=True):
+        below = side - side % of
+        if below != side:
+            raise UsageError(
+                f"--input-size {side} is no multiple of the patch size {of}; choose {below} or {below + of}"
+            )
 
 
 def _check_name(name: str) -> None:

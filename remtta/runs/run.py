@@ -188,17 +188,14 @@ class Run:
         if guard is not None and guard.judge.now.retired and guard.options.action == "stop":
             raise GuardStop
 
-    def _stopped_before_it_began(self) -> bool:
-        """Return whether a signal came before the first frame, and the folder holds no earlier run to keep."""
-        return self.summary.signum is not None and not (self._folder.path / RECORD).exists()
-
     def _close(self, *, refused: bool) -> None:
         """Save everything, unless the run never began, and release the folder."""
         self.summary.place.seconds = time.monotonic() - self._scribe.started
         with contextlib.ExitStack() as last:
             last.callback(self._folder.release)
             last.callback(self._scribe.close)
-            if refused or not (self._scribe.begun or self._stopped_before_it_began()):
+            records = self.summary.signum is not None and not (self._folder.path / RECORD).exists()  # no earlier run
+            if refused or not (self._scribe.begun or records):
                 return
             self._claim()
             self._folder.free_space()

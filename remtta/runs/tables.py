@@ -34,7 +34,7 @@ def table_rows(results: Mapping[str, Any]) -> Table:
                 *(_cell(content, domain) for domain in first["error"]),
                 _cell(content),
                 f"{content['mean_se']:.1f}",
-                "" if gain is None else f"{same_sign(content)}{gain:+.1f}",
+                "" if gain is None else f"{significance_mark(content)}{gain:+.1f}",
                 *(f"{content[key]:.1f}" for key in ["top5"] * ranked),
                 f"{100 * content['ece']:.1f}",
                 *(f"{content[phase]['mean']:.1f}" for phase in extra),
@@ -62,11 +62,11 @@ def _cell(content: Mapping[str, Any], domain: str | None = None) -> str:
     """Return a domain's error, or the mean, with its spread over seeds and the sign of insignificance."""
     names = ("mean", "mean_std") if domain is None else ("error", "error_std")
     error, spread = (content[name] if domain is None else content[name][domain] for name in names)
-    return f"{same_sign(content, domain)}{error:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
+    return f"{significance_mark(content, domain)}{error:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 
 
-def same_sign(content: Mapping[str, Any], domain: str | None = None) -> str:
-    """Return the sign if a gain, a domain's or that of the mean, is insignificant; else an empty string."""
+def significance_mark(content: Mapping[str, Any], domain: str | None = None) -> str:
+    """Return `SAME` if a gain, a domain's or that of the mean, is not significant; else an empty string."""
     if content.get("gain_se") is None:
         return ""
     gains = ("gain", "gain_se") if domain is None else ("gain_by_domain", "gain_by_domain_se")

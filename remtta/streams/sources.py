@@ -27,7 +27,7 @@ from remtta.streams.live import LiveSource
 from remtta.streams.video import VIDEO_SUFFIXES, iter_video
 
 _PIPE_CHUNK_BYTES = 65_536
-_NO_TEXT = re.compile(rb"[\x01-\x08\x0e-\x1f]")  # what paths hold only on purpose, and image files always
+_CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1f]")  # characters of image files, hardly ever of paths
 _LONGEST_PATH = 32_768  # well over any system's limit
 
 _log = logging.getLogger("remtta")
@@ -226,7 +226,7 @@ def _named(paths: Sequence[bytes], null_separated: bool) -> Iterator[str]:
 
 
 def _check_separator(path: bytes, null_separated: bool) -> None:
-    if b"\0" in path and _NO_TEXT.search(path):
+    if b"\0" in path and _CONTROL.search(path):
         raise UsageError("standard input holds no paths; give an image or a video by its name")
     if b"\0" in path:
         raise UsageError("the paths on standard input end in NUL, not in newline; add -0")

@@ -30,13 +30,15 @@ def check_health_path(path: Path, folder: Path) -> None:
         folder: The run's own folder, which need not exist yet.
 
     Raises:
-        UsageError: If its folder does not exist, it is in the run's folder and not named .json or like one of the run's
-            own files, or another kind of file is there.
+        UsageError: If its folder does not exist, it is one of the run's own files, its name in the run's folder does
+            not end in .json, or another kind of file is there.
     """
     parent = _target(path).parent
     within = parent == Path(os.path.realpath(folder))
-    if within and (path.name in OWN_FILES or path.suffix != ".json"):
-        raise UsageError(f"--health: {path} is in the run's folder; name it .json, but not like a file of the run")
+    if within and path.name in OWN_FILES:
+        raise UsageError(f"--health: {path} is a file of the run; choose another name")
+    if within and path.suffix != ".json":
+        raise UsageError(f"--health: {path} is in the run's folder, where its name must end in .json")
     if not (within or parent.is_dir()):
         raise UsageError(f"--health: {parent}: no such folder; make it first")
     if path.is_dir():

@@ -34,7 +34,7 @@ def _errors() -> list[Any]:
         (
             ["adapt", "frames", *tiny, "--input-size", "33"],
             2,
-            "no multiple of the patches' 4 x 4 pixels; choose 32 or 36",
+            "--input-size 33 is no multiple of the patch size 4; choose 32 or 36",
         ),
         (["adapt", "frames", *tiny[:-1], "."], 2, ".: a folder; name the file in it"),
         (["adapt", "frames", *other], 4, "the file has 7 classes: see --num-classes"),

@@ -114,7 +114,11 @@ def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
         ("a=short\nb=nowhere", ["--jobs", "2"], "b: nowhere: no such file or folder"),
         ("a=short", ["--annotate", "x.mp4"], "--annotate and --mqtt are for one stream; leave them out with --streams"),
         ("a=short", ["--mqtt", "mqtt://127.0.0.1:1/t"], "are for one stream; leave them out with --streams"),
-        ("a=short", ["--health", "site/site.json", "-o", "site"], "--health: site/site.json is in the run's folder"),
+        (
+            "a=short",
+            ["--health", "site/site.json", "-o", "site"],
+            "--health: site/site.json is a file of the run",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_a_line(

@@ -94,9 +94,11 @@ def test_it_may_be_in_the_run_folder_that_is_not_there_yet_under_a_name_of_its_o
     vit: nn.Module, frames: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "runs" / "first"
-    for name in ("run.json", "mqtt.json", ".lock", "health"):
-        with pytest.raises(UsageError, match=f"{name} is in the run's folder; name it .json, but not like a file of"):
+    for name in ("run.json", "mqtt.json", ".lock"):
+        with pytest.raises(UsageError, match=f"{name} is a file of the run; choose another name"):
             adapt_stream(vit, frames, run, health=run / name)
+    with pytest.raises(UsageError, match=r"health is in the run's folder, where its name must end in \.json"):
+        adapt_stream(vit, frames, run, health=run / "health")
     with pytest.raises(UsageError, match=r"runs: no such folder"):
         adapt_stream(vit, frames, run, health=tmp_path / "runs" / "health.json")
     assert not run.parent.exists()
