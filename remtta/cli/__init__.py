@@ -24,7 +24,7 @@ from remtta.cli.models import models
 from remtta.cli.report import report
 from remtta.cli.reporting import open_standard_descriptors, print_version
 from remtta.cli.text_embed import text_embed
-from remtta.cli.usage import Application, Command, print_all_help
+from remtta.cli.usage import Application, Command, print_all_help, warn_of_variables
 from remtta.models.peak_memory import keep_freed_memory
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -56,6 +56,7 @@ for name, command in COMMANDS.items():
 
 @app.callback()
 def common(
+    ctx: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the versions and the device.")
     ] = False,
@@ -64,6 +65,7 @@ def common(
     ] = False,
 ) -> None:
     """Adapt a deployed image classifier online, without labels, while it predicts."""
+    warn_of_variables(ctx.command.commands.values())  # type: ignore[attr-defined]
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import sys
@@ -111,6 +112,14 @@ def _plain(text: str) -> str:
     for theirs, ours in _WORDS.items():
         text = text.replace(theirs, ours)
     return text
+
+
+def warn_of_variables(commands: Iterable[Any]) -> None:
+    """Name variables that are nearly an option's. Others may be anyone's: Kubernetes sets REMTTA_SERVICE_HOST."""
+    known = {option.envvar for each in commands for option in each.params if getattr(option, "envvar", None)}
+    for name in sorted(os.environ.keys() - known):
+        if name.startswith("REMTTA_") and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.85)):
+            say(f"{name} is ignored: no option has this name; did you mean {close[0]}?")
 
 
 def print_all_help(ctx: typer.Context, wanted: bool = True) -> None:

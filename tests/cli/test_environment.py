@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from remtta.cli import app
 from tests.command import refusal_of
 from tests.test_options_page import COMMANDS
 
@@ -41,3 +42,14 @@ def test_what_is_wrong_there_is_reported_in_one_line(
     monkeypatch.setenv(f"REMTTA_{name}", value)
     code, line = refusal_of(capfd, "adapt", frames)
     assert code == 2 and told in line
+
+
+def test_a_variable_that_is_nearly_an_options_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("REMTTA_BATCHSIZE", "REMTTA_SERVICE_HOST", "REMTTA_CACHE", "REMTTA_LR"):
+        monkeypatch.setenv(name, "20")
+    with pytest.raises(SystemExit):
+        app(["methods", "rem"])
+    told = "REMTTA_BATCHSIZE is ignored: no option has this name; did you mean REMTTA_BATCH_SIZE?\n"
+    assert capfd.readouterr().err == told
