@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.state:
         torch.save(adapter.state_dict(), args.state)
     moved = max(change.abs().max().item() for change in adapter.delta().values())
-    print(f"largest change of a weight: {moved:.2g}")
+    print(f"largest change of a weight or of the head's bias: {moved:.2g}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict, Unpack
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ Images = Tensor | Sequence[Image.Image | np.ndarray]
 """Preprocessed float32 or raw uint8 images (B, 3, H, W) of the model's size; or pictures, RGB or gray, of any size."""
 
 _FROZEN = "frozen"
+_FIRST: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # hash of each model at its first adapter
 _FAR = 30  # times the largest value of a preprocessed image
 
 _log = logging.getLogger("remtta")
@@ -114,6 +116,11 @@ class Adapter(ObservedMethod):
         check_method(method, METHOD_TABLE)
         given = Described(model, output, patch_size, preprocessing, labels)
         self.card = card_of(given)
+        if _FIRST.setdefault(model, self.card.sha256) != self.card.sha256:
+            _log.warning(
+                "the model's weights have changed since its first Adapter; this one starts from them as they are now "
+                "(the first one's reset() restores its own)"
+            )
         if labels is not None and len(labels) != self.card.num_classes:
             raise UsageError(f"{len(labels)} labels, but the model has {self.card.num_classes} classes")
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
@@ -152,7 +159,7 @@ class Adapter(ObservedMethod):
             work()
 
     def freeze(self) -> None:
-        """Only predict from now on, with the weights as they are."""
+        """Only predict from now on, with the weights as they are; batch norms still normalise by each call's images."""
         self.frozen = True
 
     def reset(self) -> None:
@@ -161,7 +168,7 @@ class Adapter(ObservedMethod):
             super().reset()
 
     def delta(self) -> dict[str, Tensor]:
-        """Return adapted minus source weights by parameter name; the head's bias holds the offset of centred logits."""
+        """Return adapted minus source weights by parameter name; a linear head's bias has the centring's offset."""
         with self._lock:
             return self.method.delta()
 
@@ -201,7 +208,8 @@ class Adapter(ObservedMethod):
             return self.card.preprocessing.normalise(images.to(self.card.device))
         if images.is_floating_point() and not bool(images.isfinite().all()):
             raise ValueError("the images hold values that are not finite numbers")
-        self._warn_of_range(images)
+        if images.numel():
+            self._warn_of_range(images)
         return images.to(self.card.device)
 
     def _warn_of_range(self, images: Tensor) -> None:
@@ -230,7 +238,7 @@ class Adapter(ObservedMethod):
             log_event(event)
 
     def _warn_of_few(self, count: int) -> None:
-        if count < min(FULL_BATCH, self.options.batch_size) and not self._warned and self.method.trains:
+        if count < min(FULL_BATCH, self.options.batch_size) and self.learns and self.method.trains and not self._warned:
             message = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
             _log.warning(message, count, self.options.batch_size, count)
             self._warned = True

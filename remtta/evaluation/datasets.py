@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def open_dataset(
     Args:
         root: An ImageNet-C-like tree, a tree of domains, one domain (ImageNet-R, -V2, -Sketch), a folder of CIFAR-C
             arrays, or one of CCC's tar files.
+        labels: Names of the model's classes, by which folders are matched.
         domains: Names in the order of evaluation; by default all, in the standard order.
         severities: By default 5, or the only one available. Ignored for layouts without severities.
         image_list: Only these images, in this order: lines "wnid/name.JPEG".
@@ -51,6 +53,9 @@ def open_dataset(
     place = Path(root)
     if not place.is_dir():
         raise UsageError(f"{place}: no such folder")
+    for what, given in (("domain", domains or ()), ("severity", severities or ())):
+        if twice := [each for each, count in Counter(given).items() if count > 1]:
+            raise UsageError(f"{what} {twice[0]} is given twice; --scenario recurring --visits 2 repeats all domains")
     shards = find_shards(place)
     if (labels_file is not None or shards) and any(
         each is not None for each in (domains, severities, image_list, class_map)

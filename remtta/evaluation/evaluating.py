@@ -19,6 +19,7 @@ from remtta.deltas.delta import Delta, check_base
 from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes, num_jobs
 from remtta.errors import UsageError, counted
+from remtta.evaluation.class_maps import map_classes
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, delta_path
 from remtta.evaluation.plan import EvalPlan, checked_methods, read_earlier
@@ -31,8 +32,10 @@ from remtta.methods.settings import MethodConfig
 from remtta.methods.settings.names import is_guarded, method_of
 from remtta.methods.source_data import check_source_data
 from remtta.models.card import card_of, labels_of, set_labels
+from remtta.models.described import Described
 from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes, restricted_tensors
+from remtta.models.inside import is_timms
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import EvalOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, RESULTS, refuse_others_files
@@ -73,8 +76,8 @@ def evaluate(
     method is guarded.
 
     Args:
-        model: A timm classifier, as returned by `load_model`; it is restored to its source weights in any case. If the
-            dataset names its classes, the model is given those names.
+        model: A classifier; it is restored to its source weights in any case. If the dataset names the classes of a
+            timm model without names, they become the model's.
         dataset: The domains, as returned by `open_dataset`.
         output: Folder for the results.
         methods: Names in the order of the table, e.g. METHOD, METHOD+guard or LABEL=METHOD (another row of the same
@@ -108,8 +111,8 @@ def evaluate(
         check_base(delta, base_sha256)
         if options.scenario == "episodic":
             raise UsageError("the episodic scenario starts every domain from the source weights; leave --delta out")
-    if dataset.names and labels_of(model) is None:
-        set_labels(model, dataset.names)
+    if dataset.names:
+        model = _named(model, dataset.names)
     plan_visits(dataset, options, options.seeds[0])  # refuses what the data set lacks
     numbers, num_classes = dataset.class_numbers if dataset.restricted_to else None, card_of(model).num_classes
     if delta is not None and numbers is not None:
@@ -119,6 +122,22 @@ def evaluate(
         outputs = range(card.num_classes) if numbers is None else numbers
         plan = EvalPlan(model, card, dataset, chosen, options, outputs, num_classes, delta)
         return _Evaluation(plan, Path(output), interrupts or Interrupts()).execute(source_data)
+
+
+def _named(model: nn.Module, names: Sequence[str]) -> nn.Module:
+    """Return a model with names of classes: its own, or else these, of folders in alphabetical order.
+
+    Raises:
+        UsageError: If folders have the names of its own classes, which are in another order.
+    """
+    own = labels_of(model)
+    if own is None:
+        if not is_timms(model):
+            return Described(model, labels=names)
+        set_labels(model, names)
+    elif list(map_classes(names, num_classes=len(own), labels=own).numbers.values()) != list(range(len(own))):
+        raise UsageError("the folders have the names of the model's classes; pass these to open_dataset as labels=")
+    return model
 
 
 def check_output(folder: Path, *, overwrite: bool, resume: bool) -> None:

@@ -135,7 +135,7 @@ class Trial(Listener):
             wanted = {**self._trial, "visit": position.visit}
             self._count(row for row in read_rows(self._ledger.folder / PREDICTIONS) if wanted.items() <= row.items())
         elif visit.reset:
-            self._session.reset()
+            self._session.restart()
         self._session.run(self._batches(itertools.islice(frames, len(visit.items) - position.start)))
         _refuse_unread(visit, self._plan.dataset, self._outcomes)
         phase = "" if visit.phase == "adapt" else f" {visit.phase}"

@@ -105,6 +105,11 @@ class Guard(Observer):
         """Record that the source weights were restored."""
         self.judge.reset()
 
+    def restart(self) -> None:
+        """Forget the stream so far, and its alarms."""
+        self.judge.restart()
+        self._apply(undo=False)
+
     def max_bytes(self, num_classes: int) -> int:
         """Return the approximate size of its state once the window is full."""
         return self.options.window * 4 * num_classes + 4 * self.options.memory

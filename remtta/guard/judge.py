@@ -135,6 +135,11 @@ class Judge:
         now.doubting = now.warned = False
         now.doubted, now.lead = 0, 0.0
 
+    def restart(self) -> None:
+        """Forget all frames and alarms, for an independent stream; only the number of alarms remains."""
+        self.window = Window(self._options.window, self._options.memory)
+        self.now = JudgeState(total_alarms=self.now.total_alarms)
+
     def events(self) -> list[dict[str, Any]]:
         """Return the decisions since the last call, with their numbers."""
         events, self._events = self._events, []

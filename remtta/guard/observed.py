@@ -132,6 +132,12 @@ class ObservedMethod:
         for observer in self.observers:
             observer.reset()
 
+    def restart(self) -> None:
+        """Restore the source weights for an independent stream, of which nothing is known yet."""
+        self.method.reset()
+        for observer in self.observers:
+            observer.restart()
+
     def events(self) -> list[dict[str, Any]]:
         """Return the observers' events since the last call."""
         return [event for observer in self.observers for event in observer.events()]

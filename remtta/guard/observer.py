@@ -118,6 +118,10 @@ class Observer:
     def reset(self) -> None:
         """Handle the restoration of the source weights."""
 
+    def restart(self) -> None:
+        """Handle the start of an independent stream, at the source weights."""
+        self.reset()
+
     def events(self) -> list[dict[str, Any]]:
         """Return the events since the last call."""
         return []

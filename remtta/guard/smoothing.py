@@ -148,6 +148,10 @@ class Smoother(Observer):
         if not answers.early:
             self._filter = state_now
 
+    def restart(self) -> None:
+        """Forget the stream so far."""
+        self._filter = self._early_filter = FilterState.initial(len(self._filter.usual))
+
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next prediction depends on."""
         return self._filter.state()

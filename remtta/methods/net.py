@@ -98,6 +98,8 @@ class Net:
     def enter(self, images: Tensor) -> Tensor:
         """Return the input of the classifier inside its wrappers, for images (B, 3, H, W); raise as `check` does."""
         self.check(images)
+        if self.backbone.module.training:  # the caller may have called train() since
+            self.model.eval()
         return images if self.front is None else self.front(images)
 
     def head(self, logits: Tensor) -> Tensor:

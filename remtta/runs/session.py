@@ -128,9 +128,9 @@ class Session:
         """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
         return self._before if self._busy else (self._counts_before or self.counts, self.adapter.state())
 
-    def reset(self) -> None:
-        """Restore the source weights, between two batches."""
-        self.adapter.reset()
+    def restart(self) -> None:
+        """Restore the source weights for an independent stream, between two batches."""
+        self.adapter.restart()
         self.committed = self.adapter.method.committed
         self.counts.frames_in_delta = self.counts.frames_since_reset = 0
 

@@ -97,6 +97,7 @@ def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCap
             torch.zeros(2, 32, 32, 3, dtype=torch.uint8),
             r"32, 3\); images.permute\(0, 3, 1, 2\) puts the channels first$",
         ),
+        (torch.zeros(0, 3, 32, 32), r"images must be float32 of shape \(B, 3, 32, 32\)"),
         (torch.zeros(5, 3, 48, 48), r"images must be float32 of shape \(B, 3, 32, 32\)"),
     ]
     for images, told in refused:
@@ -159,13 +160,17 @@ def test_the_state_of_another_model_or_method_is_refused_and_changes_nothing() -
     assert torch.equal(adapter(batches(1)[0]), adapter_of()(batches(1)[0]))
 
 
-def test_a_frozen_adapter_only_predicts_and_reset_brings_the_source_back(frames: Path) -> None:
+def test_a_frozen_adapter_only_predicts_and_reset_brings_the_source_back(
+    frames: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     adapter, (first, second, last) = adapter_of(), batches(3)
     adapter(first), adapter(second)
     adapter.freeze()
     state = adapter.state_dict()
     answers = [adapter(last) for _ in range(3)]
     assert all(torch.equal(each, answers[0]) for each in answers)
+    adapter(last[:1])
+    assert not caplog.text  # one image is enough to predict
     assert not any(result.adapted for result in stream(frames, adapter))
     changed = {name for name, tensor in adapter.state_dict().items() if not torch.equal(tensor, state[name])}
     assert changed <= {"guard.looked"}
@@ -281,6 +286,24 @@ def test_an_adapter_that_is_made_in_inference_mode_answers_as_any_other() -> Non
     for images in batches(2):
         assert torch.equal(inside(images), outside(images))
     assert outside.method.num_updates == inside.method.num_updates == 2
+
+
+def test_a_call_to_train_changes_no_answer() -> None:
+    model, (first, last) = tiny_vit(proj_drop_rate=0.5), batches(2)
+    adapter, other = Adapter(model, **GIVEN), Adapter(tiny_vit(proj_drop_rate=0.5), **GIVEN)
+    for images in (first, last):
+        model.train()
+        assert torch.equal(adapter(images), other(images))
+
+
+def test_a_second_adapter_on_adapted_weights_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model, (images,) = tiny_vit(), batches(1)
+    first = Adapter(model, **GIVEN)
+    Adapter(model, **GIVEN)
+    assert not caplog.text
+    first(images)
+    Adapter(model, **GIVEN)
+    assert "weights have changed since its first Adapter" in caplog.text
 
 
 def test_settings_are_named_as_the_options_are() -> None:

@@ -72,6 +72,8 @@ def test_layouts_are_distinguished(
     [
         ({"domains": ["fog", "snow"]}, UsageError, r"no domain snow; it has gaussian_noise, fog, my_own; name"),
         ({"severities": (3,)}, UsageError, "has no severity 3; it has 5"),
+        ({"severities": (5, 5)}, UsageError, "severity 5 is given twice"),
+        ({"domains": ["fog", "my_own", "fog"]}, UsageError, "domain fog is given twice; --scenario recurring"),
         ({"class_map": dict.fromkeys(CLASSES[1:], 0)}, UsageError, "1 class folder not in .*: class_a"),
         ({"class_map": dict.fromkeys(CLASSES, 7)}, UsageError, "not among the model's 7 classes"),
         ({"image_list": ["class_a/0.png", "class_a/9.png"]}, UsageError, "lacks 1 of .* 2 images, such as class_a/9"),

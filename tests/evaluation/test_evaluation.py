@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from statistics import harmonic_mean
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from remtta.errors import ModelError, StreamError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.protocols import choose_preprocessing
-from remtta.methods.settings import method_config
+from remtta.methods.settings import REMConfig, method_config
+from remtta.models.card import set_labels
 from remtta.models.preprocessing import preprocessing_of
-from remtta.options import EvalOptions
+from remtta.options import EvalOptions, GuardOptions
 from remtta.runs.tables import markdown_table, plain_table
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import methods_of, open_tree, write_tree
@@ -37,14 +40,18 @@ def test_errors_are_those_counted_by_hand(tree: Dataset, tmp_path: Path) -> None
     assert json_of(tmp_path / "run" / "results.json") == json.loads(json.dumps(results))
 
 
-def test_episodic_equals_a_fresh_run_per_domain(tree: Dataset, tmp_path: Path) -> None:
-    options = EvalOptions(scenario="episodic", batch_size=8)
-    evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem", lr=0.05), options=options)
+@pytest.mark.parametrize("name", ["rem", "rem+guard", "rem+smooth"])
+def test_episodic_equals_a_fresh_run_per_domain(name: str, tree: Dataset, tmp_path: Path) -> None:
+    options = EvalOptions(scenario="episodic", batch_size=8, guard=GuardOptions(most_drift=0.01, retries=1))
+    methods = {name: REMConfig(lr=0.05)}
+    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=options)
+    guard = results["methods"][name]["seeds"]["0"]["guard"]
+    assert guard is None or guard["alarms"] == 4  # the second alarm of each domain ends adaptation there
     fresh = []
     for domain in ("gaussian_noise", "fog"):
         single = open_tree(tmp_path / "c", domains=[domain])
         folder = tmp_path / domain
-        evaluate(tiny_vit(), single, folder, methods=methods_of("rem", lr=0.05), options=EvalOptions(batch_size=8))
+        evaluate(tiny_vit(), single, folder, methods=methods, options=replace(options, scenario="continual"))
         fresh += [row["prob"] for row in rows_of(folder)]
     assert [row["prob"] for row in rows_of(tmp_path / "run")] == fresh
 
@@ -186,3 +193,27 @@ def test_errors_of_recurring_domains_are_reported_by_round_too(tree: Dataset, tm
     ].values()
     assert [row["phase"] for row in rows_of(tmp_path / "run")] == ["adapt"] * 42 + ["unseen"] * 21
     assert told["error_by_round"] == [pytest.approx(told["mean"])] * 2
+
+
+def test_folders_are_matched_by_the_names_of_a_models_classes(tree: Dataset, tmp_path: Path) -> None:
+    """In the order of folders, a model with other numbers for the same names would be wrong nearly always."""
+    model, folders = tiny_vit(), [f"class_{letter}" for letter in "abcdefg"]
+    set_labels(model, folders[::-1])
+    with pytest.raises(UsageError, match="pass these to open_dataset as labels="):
+        evaluate(model, tree, tmp_path / "run", methods=["source"])
+    named = open_tree(tree.root, labels=folders[::-1])
+    results = evaluate(model, named, tmp_path / "run", methods=["source"])
+    set_labels(model, list("hijklmn"))  # names of other things
+    evaluate(model, tree, tmp_path / "other", methods=["source"])
+    rows, others = rows_of(tmp_path / "run"), rows_of(tmp_path / "other")
+    assert [row["label_true"] for row in rows] == [6 - row["label_true"] for row in others]
+    assert results["methods"]["source"]["mean"] == pytest.approx(
+        100 * np.mean([row["class"] != 6 - row["label_true"] for row in others])
+    )
+
+
+def test_a_classifier_that_is_not_timms_gets_the_folders_names(tree: Dataset, tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.LayerNorm([8, 8, 8]), nn.Flatten(), nn.Linear(512, 7))
+    evaluate(model, tree, tmp_path / "run", methods=["source"])
+    assert {row["label"] for row in rows_of(tmp_path / "run")} <= {f"class_{letter}" for letter in "abcdefg"}
+    assert not hasattr(model, "pretrained_cfg")
