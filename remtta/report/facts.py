@@ -87,7 +87,7 @@ def evaluation_facts(content: Mapping[str, Any]) -> Facts:
     device = f" on {settings['device']}" if settings.get("device") else ""
     return {
         "evaluation": f"{state}; {options['scenario']}, batch {options['batch_size']}, seeds {seeds}{device}",
-        "data": f"{data['root']} ({data['layout']}), {len(data['domains'])} domains",
+        "data": f"{data['root']} ({data['layout']}), {counted(len(data['domains']), 'domain')}",
         "model": f"{model.get('name') or 'unknown'}, base {model['base_sha256'][:12]}",
         "methods": ", ".join(settings["methods"]) + ("" if evaluation["methods"] else "; no results yet"),
     }
