@@ -113,6 +113,8 @@ def _error_text(error: Exception, debug: bool) -> str:
     text = one_line(str(error))
     if isinstance(error, RemttaError):
         return text
+    if isinstance(error, PermissionError) and error.filename:
+        return one_line(f"{error.filename}: permission denied")
     advice = "" if debug else " (--debug shows where)"
     return f"{type(error).__name__}: {text}{advice}"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -125,3 +126,15 @@ def test_bad_input_gets_one_clear_line_and_its_exit_code(
     assert text in told
     made = {path.relative_to(place).parts[0] for path in set(place.rglob("*")) - before}
     assert made <= {"text", "out"}
+
+
+def test_a_folder_that_may_not_be_entered_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Root may enter all folders, so this is as the operating system would say it to others."""
+
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    assert refusal_of(capfd, "inspect", "private/run1") == (1, "Error: private/run1: permission denied")
