@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from safetensors.torch import save_file
 
+from remtta.cli.reporting import command
 from tests.command import refusal_of
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, tiny_vit
 from tests.evaluation.trees import write_tree
@@ -128,13 +130,8 @@ def test_bad_input_gets_one_clear_line_and_its_exit_code(
     assert made <= {"text", "out"}
 
 
-def test_a_folder_that_may_not_be_entered_is_named(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_may_not_be_entered_is_named(capfd: pytest.CaptureFixture[str]) -> None:
     """Root may enter all folders, so this is as the operating system would say it to others."""
-
-    def refuse(path: Path, *_: Any, **__: Any) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "stat", refuse)
-    assert refusal_of(capfd, "inspect", "private/run1") == (1, "Error: private/run1: permission denied")
+    with pytest.raises(typer.Exit) as ended, command():
+        raise PermissionError(errno.EACCES, "Permission denied", "private/run1")
+    assert (ended.value.exit_code, capfd.readouterr().err) == (1, "Error: private/run1: permission denied\n")
