@@ -17,6 +17,7 @@ from remtta.streams.opencv import bound_allocations, load_opencv
 _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
 VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))
 _FRAME_BYTES = 7  # per pixel: as RGB array and as image
+_MAX_REFUSED = 30  # frames in a row that cannot be decoded end a video
 
 
 _log = logging.getLogger("remtta")
@@ -33,18 +34,25 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
     try:
         if not capture.isOpened():
             raise StreamError(cannot_open(source))
-        number = 0
-        while capture.grab():
+        number = refused = 0
+        time_s, promised = 0.0, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        while refused < _MAX_REFUSED and (refused == 0 or number + refused <= promised):
+            if not capture.grab():
+                refused += 1
+                continue
+            for _ in range(refused):  # frames that the decoder rejected; the video goes on
+                if number % stride == 0:
+                    yield video_frame(cv2, source, None, number, time_s)
+                number += 1
+            refused = 0
             if number % stride == 0:
                 decoded, pixels = capture.retrieve()
-                if not decoded:
-                    break
                 time_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
-                yield video_frame(cv2, source, pixels, number, time_s)
+                yield video_frame(cv2, source, pixels if decoded else None, number, time_s)
             number += 1
         if number == 0:
             raise StreamError(f"{source}: no frame could be decoded; {no_frame_advice(source, codec_of(cv2, capture))}")
-        warn_if_cut(source, number, int(capture.get(cv2.CAP_PROP_FRAME_COUNT)))
+        warn_if_cut(source, number, promised)
     finally:
         capture.release()
 

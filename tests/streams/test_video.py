@@ -175,3 +175,16 @@ def test_a_codec_that_opencv_lacks_is_named_with_the_way_out(tmp_path: Path) -> 
         assert re.match(told + r"\(ffmpeg -i INPUT -c:v libx264 out\.mp4\), or check that it is whole$", str(error))
     else:  # an OpenCV that decodes it
         assert frames
+
+
+def test_a_frame_that_cannot_be_decoded_is_one_unreadable_frame_among_the_others(tmp_path: Path) -> None:
+    video = ramp(tmp_path / "a.avi", "MJPG", 12)
+    data = bytearray(video.read_bytes())
+    starts = [found.start() for found in re.finditer(b"00dc", bytes(data))]
+    data[starts[4] + 8 : starts[5]] = bytes(starts[5] - starts[4] - 8)  # the first name is in the header
+    video.write_bytes(data)
+    frames = list(iter_video(str(video)))
+    assert [frame.number for frame in frames] == list(range(12))
+    with pytest.raises(FrameError, match="cannot be decoded"):
+        frames.pop(3).load()
+    assert steps(frames) == [0, 1, 2, *range(4, 12)]
