@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,14 @@ def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_
         raise UsageError(f"{option}: {path.parent}: no such folder; make it first")
     if path.exists() and not overwrite:
         raise UsageError(f"{path} exists; choose another {option} or add --overwrite")
+
+
+def check_not_input(path: Path, option: str, inputs: Iterable[str | Path | None]) -> None:
+    """Raise UsageError if there is a file of this name that is one of a command's inputs, or lies in one."""
+    places = (path, *path.resolve().parents) if path.exists() else ()
+    for needed in inputs:
+        if needed and Path(needed).exists() and any(place.samefile(needed) for place in places):
+            raise UsageError(f"{option} {path} would replace its own input {needed}; choose another")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:

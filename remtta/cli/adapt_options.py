@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from remtta.errors import UsageError
+from remtta.files import check_not_input
 from remtta.options import RunOptions, StreamOptions
 from remtta.options.option import Option
 from remtta.options.run_options import Engine
@@ -142,6 +143,8 @@ class AdaptOptions:
             check_folder(folder, overwrite=run.overwrite, resume=run.resume)
         if self.annotate is not None:
             check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
+            if run.overwrite and not isinstance(frames, dict):
+                check_not_input(self.annotate, "--annotate", [frames.name])
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[Metrics | None]:

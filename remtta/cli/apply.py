@@ -11,7 +11,7 @@ import typer
 from remtta.cli.classifiers import load_torch
 from remtta.cli.doctor import options_text
 from remtta.cli.running import RunningOptions, TargetOptions
-from remtta.errors import UsageError
+from remtta.files import check_not_input
 from remtta.options import ModelOptions
 from remtta.options.option import Only
 
@@ -57,9 +57,7 @@ def apply(
         base = load(wanted, device=running.device)
         apply_delta(base, change)
         source = weights_file(wanted.name or "", wanted.checkpoint)
-        for needed in (change.path, source):
-            if needed and target.output.exists() and target.output.samefile(needed):
-                raise UsageError(f"--output {target.output} would replace its own input {needed}; choose another")
+        check_not_input(target.output, "--output", (change.path, source))
         by_texts = is_zero_shot(wanted.name or "") or wanted.text_embeddings  # text embeddings: the weights are renamed
         plain = None if by_texts else source
         dtypes = checkpoint_dtypes(base, plain, use_ema=wanted.use_ema) if plain else None

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from remtta.cli.reporting import EXIT_CODES, one_line, say
+from remtta.cli.reporting import EXIT_CODES, close_stdout, one_line, say
 from remtta.errors import UsageError, without_password
 
 _NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
@@ -44,8 +44,15 @@ class Application(TyperGroup):
             return super().main(*args, **more)
         try:
             code = super().main(*args, **{**more, "standalone_mode": False})
+        except SystemExit as error:  # rich's answer to a closed pipe, such as that of `--help | head`
+            if not isinstance(error.__context__, BrokenPipeError):
+                raise
+            close_stdout()
+            sys.exit(0)
         except UsageError as error:
             text, code = str(error), EXIT_CODES[UsageError]
+        except OSError as error:  # of the help itself; commands have handlers of their own
+            text, code = f"standard output cannot be written: {error.strerror}", 1
         except Exception as error:
             if not hasattr(error, "format_message"):  # common to all errors of Typer
                 raise

@@ -14,7 +14,7 @@ from remtta.export.adapted import AdaptedModel
 from remtta.export.onnx_models import write_onnx
 from remtta.export.peft_adapters import write_peft
 from remtta.export.timm_folders import write_timm
-from remtta.files import FolderLock, check_can_hold, writing
+from remtta.files import FolderLock, check_can_hold, check_not_input, writing
 
 Format = Literal["onnx", "peft", "timm"]
 
@@ -26,8 +26,8 @@ def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool
     """Write the adapted model to a folder in a format, and verify it there; return the files.
 
     Raises:
-        UsageError: If a package is missing, files exist already, another process writes to the folder, or the
-            format cannot hold the model.
+        UsageError: If a package is missing, files exist already or are those of the model or the delta, another
+            process writes to the folder, or the format cannot hold the model.
         OutputError: If a file cannot be written.
         RemttaError: If the export fails, or its logits differ from the model's.
     """
@@ -40,6 +40,8 @@ def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool
         taken = [output / path.name for path in made if (output / path.name).exists()]
         if taken and not overwrite:
             raise UsageError(f"{taken[0]} exists; choose another --output or add --overwrite")
+        for path in taken:
+            check_not_input(path, "--output", adapted.inputs)
         for path in taken:  # all first, so that a kill leaves no mix of new and old files
             path.unlink()
         for path in made:

@@ -12,11 +12,8 @@ from remtta.errors import RemttaError, StreamError
 from remtta.streams.addresses import why_not_open
 from remtta.streams.buffer import Shot, ShotBuffer
 from remtta.streams.opencv import load_opencv
-from remtta.streams.video import cannot_open, codec_of, no_frame_advice, video_name
+from remtta.streams.video import MAX_REFUSED, cannot_open, codec_of, no_frame_advice, video_name
 from remtta.streams.watchdog import Watchdog
-
-_TRIES = 30
-"""Number of consecutive reads that may fail: OpenCV fails once for each packet that its decoder rejects."""
 
 
 class Capture(Protocol):
@@ -122,7 +119,7 @@ class Connection:
     def _read(self, cv2: Any, capture: Capture) -> None:
         watchdog, finite = self._watchdog, self.promised > 0
         arrived = watchdog.open()
-        refused, tries = 0, _TRIES if "://" in self._feed.name and not finite else 1
+        refused, tries = 0, MAX_REFUSED if "://" in self._feed.name and not finite else 1
         while self.shots.is_wanted:
             began = watchdog.wake()
             grabbed, now = capture.grab(), watchdog.clock()

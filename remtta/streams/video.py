@@ -17,7 +17,8 @@ from remtta.streams.opencv import bound_allocations, load_opencv
 _CONTAINERS = "mp4 m4v mov avi mkv webm mpg mpeg ts mts m2ts wmv flv 3gp ogv"
 VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))
 _FRAME_BYTES = 7  # per pixel: as RGB array and as image
-_MAX_REFUSED = 30  # frames in a row that cannot be decoded end a video
+MAX_REFUSED = 30
+"""Number of consecutive reads that may fail: OpenCV fails once for each packet that its decoder rejects."""
 
 
 _log = logging.getLogger("remtta")
@@ -36,7 +37,7 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
             raise StreamError(cannot_open(source))
         number = refused = 0
         time_s, promised = 0.0, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
-        while refused < _MAX_REFUSED and (refused == 0 or number + refused <= promised):
+        while refused < MAX_REFUSED and (refused == 0 or number + refused <= promised):
             if not capture.grab():
                 refused += 1
                 continue

@@ -133,3 +133,18 @@ def test_an_error_is_a_json_line(debug: bool, tmp_path: Path, capfd: pytest.Capt
     [line] = messages(capfd)
     assert line["level"] == "error" and line["message"].endswith("nowhere: no such file or folder")
     assert ("Traceback" in line.get("traceback", "")) == debug
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that takes nothing")
+def test_help_for_a_reader_that_is_gone_or_full_is_no_traceback() -> None:
+    help_all = [sys.executable, "-m", "remtta", "--help-all"]
+    with subprocess.Popen(help_all, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout and process.stderr
+        process.stdout.close()  # as `| head` does
+        assert (process.wait(), process.stderr.read()) == (0, b"")
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(help_all, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        1,
+        "Error: standard output cannot be written: No space left on device\n",
+    )

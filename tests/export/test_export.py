@@ -156,3 +156,16 @@ def test_what_is_there_stays_and_what_is_missing_is_reported(
         assert code == 2 and f'{package}, which is not installed: pip install "remtta[export]"' in told
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
     assert (tmp_path / "out" / "model.onnx").read_bytes() == before
+
+
+def test_the_weights_that_an_export_is_made_of_are_not_replaced(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "base" / "model.safetensors"
+    base.parent.mkdir()
+    shutil.copy(place / "tiny.safetensors", base)
+    before, delta = base.read_bytes(), place / "1.safetensors"
+    options: list[str | Path] = ["-f", "timm", "-o", base.parent, "--checkpoint", base, "--overwrite"]
+    code, told = refusal_of(capfd, "export", delta, *options)
+    assert code == 2 and f"--output {base} would replace its own input {base}; choose another" in told
+    assert base.read_bytes() == before and [path.name for path in base.parent.iterdir()] == [base.name]

@@ -13,7 +13,7 @@ import pytest
 
 from remtta.watching.annotated import check_video
 from tests.command import Started, refusal_of, remtta_here
-from tests.conftest import TINY_OPTIONS, happens
+from tests.conftest import TINY_OPTIONS, draw_folder, happens
 from tests.records import rows_of
 
 
@@ -73,6 +73,11 @@ def test_a_video_that_cannot_be_made_is_reported_in_one_line(
     ):
         code, line = refusal_of(capfd, "adapt", frames, "-o", tmp_path / "run", "--annotate", tmp_path / name)
         assert code == 2 and told in line
+    within = draw_folder(tmp_path / "videos", range(2)) / "part.mp4"
+    within.write_bytes(b"seen")
+    code, line = refusal_of(capfd, "adapt", within.parent, "-o", tmp_path / "run", "--annotate", within, "--overwrite")
+    assert code == 2 and f"--annotate {within} would replace its own input {within.parent}" in line
+    assert within.read_bytes() == b"seen"
     monkeypatch.setitem(sys.modules, "av", None)
     code, line = refusal_of(capfd, "adapt", frames, "-o", tmp_path / "run", "--annotate", tmp_path / "x.mp4")
     assert code == 2 and 'pip install "remtta[video]"' in line
