@@ -48,7 +48,7 @@ def apply(
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import apply_delta, load_delta, save_weights
         from remtta.models.checkpoints import checkpoint_dtypes
-        from remtta.models.huggingface import weights_file
+        from remtta.models.huggingface import weights_file, weights_place
         from remtta.models.loading import load
         from remtta.models.prompts import is_zero_shot
 
@@ -56,8 +56,9 @@ def apply(
         wanted = base_options(change, model)
         base = load(wanted, device=running.device)
         apply_delta(base, change)
-        source = weights_file(wanted.name or "", wanted.checkpoint)
-        check_not_input(target.output, "--output", (change.path, source))
+        where = wanted.name or "", wanted.checkpoint
+        check_not_input(target.output, "--output", (change.path, weights_place(*where)))
+        source = weights_file(*where)
         by_texts = is_zero_shot(wanted.name or "") or wanted.text_embeddings  # text embeddings: the weights are renamed
         plain = None if by_texts else source
         dtypes = checkpoint_dtypes(base, plain, use_ema=wanted.use_ema) if plain else None

@@ -17,7 +17,7 @@ from remtta._version import __version__
 from remtta.deltas.delta import Delta, apply_delta
 from remtta.errors import RemttaError, counted
 from remtta.models.card import ModelCard, card_of
-from remtta.models.huggingface import weights_file
+from remtta.models.huggingface import weights_place
 from remtta.models.loading import load
 from remtta.options import ModelOptions
 
@@ -37,7 +37,7 @@ class AdaptedModel:
     base: Mapping[str, Tensor]  # the source weights
     card: ModelCard  # the adapted model's
     delta: Delta
-    inputs: Sequence[str | Path | None]  # the files of base and delta, as far as they are known
+    inputs: Sequence[str | Path | None]  # files or folders of base and delta, as far as they are known
 
     @property
     def facts(self) -> dict[str, str]:
@@ -91,5 +91,5 @@ def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:
     model = load(options)
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     apply_delta(model, delta)
-    weights = weights_file(options.name or "", options.checkpoint)
-    return AdaptedModel(model, base, card_of(model), delta, (weights, delta.path))
+    inputs = weights_place(options.name or "", options.checkpoint), delta.path
+    return AdaptedModel(model, base, card_of(model), delta, inputs)

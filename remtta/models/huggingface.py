@@ -103,6 +103,12 @@ def weights_file(name: str, checkpoint: str | Path | None) -> Path | None:
     return None if checkpoint is None else Path(checkpoint)
 
 
+def weights_place(name: str, checkpoint: str | Path | None) -> Path | None:
+    """Return the checkpoint of a model, or else the local folder that may be in its name; None without either."""
+    local = checkpoint or name.partition(":")[2]
+    return Path(local) if local else None
+
+
 def build_folder(folder: TransformersFolder, num_classes: int | None, input_size: Size | None) -> nn.Module:
     """Build the timm model that a folder's config.json describes, without its weights.
 

@@ -95,10 +95,13 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def unseen_frames(stream: Stream, place: Place, transform: Callable[[Image], Tensor]) -> Iterator[Frame]:
+def unseen_frames(
+    stream: Stream, place: Place, first: Row | None, transform: Callable[[Image], Tensor]
+) -> Iterator[Frame]:
     """Yield the frames of a stream after a place; all frames of a live source, which starts anew.
 
     Args:
+        first: The run's first row, if it has one: a pipe of other frames is refused at once, not at the last one seen.
         transform: From an image to the model's input, a uint8 tensor (3, H, W).
 
     Raises:
@@ -107,17 +110,18 @@ def unseen_frames(stream: Stream, place: Place, transform: Callable[[Image], Ten
     limit = stream.options.limit if stream.live else None  # other sources stop at it by themselves
     frames, left = stream.frames, None if limit is None else max(0, limit - place.frames)
     # Only once the first frame is read is it known whether the address is a finite video.
-    if stream.live and left != 0 and (first := next(frames, None)):
-        frames = chain([first], frames)
+    if stream.live and left != 0 and (head := next(frames, None)):
+        frames = chain([head], frames)
     if not place.frames or (stream.live and not (stream.live_source and stream.live_source.finite)):
         yield from islice(frames, left)
         return
     seen = 0
+    known = {place.frames: place.last, **({1: [first["source"], first.get("frame")]} if first else {})}
     advice = "give the source the run began with, or start again with --overwrite"
     for frame in islice(frames, place.frames):
         seen += 1
-        if seen == place.frames and place.last and [frame.source, frame.number] != place.last:
-            raise UsageError(f"frame {seen - 1} of {stream.name} is {frame.source}, and was {place.last[0]}; {advice}")
+        if (was := known.get(seen)) and [frame.source, frame.number] != was:
+            raise UsageError(f"frame {seen - 1} of {stream.name} is {frame.source}, and was {was[0]}; {advice}")
         if seen == place.frames and frame.number is not None and place.fingerprint:
             _warn_of_other(frame, place.fingerprint, transform)
     if seen < place.frames:

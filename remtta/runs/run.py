@@ -19,6 +19,7 @@ from remtta.options import RunOptions
 from remtta.runs.budget import FitFrames, TimeBudget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.place import Place, check_same_run, unseen_frames
+from remtta.runs.reading import read_rows
 from remtta.runs.record import Plan, Record
 from remtta.runs.saving import Saver
 from remtta.runs.scribe import Scribe, Viewer
@@ -91,7 +92,8 @@ class Run:
             with self._interrupts.held():
                 self._resume()
             self._stop_if_ended()
-            unseen = unseen_frames(stream, summary.place, self.plan.card.preprocessing.transform())
+            row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.place.frames else None
+            unseen = unseen_frames(stream, summary.place, row, self.plan.card.preprocessing.transform())
             decoded = self._stream_batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
             with contextlib.closing(stream), contextlib.closing(decoded) as frames:
                 first = next(frames, None)

@@ -16,13 +16,17 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from timm.models import save_for_hf
 from torch import Tensor, nn
 
 from remtta import apply_delta, load_delta, load_model, save_delta
 from remtta.backbones.norms import norm_modules
 from remtta.deltas.delta import Delta
+from remtta.errors import UsageError
+from remtta.files import check_not_input
 from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
+from remtta.models.huggingface import weights_place
 from tests.command import Started, dies_while_it_exports, refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY, random_images, tiny_vit
 
@@ -162,10 +166,11 @@ def test_the_weights_that_an_export_is_made_of_are_not_replaced(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     base = tmp_path / "base" / "model.safetensors"
-    base.parent.mkdir()
-    shutil.copy(place / "tiny.safetensors", base)
+    save_for_hf(tiny_vit(), str(base.parent), safe_serialization=True)
     before, delta = base.read_bytes(), place / "1.safetensors"
     options: list[str | Path] = ["-f", "timm", "-o", base.parent, "--checkpoint", base, "--overwrite"]
     code, told = refusal_of(capfd, "export", delta, *options)
-    assert code == 2 and f"--output {base} would replace its own input {base}; choose another" in told
-    assert base.read_bytes() == before and [path.name for path in base.parent.iterdir()] == [base.name]
+    assert code == 2 and f"would replace its own input {base}; choose another" in told
+    assert base.read_bytes() == before
+    with pytest.raises(UsageError, match=f"would replace its own input {base.parent}; choose another"):
+        check_not_input(base, "--output", [weights_place(f"local-dir:{base.parent}", None)])

@@ -389,3 +389,15 @@ def test_results_without_a_record_are_neither_gone_on_with_nor_replaced(frames: 
     with pytest.raises(UsageError, match=r"has lost its run\.json, so its run cannot be resumed; --overwrite"):
         adapt_tiny(frames, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / PREDICTIONS).read_bytes() == before
+
+
+def test_a_pipe_that_starts_with_other_paths_is_refused_at_the_first(frames: Path, tmp_path: Path) -> None:
+    """A live pipe might not come to the last path seen for hours."""
+    run = finish(frames, tmp_path / "run")
+
+    def endless() -> Iterator[Frame]:
+        yield Frame(str(frames / "frame_5.png"), partial(draw_image, 5))
+        raise AssertionError("read on after another first path")
+
+    with pytest.raises(UsageError, match=r"frame 0 of - is .*frame_5\.png, and was .*frame_0\.png"):
+        adapt_tiny(Stream("-", "paths", endless()), run, resume=True)
