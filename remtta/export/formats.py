@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
-from remtta.errors import UsageError
+from safetensors import SafetensorError
+
+from remtta.errors import OutputError, UsageError
 from remtta.export.adapted import AdaptedModel
 from remtta.export.onnx_models import write_onnx
 from remtta.export.peft_adapters import write_peft
@@ -35,7 +37,10 @@ def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
     with writing(output), _place(output) as place:
-        _WRITERS[form](adapted, place)
+        try:
+            _WRITERS[form](adapted, place)
+        except SafetensorError as error:  # what safetensors raises on a full disk
+            raise OutputError(f"{output} cannot be written: {error}") from error
         made = sorted(place.iterdir())
         taken = [output / path.name for path in made if (output / path.name).exists()]
         if taken and not overwrite:

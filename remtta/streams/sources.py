@@ -28,6 +28,8 @@ from remtta.streams.video import VIDEO_SUFFIXES, iter_video
 
 _PIPE_CHUNK_BYTES = 65_536
 _CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1f]")  # characters of image files, hardly ever of paths
+_SIGNATURE = re.compile(rb"\x89PNG|\xff\xd8\xff|.{257}ustar", re.DOTALL)  # of PNG, JPEG and tar
+_NO_PATHS = "standard input holds no paths; give an image or a video by its name"
 _LONGEST_PATH = 32_768  # well over any system's limit
 
 _log = logging.getLogger("remtta")
@@ -180,6 +182,8 @@ def _find(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
         return replace(_of_paths(name, "folder", files, frame_stride, limit), left_out=left_out)
     if exists and stat.S_ISCHR(os.stat(name).st_mode):  # e.g. /dev/video0
         return _of_live("camera", LiveSource(name, live, stride=frame_stride), name, limit)
+    if exists and stat.S_ISFIFO(os.stat(name).st_mode):
+        raise UsageError(f"{name} is a pipe; give paths on standard input, with - as the source")
     if exists and _is_video(name):
         return Stream(name, "video", itertools.islice(iter_video(name, stride=frame_stride), limit))
     if exists and has_suffix(name, (".txt",)):
@@ -206,8 +210,11 @@ def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
     The descriptor is read without Python's buffering, whose lock would hang the interpreter's exit.
     """
     separator = b"\0" if null_separated else b"\n"
-    rest, separated = b"", False
+    rest, separated, first = b"", False, True
     while chunk := os.read(descriptor, _PIPE_CHUNK_BYTES):
+        if first and _SIGNATURE.match(chunk):
+            raise UsageError(_NO_PATHS)
+        first = False
         *complete, rest = (rest + chunk).split(separator)
         separated |= bool(complete)
         yield from _named(complete, null_separated)
@@ -227,7 +234,7 @@ def _named(paths: Sequence[bytes], null_separated: bool) -> Iterator[str]:
 
 def _check_separator(path: bytes, null_separated: bool) -> None:
     if b"\0" in path and _CONTROL.search(path):
-        raise UsageError("standard input holds no paths; give an image or a video by its name")
+        raise UsageError(_NO_PATHS)
     if b"\0" in path:
         raise UsageError("the paths on standard input end in NUL, not in newline; add -0")
     if len(path) > _LONGEST_PATH:

@@ -146,7 +146,7 @@ def no_frame_advice(name: str, codec: str) -> str:
     if codec:
         return (
             f"it is damaged, or OpenCV cannot decode {codec}: convert it (ffmpeg -i INPUT -c:v libx264 out.mp4), "
-            "or " + ("have the server send H.264" if "://" in name else "check that it is whole")
+            f"or {'have the server send H.264 and allow seeking' if '://' in name else 'check that it is whole'}"
         )
     if "://" in name:  # an MP4 with its index at the end needs a server that can seek
         return "check that it is a video, or download it first"

@@ -8,6 +8,7 @@ import signal
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ import onnxruntime
 import pytest
 import timm
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from timm.models import save_for_hf
 from torch import Tensor, nn
@@ -22,7 +24,8 @@ from torch import Tensor, nn
 from remtta import apply_delta, load_delta, load_model, save_delta
 from remtta.backbones.norms import norm_modules
 from remtta.deltas.delta import Delta
-from remtta.errors import UsageError
+from remtta.errors import OutputError, UsageError
+from remtta.export import formats
 from remtta.files import check_not_input
 from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
@@ -174,3 +177,12 @@ def test_the_weights_that_an_export_is_made_of_are_not_replaced(
     assert base.read_bytes() == before
     with pytest.raises(UsageError, match=f"would replace its own input {base.parent}; choose another"):
         check_not_input(base, "--output", [weights_place(f"local-dir:{base.parent}", None)])
+
+
+def test_a_full_disk_is_named_with_the_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(*_: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setitem(formats._WRITERS, "timm", fill)
+    with pytest.raises(OutputError, match=r"out cannot be written: .*No space left"):
+        formats.export(None, "timm", tmp_path / "out")  # type: ignore[arg-type]

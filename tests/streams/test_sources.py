@@ -256,11 +256,22 @@ def test_a_limit_ends_the_stream_while_the_pipe_stays_open(
     assert in_time(lambda: names(stream)) == expected
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
+def test_a_named_pipe_is_no_source(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "list")
+    with pytest.raises(UsageError, match="list is a pipe; give paths on standard input, with - as the source"):
+        open_stream(tmp_path / "list")
+
+
 def test_the_wrong_separator_is_reported_at_once(pipe: tuple[int, int]) -> None:
     with pytest.raises(UsageError, match="end in NUL, not in newline; add -0"):
         paths_in(b"a.png\0b.png\0")
     with pytest.raises(UsageError, match="standard input holds no paths; give an image or a video by its name"):
-        paths_in(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x20\x08\x02")
+        paths_in(b"GIF89a\x20\0\x20\0\xf7\x01\0")
+    for written in (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x20\x08\x02", b"a.png".ljust(257, b"\0") + b"ustar\x0000"):
+        for null_separated in (False, True):
+            with pytest.raises(UsageError, match="standard input holds no paths; give an image or a video by its name"):
+                paths_in(written, null_separated=null_separated)
     with pytest.raises(UsageError, match="longer than 32768 bytes; do they end in newline"):
         paths_in(b"a.png\n" * 6_000, null_separated=True)
     with pytest.raises(UsageError, match="end in newline, not in NUL; leave -0 out"):
