@@ -63,8 +63,8 @@ class Predictions(NamedTuple):
 
 def observed(observer: Observer, logits: Tensor) -> Tensor:
     """Return an adapted model's logits (B, C) after an observer has handled them."""
-    none, zero = torch.empty(len(logits), 0), torch.zeros(())
-    method = SimpleNamespace(adapts=True, net=SimpleNamespace(offset=zero, source_offset=zero))
+    none, centre = torch.empty(len(logits), 0), SimpleNamespace(offset=torch.zeros(()))
+    method = SimpleNamespace(adapts=True, net=SimpleNamespace(centre=centre, source_centre=centre))
     answers = Answers(cast(Any, method), none, none.bool(), logits=logits)
     observer.answer(answers)
     return answers.logits

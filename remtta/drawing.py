@@ -21,12 +21,8 @@ COLOURS = {
 def running_error(missed: Sequence[int], window: int | None = None) -> np.ndarray:
     """Return the error in percent of the `window` images around each image; at both ends, of those that there are.
 
-    Args:
-        missed: Whether each image was misclassified, in order.
-        window: By default a quarter of the images, but at least 20 and at most 200.
-
-    Returns:
-        Shape (n,).
+    `missed` says of each image whether it was misclassified, in order. The default window is a quarter of the images,
+    but at least 20 and at most 200.
     """
     window = window or min(200, max(20, len(missed) // 4))
     total, places = np.cumsum([0, *missed]), np.arange(len(missed))

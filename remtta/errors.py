@@ -62,11 +62,7 @@ class OutputError(RemttaError):
 
 
 def check(holds: bool, name: str, value: object, rule: str) -> None:
-    """Raise if a value breaks its rule.
-
-    Raises:
-        UsageError: Naming the setting, its value and the rule.
-    """
+    """Raise UsageError, with the name of a setting, its value and the rule, unless the rule holds."""
     if not holds:
         raise UsageError(f"{name} must be {rule}, got {value}")
 
@@ -90,11 +86,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def needed(module: str, extra: str, what: str) -> Any:
-    """Import an optional dependency.
-
-    Raises:
-        UsageError: If it is missing; the message names the feature and the extra that installs it.
-    """
+    """Import an optional dependency; raise UsageError, with the feature and its extra, if it is missing."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

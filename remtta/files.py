@@ -43,11 +43,7 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn any OSError into an OutputError that names the file.
-
-    Raises:
-        OutputError: In place of any OSError.
-    """
+    """Turn any OSError into an OutputError that names the file."""
     try:
         yield
     except OSError as error:
@@ -56,16 +52,9 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def check_can_hold(folder: Path, what: str, option: str) -> None:
-    """Raise if a folder cannot be created or written to; changes nothing.
+    """Raise UsageError if a folder or one of its parents is a file, OutputError if it is not writable.
 
-    Args:
-        folder: The folder.
-        what: Its purpose, for the message: "a run folder".
-        option: The option that names it: "--output".
-
-    Raises:
-        UsageError: If it, or one of its parents, is a file.
-        OutputError: If it is not writable.
+    The message has its purpose ("a run folder") and the option that names it ("--output").
     """
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
@@ -75,20 +64,16 @@ def check_can_hold(folder: Path, what: str, option: str) -> None:
 
 
 def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_by_then: Path | None = None) -> None:
-    """Raise before any work if a file cannot be written under this name.
+    """Raise UsageError before any work if a file has another suffix, or exists, or its folder does not.
 
     Args:
-        path: The file.
-        option: The option that names it: "--output".
-        suffix: The required suffix.
-        overwrite: Whether the file may exist.
+        option: The option that names it, for the message: "--output".
         made_by_then: A parent folder that need not exist yet.
-
-    Raises:
-        UsageError: If its suffix is wrong, it exists, or its folder does not.
     """
-    if path.suffix != suffix or path.is_dir():
+    if path.suffix != suffix:
         raise UsageError(f"{option} {path} must end in {suffix}")
+    if path.is_dir():
+        raise UsageError(f"{option} {path} is a folder; name a file")
     if path.parent != made_by_then and not path.parent.is_dir():
         raise UsageError(f"{option}: {path.parent}: no such folder; make it first")
     if path.exists() and not overwrite:
@@ -107,7 +92,6 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bo
     """Call `write` on a temporary file beside `path`, then rename it.
 
     Args:
-        path: The file.
         write: Called with the path of the temporary file.
         durable: Sync, so that the file survives a power failure; without it, such a failure may leave an empty file.
             For thousands of small files that can be made again, syncing would take most of the time.
@@ -134,7 +118,6 @@ def remove_leftovers(folder: Path, names: Sequence[str], *, untouched_for_s: flo
     """Remove temporary files that `write_atomically` left in a folder when its process was killed.
 
     Args:
-        folder: The folder, which need not exist.
         names: Names or patterns of the final files.
         untouched_for_s: Keep files changed within this many seconds: without a lock, a process on another machine may
             be writing them.
@@ -162,11 +145,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Write a JSON file atomically.
-
-    Raises:
-        OutputError: If the file cannot be written.
-    """
+    """Write a JSON file atomically; raise OutputError if the file cannot be written."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
@@ -188,11 +167,7 @@ def is_locked(folder: Path) -> bool | None:
 
 
 def check_not_in_use(folder: Path) -> None:
-    """Raise if a folder is locked.
-
-    Raises:
-        UsageError: If another run is writing to it.
-    """
+    """Raise UsageError if another run is writing to a folder."""
     if is_locked(folder):
         raise UsageError(_IN_USE.format(folder))
 
@@ -200,12 +175,8 @@ def check_not_in_use(folder: Path) -> None:
 class FolderLock:
     """A lock on a folder for a single writing process; released when the process ends, however it ends.
 
-    Args:
-        folder: An existing folder.
-
     Raises:
         UsageError: If another run is writing to it.
-        OutputError: If the lock file cannot be created.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -45,11 +45,7 @@ def summary_of(entry: EntryPoint) -> str:
 
 
 def load_plugin(entry: EntryPoint) -> Any:
-    """Import and return the object that an entry point names.
-
-    Raises:
-        UsageError: If that fails, naming the package.
-    """
+    """Import and return the object that an entry point names; raise UsageError if that fails, naming the package."""
     try:
         return entry.load()
     except Exception as error:  # whatever a module of somebody else raises

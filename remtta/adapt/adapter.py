@@ -148,7 +148,7 @@ class Adapter(ObservedMethod):
         with self._lock, torch.autocast(self.card.device.type, enabled=False):  # precision is a setting
             self.method.net.check(pixels)  # before the pace counts the batch
             fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)
-            answers = self.predict(pixels, fit, left_out=self.left_out(pixels, fit) is not None)
+            answers = self.predict(pixels, fit, left_out=self.left_out(fit) is not None)
             self.log_events()
             self._warn_of_few(len(pixels))
         return answers.logits.float().softmax(-1).cpu()

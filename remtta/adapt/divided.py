@@ -247,7 +247,7 @@ def _messages(path: Path, level: int) -> Iterator[None]:
     with writing(path):
         handler, earlier = logging.FileHandler(path, "a", "utf-8"), _log.level
     handler.setFormatter(_AsJson())
-    handler.handleError = lambda record: None  # type: ignore[method-assign]  # of a full disk the runs tell themselves
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # the runs themselves report a full disk
     _log.addHandler(handler)
     _log.setLevel(level)
     try:

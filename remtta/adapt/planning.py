@@ -134,7 +134,7 @@ def log_plan(plan: Plan) -> None:
             "--reset-every %d is less than a batch of %d frames: the weights are reset before every batch", every, size
         )
     _warn_of_guard(plan)
-    if adapter.net.centre is not None and not adapter.net.biases:
+    if adapter.net.centred and not adapter.net.biases:
         _log.info("the head has no bias to hold the offset of centred logits, so deltas are without it")
     names = adapter.adapted_names
     _log.debug("%s adapts %d tensors, %s", plan.method, len(names), ", ".join(names) or "none")

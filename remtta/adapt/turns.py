@@ -25,11 +25,8 @@ class Turns:
         self._worker = ThreadPoolExecutor(1, "remtta-model")
 
     def take(self, work: Callable[[], object], interrupts: Interrupts) -> None:
-        """Run work in the worker thread, and wait for it.
-
-        Raises:
-            Stopped: If a stop comes before its turn, unless held off.
-            BaseException: Any exception of the work.
+        """Run work in the worker thread, and wait for it; raise what it raises, or Stopped if a stop comes before its
+        turn, unless held off.
         """
         turn = self._worker.submit(contextvars.copy_context().run, work)
         while not wait([turn], timeout=_POLL_S).done:

@@ -31,7 +31,7 @@ class AttentionRows(TorchFunctionMode):
         rows: Shape (B, T) each, summed over the heads, without gradient.
 
     Args:
-        num_tokens: Only record attentions of so many tokens T to themselves; None for all.
+        num_tokens: Record only self-attention over this many tokens T; None for all.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2.
     """

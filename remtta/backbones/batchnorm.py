@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -14,7 +13,6 @@ from torch.overrides import TorchFunctionMode
 
 from remtta.backbones.backbone import BatchNorm
 from remtta.errors import counted
-from remtta.models.precision import Context
 
 Kind = Literal["batch", "recent", "running"]
 
@@ -85,18 +83,6 @@ class BatchStatistics(TorchFunctionMode):
             return self._normalise(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def around(self, context: Context) -> Context:
-        """Return a context that combines `context` with this one; only `context` if there are no batch norms."""
-        if not self._norms:
-            return context
-
-        @contextlib.contextmanager
-        def both(device: torch.device) -> Iterator[None]:
-            with context(device), self:
-                yield
-
-        return both
-
     def expect(self, num_images: int) -> None:
         """Count the next `num_images` among the recent ones, after the batch that they are in."""
         if not self.moves:
@@ -106,6 +92,11 @@ class BatchStatistics(TorchFunctionMode):
         if totals and torch.isfinite(torch.stack(totals)).all():  # one synchronisation for all layers
             self._past = recent
         self._batch, self._expected = {}, num_images
+
+    @property
+    def waits(self) -> bool:
+        """True while images of the new batch are missing in the recent statistics."""
+        return self._expected > max((seen.weight for seen in self._batch.values()), default=0)
 
     @torch.no_grad()
     def follow(self) -> None:
@@ -169,7 +160,7 @@ class BatchStatistics(TorchFunctionMode):
             mean, variance = self._follow(name, input)
             return _normalised(input, mean, variance, weight, bias, eps)
         prior = max(0, FEW - len(input)) if self._prior is None else self._prior
-        if not self.mixes or name is None:
+        if name is None:
             return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
         if not prior and input.numel() > input.shape[1]:
             return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)

@@ -33,10 +33,8 @@ FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
 
 
 def backbone_of(model: nn.Module) -> Backbone:
-    """Return the backbone of a model or of what its wrappers hold: that of its family, or the one for any classifier.
-
-    Raises:
-        ModelError: If it is not an image classifier, or cannot be adapted, with the reason.
+    """Return the backbone of a model or of what its wrappers hold: that of its family, or the one for any classifier;
+    raise ModelError, with the reason, if it cannot be adapted.
     """
     inside = look_inside(model)
     if inside.is_timms:
@@ -75,10 +73,8 @@ def with_plain_tokens(backbone: Backbone, method: str) -> ViT:
 
 
 def compile_blocks(model: nn.Module) -> None:
-    """Compile the blocks with torch.compile, in place; parameter names do not change.
-
-    Raises:
-        ModelError: If the model is in no family; hooks and compiled blocks do not go together.
+    """Compile the blocks with torch.compile, in place; parameter names do not change. Raise ModelError for other
+    classifiers, whose hooks do not go together with compiled blocks.
     """
     backbone = backbone_of(model)
     if type(backbone) is AnyClassifier:
@@ -100,10 +96,8 @@ def modules_in_families() -> list[str]:
 
 
 def find_families() -> dict[type[nn.Module], Callable[[Any], Backbone]]:
-    """Return the families of other packages, whose modules may also register timm models.
-
-    Raises:
-        UsageError: If one cannot be imported, is not a mapping, or has a class that is taken.
+    """Return the families of other packages, whose modules may also register timm models; raise UsageError if one
+    cannot be imported, is not a mapping, or has a class that is taken.
     """
     found: dict[type[nn.Module], Callable[[Any], Backbone]] = {}
     for entry in plugins(BACKBONES):

@@ -17,14 +17,7 @@ _NORMS: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, n
 
 
 def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[str, nn.Parameter]:
-    """Select the norm parameters that adapt.
-
-    Args:
-        backbone: The classifier.
-        adapt_layers: As in `MethodConfig`.
-
-    Returns:
-        Parameter name (as in `backbone.module.named_parameters()`) to parameter, in model order.
+    """Return the norm parameters that adapt by name (as in `backbone.module.named_parameters()`), in model order.
 
     Raises:
         ModelError: If nothing is left to adapt.

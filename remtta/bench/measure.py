@@ -119,7 +119,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
 
     def step() -> None:
         for _ in range(config.adapt_every):
-            observed.predict(images, left_out=observed.left_out(images, fit) is not None)
+            observed.predict(images, left_out=observed.left_out(fit) is not None)
 
     return Prepared(step, model, method, config.adapt_every)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +14,7 @@ import typer
 from remtta.cli.adapt_options import AdaptOptions
 from remtta.cli.classifiers import load_classifier, load_start, load_torch
 from remtta.cli.progress import progress
-from remtta.cli.reporting import close_stdout, say, signal_exit_code
+from remtta.cli.reporting import discard, say, signal_exit_code
 from remtta.cli.running import RunningOptions
 from remtta.methods.settings import METHOD_TABLE
 from remtta.methods.settings.chosen import MethodOptions
@@ -129,7 +130,7 @@ def _exit_code(summary: RunSummary | SiteSummary) -> int:
 def _report(summary: RunSummary | SiteSummary, own: AdaptOptions, running: RunningOptions) -> None:
     """Print the summary; the path of a folder that the user did not name goes to standard output."""
     if summary.exit_reason == "closed pipe":
-        close_stdout()
+        discard(sys.stdout)
     if running.quiet or (summary.exit_reason == "completed" and not summary.num_frames):
         return
     if running.as_json:

@@ -11,6 +11,7 @@ import typer
 from remtta.cli.classifiers import load_torch
 from remtta.cli.doctor import options_text
 from remtta.cli.running import RunningOptions, TargetOptions
+from remtta.errors import counted
 from remtta.files import check_not_input
 from remtta.options import ModelOptions
 from remtta.options.option import Only
@@ -68,7 +69,7 @@ def apply(
 
 def _report(change: Delta, widened: Collection[str]) -> str:
     note = f"; {len(widened)} adapted tensors in float32, which the base's dtype would round" if widened else ""
-    return f"{change.model} with {len(change.tensors)} adapted tensors{note}"
+    return f"{change.model} with {counted(len(change.tensors), 'adapted tensor')}{note}"
 
 
 def _how_to_load(base: nn.Module, name: str) -> str:

@@ -39,10 +39,8 @@ def import_uncollected(module: str) -> None:
 
 
 def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> None:
-    """Import a module that comes with torch, and say so, as it takes seconds.
-
-    Raises:
-        UsageError: If the checkpoint or the delta is not there.
+    """Import a module that comes with torch, and say so, as it takes seconds; raise UsageError if the checkpoint or the
+    delta is not there.
     """
     model.check_files()
     if delta is not None:

@@ -44,5 +44,5 @@ def corrupt(
             summary = corrupt_tree(source, destination, tree, on_image=advance, interrupts=interrupts)
         running.tell(summary.report())
         if summary.signum is not None:
-            running.tell(f"stopped by {Stopped(summary.signum).name}; run it again to continue")
+            running.tell(f"stopped by {Stopped(summary.signum)}; run it again to continue")
     raise typer.Exit(signal_exit_code(summary.signum))

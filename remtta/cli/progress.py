@@ -70,7 +70,7 @@ def _shown(doing: str, unit: str, hidden: bool, lines: bool = False, rate: str =
         task = bar.add_task(doing, total=None, done="waiting for the first batch", rate="")
 
         def show(done: int, total: int | None, detail: str, images_per_s: float) -> None:
-            counts = f"{done} {unit}, of how many is not known" if total is None else f"{done}/{total}"
+            counts = f"{done} {unit}" if total is None else f"{done}/{total}"
             speed = _joined(f"{images_per_s:.1f} {rate}/s", detail)
             bar.update(task, completed=done, total=total, done=counts, rate=speed)
 

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from typing import TextIO
 
 import typer
 
@@ -35,7 +36,7 @@ class _StderrHandler(logging.Handler):
             _write_json_line(record.levelname, record.getMessage())
             return
         prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.capitalize()}: "
-        sys.stderr.write(f"{prefix}{printable(record.getMessage())}\n")
+        _write(f"{prefix}{printable(record.getMessage())}")
 
 
 def say(text: str, level: str = "info", *, as_json: bool = False, **more: object) -> None:
@@ -43,13 +44,21 @@ def say(text: str, level: str = "info", *, as_json: bool = False, **more: object
     if as_json:
         _write_json_line(level, text, **more)
     else:
-        typer.echo(text, err=True)
+        _write(text)
 
 
 def _write_json_line(level: str, message: str, **more: object) -> None:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    sys.stderr.write(json.dumps({"time": now, "level": level.lower(), "message": message, **more}) + "\n")
-    sys.stderr.flush()
+    _write(json.dumps({"time": now, "level": level.lower(), "message": message, **more}))
+
+
+def _write(line: str) -> None:
+    """Write a line to standard error; if nobody can read it, do without messages rather than end a run."""
+    try:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr)
 
 
 @contextlib.contextmanager
@@ -67,10 +76,10 @@ def command(
     except (typer.Exit, typer.Abort):
         raise
     except Stopped as stop:
-        say(f"stopped by {stop.name}", "warning", as_json=as_json)
+        say(f"stopped by {stop}", "warning", as_json=as_json)
         raise typer.Exit(_SIGNAL_BASE + stop.signum) from None
     except BrokenPipeError:
-        close_stdout()
+        discard(sys.stdout)
         raise typer.Exit(0) from None
     except Exception as error:
         if as_json:
@@ -138,10 +147,10 @@ def open_standard_descriptors() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process
 
 
-def close_stdout() -> None:
-    """Redirect standard output to the null device, so that Python's flush at exit cannot fail on a closed pipe."""
+def discard(output: TextIO) -> None:
+    """Redirect a standard stream to the null device, so that Python's flush at exit cannot fail on it."""
     with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(nowhere.fileno(), output.fileno())
 
 
 def print_version(wanted: bool) -> None:

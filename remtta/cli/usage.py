@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from remtta.cli.reporting import EXIT_CODES, close_stdout, one_line, say
+from remtta.cli.reporting import EXIT_CODES, discard, one_line, say
 from remtta.errors import UsageError, without_password
 
 _NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
@@ -47,7 +47,7 @@ class Application(TyperGroup):
         except SystemExit as error:  # rich's answer to a closed pipe, such as that of `--help | head`
             if not isinstance(error.__context__, BrokenPipeError):
                 raise
-            close_stdout()
+            discard(sys.stdout)
             sys.exit(0)
         except UsageError as error:
             text, code = str(error), EXIT_CODES[UsageError]

@@ -52,7 +52,7 @@ def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str,
     if earlier is None:
         for name in options.corruptions:
             if os.path.lexists(there := destination / name):
-                raise UsageError(f"{there} is there, but no {RECORD} says how it was made; choose another DST")
+                raise UsageError(f"{there} exists, but no {RECORD} says how it was made; choose another DST")
     else:
         _refuse_other_settings(destination, earlier, settings_of(source, options))
         _remove_leftovers(destination, earlier)

@@ -108,11 +108,11 @@ def load_delta(path: str | Path) -> Delta:
 
 
 def check_base(delta: Delta, base_sha256: str) -> None:
-    """Raise DeltaError if a delta was made on other weights, UsageError if it is none."""
+    """Raise DeltaError if a delta was made on other weights, UsageError if it is not a Delta."""
     if not isinstance(delta, Delta):
         got = type(delta).__name__
         raise UsageError(
-            f"a delta is what remtta.load_delta returns, got {got}; an Adapter goes on from its state_dict()"
+            f"a delta is what remtta.load_delta returns, got {got}; to continue an Adapter, use load_state_dict"
         )
     if delta.base_sha256 != base_sha256:
         raise DeltaError(

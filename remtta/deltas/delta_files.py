@@ -29,11 +29,7 @@ _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method
 
 
 def delta_file(path: Path) -> Path:
-    """Return the delta at a path, or in the run folder there.
-
-    Raises:
-        UsageError: If there is none.
-    """
+    """Return the delta at a path, or in the run folder there; raise UsageError if there is none."""
     file = path / DELTA if path.is_dir() else path
     if not file.exists():
         deltas = file.parent / "deltas"
@@ -81,10 +77,8 @@ def _bytes(array: np.ndarray) -> memoryview:
 
 
 def _fields(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a `Delta` except its tensors, from a file's header.
-
-    Raises:
-        DeltaError: If one is missing or damaged.
+    """Return the fields of a `Delta` except its tensors, from a file's header; raise DeltaError if one is missing or
+    damaged.
     """
     missing = [name for name in _REQUIRED if name not in header]
     if missing:
@@ -113,11 +107,7 @@ def _mapping(text: str) -> dict[str, Any]:
 
 
 def check_header_size(path: str | Path) -> None:
-    """Raise if a file's header is longer than that of any model, before reading it.
-
-    Raises:
-        OSError, ValueError: Members of `UNREADABLE`.
-    """
+    """Raise one of `UNREADABLE` if a file's header is longer than that of any model, before reading it."""
     if Path(path).exists() and not Path(path).is_file():  # a device may be endless
         raise OSError(errno.EINVAL, "it is not a regular file")
     with open(path, "rb") as content:
@@ -127,11 +117,7 @@ def check_header_size(path: str | Path) -> None:
 
 
 def check_content(header: Mapping[str, str], tensors_sha256: str) -> None:
-    """Raise if the tensors do not match the header's checksum, if it has one.
-
-    Raises:
-        ValueError: A member of `UNREADABLE`.
-    """
+    """Raise ValueError, one of `UNREADABLE`, if the header has a checksum that does not match the tensors."""
     if CHECKSUM in header and header[CHECKSUM] != content_sha256(header, tensors_sha256):
         raise ValueError("its content does not match its checksum")
 

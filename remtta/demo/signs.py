@@ -170,15 +170,7 @@ def _perspective(rng: np.random.Generator, template_size: int) -> list[float]:
 
 
 def render_sign(label: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw one road sign in daylight.
-
-    Args:
-        label: Class, an index into CLASS_NAMES.
-        rng: Source of every random choice; the same state draws the same image.
-
-    Returns:
-        Shape (48, 48, 3), uint8 RGB.
-    """
+    """Draw one road sign in daylight: shape (48, 48, 3), uint8 RGB. `label` is an index into CLASS_NAMES."""
     template = _template(label)
     image = _background(rng)
     placed = template.transform(

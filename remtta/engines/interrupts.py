@@ -20,11 +20,6 @@ class Stopped(BaseException):
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
 
-    @property
-    def name(self) -> str:
-        """The signal's name, e.g. "SIGTERM"."""
-        return signal.Signals(self.signum).name
-
 
 class Interrupts:
     """Raises `Stopped` in the main thread on SIGINT, SIGTERM or SIGHUP, but never inside `held`.

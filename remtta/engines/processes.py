@@ -21,8 +21,8 @@ RETRIES = 2
 """Number of times a task is restarted if its worker dies."""
 
 DIED = (
-    "a worker process died, perhaps out of memory; all files written are complete, so run the same command again "
-    "with a smaller --jobs"
+    "a worker process died, perhaps out of memory; all files written are complete: run the command again with a "
+    "smaller --jobs, and adapt and eval with --resume"
 )
 
 

@@ -73,14 +73,8 @@ def map_classes(
 
 
 def zero_shot_names(folders: Sequence[str], root: Path) -> list[str] | None:
-    """Return the class names for a zero-shot model, from a dataset's class folders.
-
-    Returns:
-        The folders in alphabetical order with `_` replaced by a space; None for ImageNet's wnids, whose names are
-            known.
-
-    Raises:
-        UsageError: If the folders are numbers, or there are none.
+    """Return a dataset's class folders as names for a zero-shot model: in alphabetical order, with spaces for `_`; None
+    for ImageNet's wnids, whose names are known.
     """
     names = sorted(set(folders))
     if names and _are_wnids(names):
@@ -100,10 +94,8 @@ def restricted_set(folders: Sequence[str]) -> str | None:
 
 
 def read_class_map(path: Path) -> dict[str, int]:
-    """Read class numbers by folder name from a JSON object, or from lines of `folder number` or `folder,number`.
-
-    Raises:
-        UsageError: If the file cannot be parsed.
+    """Read class numbers by folder name from a JSON object, or from lines of `folder number` or `folder,number`; raise
+    UsageError if the file cannot be parsed.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")

@@ -55,7 +55,8 @@ def open_dataset(
         raise UsageError(f"{place}: no such folder")
     for what, given in (("domain", domains or ()), ("severity", severities or ())):
         if twice := [each for each, count in Counter(given).items() if count > 1]:
-            raise UsageError(f"{what} {twice[0]} is given twice; --scenario recurring --visits 2 repeats all domains")
+            hint = "; --scenario recurring --visits 2 repeats all domains" if what == "domain" else ""
+            raise UsageError(f"{what} {twice[0]} is given twice{hint}")
     shards = find_shards(place)
     if (labels_file is not None or shards) and any(
         each is not None for each in (domains, severities, image_list, class_map)
@@ -98,10 +99,8 @@ def open_dataset(
 
 
 def class_names(root: Path) -> list[str] | None:
-    """Return the class names for a zero-shot model from the dataset's folders, or None for ImageNet's wnids.
-
-    Raises:
-        UsageError: If the classes have no names, as in arrays and tar files.
+    """Return the class names for a zero-shot model from the dataset's folders, or None for ImageNet's wnids; raise
+    UsageError if the classes have no names, as in arrays and tar files.
     """
     tree = {} if (root / LABELS).is_file() or find_shards(root) else scan_tree(root)[1]
     return zero_shot_names(
@@ -110,10 +109,8 @@ def class_names(root: Path) -> list[str] | None:
 
 
 def read_image_list(path: Path) -> list[str]:
-    """Return "class folder/file name" for each line of an image list; words after it without a dot are ignored.
-
-    Raises:
-        UsageError: If the file cannot be read, or a line names no folder.
+    """Return "class folder/file name" for each line of an image list, without later words that have no dot; raise
+    UsageError if the file cannot be read, or a line names no folder.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]

@@ -125,10 +125,8 @@ def evaluate(
 
 
 def _named(model: nn.Module, names: Sequence[str]) -> nn.Module:
-    """Return a model with names of classes: its own, or else these, of folders in alphabetical order.
-
-    Raises:
-        UsageError: If folders have the names of its own classes, which are in another order.
+    """Return a model with names of classes: its own, or else these, of folders in alphabetical order; raise UsageError
+    if folders have the names of its own classes, which are in another order.
     """
     own = labels_of(model)
     if own is None:
@@ -143,7 +141,7 @@ def _named(model: nn.Module, names: Sequence[str]) -> nn.Module:
 def check_output(folder: Path, *, overwrite: bool, resume: bool) -> None:
     """Raise UsageError before any work if a folder cannot hold the evaluation."""
     _refuse_earlier(folder, overwrite=overwrite, resume=resume)
-    if not (overwrite or resume):
+    if not overwrite and not (folder / RESULTS).exists():
         refuse_others_files(folder)
 
 

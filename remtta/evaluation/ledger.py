@@ -76,10 +76,8 @@ class Progress:
 
     @classmethod
     def of_completed(cls, folder: Path, results: Mapping[str, Any]) -> Progress:
-        """Return the progress of a completed evaluation, so that methods can be added to it.
-
-        Raises:
-            UsageError: If its rows are incomplete, or there are others.
+        """Return the progress of a completed evaluation, so that methods can be added to it; raise UsageError if its
+        rows are incomplete, or there are others.
         """
         finished = [seed for content in results["methods"].values() for seed in content["seeds"].values()]
         rows, events = folder / PREDICTIONS, folder / EVENTS

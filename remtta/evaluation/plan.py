@@ -135,10 +135,8 @@ class EvalPlan:
         )
 
     def order_after(self, earlier: Mapping[str, Any], folder: Path) -> list[str]:
-        """Return methods in the order in which they run: those of the earlier evaluation, then new ones.
-
-        Raises:
-            UsageError: If a method of the earlier evaluation is missing, or another setting changed.
+        """Return methods in the order in which they run: those of the earlier evaluation, then new ones; raise
+        UsageError if a method of the earlier evaluation is missing, or another setting changed.
         """
         begun, now = list(earlier["methods"]), json.loads(json.dumps(self.settings()))
         left_out = [name for name in begun if name not in now["methods"]]
@@ -150,7 +148,7 @@ class EvalPlan:
         try:
             check_same_settings(_comparable(earlier, begun), _comparable(now, begun))
         except UsageError as error:
-            raise UsageError(f"{error}; give that again, or choose another --output") from None
+            raise UsageError(f"{error}; use the same value again, or choose another --output") from None
         return [*begun, *(name for name in now["methods"] if name not in begun)]
 
 
@@ -215,10 +213,8 @@ def read_earlier(record: Path) -> dict[str, Any]:
 def checked_methods(
     methods: Mapping[str, MethodConfig | None] | Sequence[str], batch_size: int
 ) -> dict[str, MethodConfig]:
-    """Return the settings of every method, the method's defaults where none are given.
-
-    Raises:
-        UsageError: If a name is unknown, or settings are of another method's class.
+    """Return the settings of every method, the method's defaults where none are given; raise UsageError if a name is
+    unknown, or settings are of another method's class.
     """
     check_method_names(list(methods))
     given = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)

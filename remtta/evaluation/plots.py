@@ -29,10 +29,8 @@ _HALF_BAR = 0.45 / ECE_BINS
 
 
 def draw_plots(folder: Path, results: Mapping[str, Any]) -> None:
-    """Draw the errors and the calibration of an evaluation's methods into `plots` in its folder.
-
-    Raises:
-        OutputError: If a plot cannot be written.
+    """Draw the errors and the calibration of an evaluation's methods into `plots` in its folder; raise OutputError if a
+    plot cannot be written.
     """
     tallies = tally_rows(folder / PREDICTIONS)
     seeds = list(next(iter(results["methods"].values()))["seeds"])

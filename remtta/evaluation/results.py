@@ -156,11 +156,7 @@ def _gains(
 
 
 def class_errors(tally: Tally) -> dict[str, float] | None:
-    """Return the error in percent of each class.
-
-    Returns:
-        By class number, ascending, for classes with images; None if there are over 1,000 classes.
-    """
+    """Return the error in percent of each class that has images, by number; None if there are over 1,000 classes."""
     truths, predicted, times = tally.confusion
     numbers, images = counts_by(truths, times)
     if len(numbers) > MAX_CLASSES:
@@ -176,10 +172,7 @@ def standard_error(trials: Sequence[Outcomes], domains: Iterable[str]) -> float:
     Let E be the mean of the P errors of all trials and domains with n images each. Image i contributes u_i = sum of
     (wrong - error) / (P n) over its predictions, and the standard error is sqrt(sum of u_i^2). For one domain of one
     trial that is the binomial sqrt(p (1 - p) / n). Each image counts once, however many trials, visits and corruptions
-    include it, because those outcomes are correlated.
-
-    Args:
-        trials: A method's trials, one per seed, on the same images.
+    include it, because those outcomes are correlated. A method's trials, one per seed, are on the same images.
     """
     tallies = [trial[domain] for domain in domains for trial in trials]
     return _root_of_squares(
@@ -193,11 +186,8 @@ def paired_standard_error(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes
 
     As `standard_error`, with u_i = sum of (first wrong - second wrong) / (P n), so images on which both agree cancel
     out. For one domain of one trial, where b images are wrong only for the first and c only for the second, that is
-    McNemar's sqrt(b + c) / n, the standard error if there were no difference.
-
-    Args:
-        firsts: A method's trials, one per seed.
-        seconds: The other method's trials, with the same seeds.
+    McNemar's sqrt(b + c) / n, the standard error if there were no difference. Both have a trial for each of the same
+    seeds.
     """
     pairs = [(one[domain], other[domain]) for domain in domains for one, other in zip(firsts, seconds, strict=True)]
     return _root_of_squares([_differences(first, second) for first, second in pairs])

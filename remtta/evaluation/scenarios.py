@@ -33,11 +33,8 @@ class Visit:
 
 
 def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit]:
-    """Return the visits of one trial.
-
-    Raises:
-        UsageError: If an unseen domain is not in the dataset, all domains are unseen, or the gradual scenario lacks
-            severities.
+    """Return the visits of one trial; raise UsageError if an unseen domain is not in the dataset, all domains are
+    unseen, or the gradual scenario lacks severities.
     """
     scenario, unseen = options.scenario, options.unseen
     titles = [domain.name for domain in dataset.domains]
@@ -97,17 +94,10 @@ def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:
 
 
 def imbalanced_order(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> np.ndarray:
-    """Return an order in which one class after the other is overrepresented.
+    """Return an order, as positions (n,), in which one class after the other is overrepresented.
 
     There are as many stretches as classes, in random order. In each stretch its own class is `ratio` times as likely as
     any other; 1 is a plain shuffle, infinity sorts by class. Every image occurs once.
-
-    Args:
-        labels: Shape (n,).
-        ratio: At least 1; may be infinite.
-
-    Returns:
-        Positions, shape (n,).
 
     Source: the online imbalanced label shift of SAR (Niu et al., ICLR 2023), drawn without replacement.
     """
@@ -123,17 +113,11 @@ def imbalanced_order(labels: np.ndarray, ratio: float, rng: np.random.Generator)
 
 
 def dirichlet_order(labels: np.ndarray, concentration: float, rng: np.random.Generator) -> np.ndarray:
-    """Return an order in which each class comes in bursts, drawn from a Dirichlet distribution over time.
+    """Return an order, as positions (n,), with each class in bursts, drawn from a Dirichlet distribution over time.
 
     Time has as many slots as there are classes. Each class's images are divided among the slots by its own draw; within
-    a slot the classes follow one another.
-
-    Args:
-        labels: Shape (n,).
-        concentration: Small values (0.01) make one burst per class, large ones a plain shuffle.
-
-    Returns:
-        Positions, shape (n,).
+    a slot the classes follow one another. Small concentrations (0.01) make one burst per class, large ones a plain
+    shuffle.
 
     Source: the temporally correlated streams of NOTE (Gong et al., NeurIPS 2022).
     """

@@ -28,10 +28,8 @@ _log = logging.getLogger("remtta")
 
 
 def scan_tree(root: Path) -> tuple[str, Tree]:
-    """Return the layout's name, and class folders by domain and severity.
-
-    Raises:
-        UsageError: If there are no images, or the layout is unknown.
+    """Return the layout's name, and class folders by domain and severity; raise UsageError if there are no images, or
+    the layout is unknown.
     """
     first = _first_with_images(root)
     if first is None:

@@ -199,7 +199,7 @@ class Trial(Listener):
         position, method, guard = self._position, self._adapter.method, self._adapter.guard
         num_images = position.frames - position.skipped
         forwards, backwards = method.objective.passes()
-        every = method.objective.config.adapt_every  # batches between updates go forward once
+        share = position.adapted / max(1, num_images)  # the other images go forward once
         looked = guard.num_source_predictions / max(1, num_images) if guard else 0.0
         return {
             **self._trial,
@@ -209,8 +209,8 @@ class Trial(Listener):
             "adapted_images": position.adapted,
             "updates": position.updates,
             "cost_ratio": position.cost_ratio,
-            "forwards_per_image": 1 + (forwards - 1) / every + looked,
-            "backwards_per_image": backwards / every,
+            "forwards_per_image": 1 + share * (forwards - 1) + looked,
+            "backwards_per_image": share * backwards,
             "models_held": method.objective.num_models,
             "guard": guard_record(self._adapter, position),
             "trainable_parameters": method.objective.num_trained,

@@ -62,10 +62,8 @@ class AdaptedModel:
 
     @torch.inference_mode()
     def check(self, program: str, answer: Callable[[Tensor], Any]) -> None:
-        """Compare another program's logits (B, C) of images (B, 3, H, W) with torch's, for batches of 1 and 7.
-
-        Raises:
-            RemttaError: If a difference, relative to the largest logit if that exceeds 1, is larger than `TOLERANCE`.
+        """Compare another program's logits (B, C) of images (B, 3, H, W) with torch's, for batches of 1 and 7; raise
+        RemttaError if a difference, relative to the largest logit if that exceeds 1, is larger than `TOLERANCE`.
         """
         worst = 0.0
         for count in BATCHES:
@@ -83,10 +81,8 @@ class AdaptedModel:
 
 
 def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:
-    """Load the base of a delta by the options that `base_options` returned, and add the delta.
-
-    Raises:
-        RemttaError: If the base cannot be loaded, or the delta does not fit.
+    """Load the base of a delta by the options that `base_options` returned, and add the delta; raise RemttaError if the
+    base cannot be loaded, or the delta does not fit.
     """
     model = load(options)
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -16,10 +16,8 @@ from remtta.models.loading import load_model
 
 
 def write_timm(adapted: AdaptedModel, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors`, and verify them by loading them with timm and remtta.
-
-    Raises:
-        RemttaError: If the loaded model is not the adapted model.
+    """Write `config.json` and `model.safetensors`, and verify them by loading them with timm and remtta; raise
+    RemttaError if the loaded model is not the adapted model.
     """
     model: Any = adapted.model
     own = config_of(model)
@@ -41,7 +39,7 @@ def write_timm(adapted: AdaptedModel, folder: Path) -> None:
     was = adapted.card
     if (card.sha256, card.preprocessing, card.labels) != (was.sha256, was.preprocessing, was.labels):
         raise RemttaError(
-            f"timm {timm.__version__} does not load its export of {adapted.delta.model} as the model it was: a newer "
-            "timm records its arguments"
+            f"timm {timm.__version__} loads its own export of {adapted.delta.model} as a different model; update timm, "
+            "which then saves the arguments, or use --format onnx"
         )
     adapted.check("timm", again)

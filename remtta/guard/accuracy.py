@@ -133,7 +133,7 @@ class Estimator(Observer):
         alone = "source" if self._weight == 0 else "adapted"
         predictions = {"source": answers.source, "adapted": answers.adapted if adapts else None}
         net = answers.method.net
-        offsets = {"source": net.source_offset, "adapted": net.offset}
+        offsets = {"source": net.source_centre.offset, "adapted": net.centre.offset}
         for name, logits in {
             **predictions,
             alone: answers.logits if predictions[alone] is None else predictions[alone],

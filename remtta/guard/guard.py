@@ -1,10 +1,4 @@
-"""Detect without labels that adaptation does harm, choose predictions accordingly, and undo it.
-
-The evidence is the mutual information between input and prediction, H(mean p) - mean H(p), of the adapted against the
-source predictions on the same frames. It falls when one class takes over; but adaptation also makes every prediction
-more confident, which raises it. So the adapted logits are first scaled to the source's mean entropy: what remains is
-the difference at equal confidence.
-"""
+"""Detect without labels that adaptation does harm, choose predictions accordingly, and undo it."""
 
 from __future__ import annotations
 

@@ -54,17 +54,11 @@ class ObservedMethod:
         """Run `work`, which needs the adapted weights in the model; at once, as this model is not shared."""
         work()
 
-    def left_out(self, images: Tensor, fit: Tensor) -> str | None:
-        """Return why the next batch is excluded from learning, or None.
-
-        Args:
-            images: Shape (B, 3, H, W), preprocessed.
-            fit: Shape (B,), on the CPU: which of them may be learned from.
-        """
+    def left_out(self, fit: Tensor) -> str | None:
+        """Return why the next batch, of which `fit` (B,) may be learned from, is excluded from learning, or None."""
         if self.retired or not fit.any():
             return None
-        chosen = images[fit.to(images.device)]
-        return next((reason for each in self.observers if (reason := each.before(chosen))), None)
+        return next((reason for each in self.observers if (reason := each.before())), None)
 
     def predict(
         self,
@@ -118,10 +112,10 @@ class ObservedMethod:
         if learned.all():
             return self.method.answer(images) if later else self.method(images, labels)
         labels = None if labels is None else labels[learned]
-        before = self.method.net.offset
+        before = self.method.net.centre.offset
         others = self.method.predict(images[~learned]) + before
         own = self.method.answer(images[learned]) if later else self.method(images[learned], labels)
-        others -= self.method.net.offset  # these images must not influence the centring
+        others -= self.method.net.centre.offset  # these images must not influence the centring
         logits = others.new_empty(len(images), others.shape[1])
         logits[learned], logits[~learned] = own.to(logits), others
         return logits

@@ -105,8 +105,8 @@ class Observer:
 
     prefix: ClassVar[str]
 
-    def before(self, images: Tensor) -> str | None:
-        """Return why the next images (B, 3, H, W) are excluded from learning, or None."""
+    def before(self) -> str | None:
+        """Return why the next batch is excluded from learning, or None."""
         return None
 
     def learned(self, answers: Answers) -> None:

@@ -18,10 +18,8 @@ _BATCHES = "batches"
 
 
 def pace_of(method: Method) -> EveryNth | None:
-    """Return the pace of a method, or None if every batch is learned from.
-
-    Raises:
-        UsageError: If the method's updates do not last beyond their batch.
+    """Return the pace of a method, or None if every batch is learned from; raise UsageError if the method's updates do
+    not last beyond their batch.
     """
     every = method.objective.config.adapt_every
     if every == 1:
@@ -43,8 +41,8 @@ class EveryNth(Observer):
         self._every = every
         self._batches = 0  # since the start, or since the source weights came back
 
-    def before(self, images: Tensor) -> str | None:
-        """Return why the next images are excluded from learning; None for every N-th batch, from the first on."""
+    def before(self) -> str | None:
+        """Return why the next batch is excluded from learning; None for every N-th batch, from the first on."""
         self._batches += 1
         return None if self._batches % self._every == 1 else BETWEEN_UPDATES
 

@@ -73,7 +73,8 @@ class SideNetworks(Objective[Config]):
             self.networks = self.build().to(net.device).eval()
         self.trained = self.learned()
         self._start: dict[str, Tensor] = {}
-        net.normalise({**net.backbone.batch_norms, **batch_norms(self.networks)})
+        own = {f"beside.{name}": norm for name, norm in batch_norms(self.networks).items()}
+        net.normalise({**net.backbone.batch_norms, **own})
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -119,10 +120,8 @@ class SideNetworks(Objective[Config]):
 
     @torch.no_grad()
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Start from the tensors returned by `source_statistics`, of this or an equal model.
-
-        Raises:
-            ValueError: If they belong to other networks.
+        """Start from the tensors returned by `source_statistics`, of this or an equal model; raise ValueError if they
+        belong to other networks.
         """
         state = self.networks.state_dict()
         if {name: t.shape for name, t in statistics.items()} != {name: t.shape for name, t in state.items()}:

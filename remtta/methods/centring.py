@@ -39,9 +39,6 @@ class Centre:
     Attributes:
         offset: The values to subtract from logits (..., C): shape (C,), or 0 before the first batch.
         few: The fraction of the shown classes' part that stays in the logits, a scalar, 0 to 1.
-
-    Args:
-        device: The device of the logits.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -123,7 +120,7 @@ class Centre:
         return {name: tensor.detach().cpu().clone() for name, tensor in {**own, **means}.items()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
         self.forget()
         self.offset, self._corrected, self.few = (
             state[name].to(self._device) for name in ("offset", "corrected", "few")
@@ -137,11 +134,7 @@ class Centre:
 
 
 class _Mean:
-    """An exponentially weighted mean over images.
-
-    Args:
-        half_life: Number of images after which an image's weight is halved.
-    """
+    """An exponentially weighted mean over images, whose weights are halved after `half_life` further images."""
 
     def __init__(self, half_life: int) -> None:
         self._keep = 0.5 ** (1 / half_life)
@@ -168,7 +161,7 @@ class _Mean:
         return {"weight": torch.tensor(self._weight, dtype=torch.float64), **sums}
 
     def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
-        """Go on from what `state` returned."""
+        """Restore what `state` returned."""
         self._weight = float(state["weight"])
         self._sums = [state[str(number)].to(device) for number in range(len(state) - 1)]
 

@@ -35,6 +35,7 @@ def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size:
         )
     usual = method.objective.part_size(batch_size)
     state = copy.deepcopy(method.state())
+    method.net.batch_norms.warn_of_few(batch_size)  # now, not of the small batches that measure
     one, two = (_graph_bytes(method, count, input_size) for count in (1, 2))
     method.load_state(state)
     height, width = input_size

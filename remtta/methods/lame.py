@@ -106,7 +106,7 @@ def laplacian_correction(log_probs: Tensor, affinity: Tensor) -> Tensor:
     step sets z_i proportional to q_i exp(sum_j w_ij z_j). Uses double precision, since in single precision rounding
     would decide which step is the last.
     """
-    given, log_probs, affinity = log_probs, log_probs.double(), affinity.double()
+    given, log_probs, affinity = log_probs, log_probs.cpu().double(), affinity.cpu().double()  # MPS has no doubles
     log_z, earlier = log_probs, math.nan  # NaN differs from every objective
     for _ in range(_MAX_STEPS):
         pull = affinity @ log_z.exp()

@@ -96,10 +96,11 @@ class Updater(Generic[Kind]):
         The fit images (B,), by default none, update the centring. `share` interpolates the weights from the source's
         (0) to the adapted ones (1, the default); the images then update the source model's centring as well.
         """
+        images = self.net.enter(images)
         if fit is not None:
             self.net.expect(fit, for_both=share is not None)
         with contextlib.nullcontext() if share is None else self.net.weights.between(share):
-            return self.objective.predict(self.net.enter(images))
+            return self.objective.predict(images)
 
     @torch.no_grad()
     def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:

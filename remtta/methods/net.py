@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from remtta.methods.augmentations import PixelSpace
 from remtta.methods.centring import Centre
 from remtta.methods.settings.base import MethodConfig
 from remtta.models.inside import look_inside
-from remtta.models.precision import Context, ForwardContext
+from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.weights import AdaptedWeights
 
@@ -39,8 +40,9 @@ class Net:
         batch_norms: The statistics that batch norms use.
         generator: The method's random generator.
         micro_batch: Maximum number of images per forward and backward pass; None for the whole batch.
-        centre: Centres the adapted model's logits; None if they are not centred.
-        source_centre: Centres the source weights' logits; None likewise.
+        centred: Whether logits are centred.
+        centre: The offset of the adapted model's logits; 0 if they are not centred.
+        source_centre: The offset of the source weights' logits, likewise.
 
     Raises:
         ModelError: If the model cannot be adapted; the message gives the reason.
@@ -63,15 +65,20 @@ class Net:
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.micro_batch = config.micro_batch
         self.biases = _head_biases(self.backbone)
-        self.centre, self.source_centre = (Centre(self.device) if config.centre else None for _ in range(2))
+        self.centred, self.centre, self.source_centre = config.centre, Centre(self.device), Centre(self.device)
         self._config = config
-        self._source_context: Context = ForwardContext(module, config.precision)
+        self._source_context = ForwardContext(module, config.precision)
         self.normalise(norms)
 
     def normalise(self, norms: Mapping[str, BatchNorm]) -> None:
         """Let these batch norms, by name, normalise as configured."""
         self.batch_norms = BatchStatistics(norms, self._config.bn, self._config.bn_prior)
-        self.context = self.batch_norms.around(self._source_context)
+
+    @contextlib.contextmanager
+    def context(self, device: torch.device) -> Iterator[None]:
+        """Run forward passes on a device in the precision, and with the batch norms' statistics, as configured."""
+        with self._source_context(device), self.batch_norms if self.batch_norms.mixes else contextlib.nullcontext():
+            yield
 
     @property
     def device(self) -> torch.device:
@@ -107,18 +114,7 @@ class Net:
 
         All logits that losses and answers use pass through here, also those of masked views.
         """
-        logits = logits.float()
-        return logits if self.centre is None else logits - self.centre.offset
-
-    @property
-    def offset(self) -> Tensor:
-        """The current offset of the adapted model's logits: shape (C,), or 0."""
-        return torch.zeros((), device=self.device) if self.centre is None else self.centre.offset
-
-    @property
-    def source_offset(self) -> Tensor:
-        """The current offset of the source model's logits: shape (C,), or 0."""
-        return torch.zeros((), device=self.device) if self.source_centre is None else self.source_centre.offset
+        return logits.float() - self.centre.offset
 
     def expect(self, fit: Tensor, *, for_both: bool = False) -> None:
         """Start a new batch, whose plain logits come next; the mask (B,) selects images that count for centring.
@@ -126,8 +122,8 @@ class Net:
         With `for_both`, they update the source model's centre, too, in place of logits of its own.
         """
         self.batch_norms.expect(len(fit) if fit.all() else 0)
-        for centre in (self.centre, self.source_centre if for_both else None):
-            if centre is not None:
+        if self.centred:
+            for centre in (self.centre, self.source_centre) if for_both else (self.centre,):
                 centre.expect(fit)
 
     def note(self, plain: Tensor) -> Tensor:
@@ -135,11 +131,10 @@ class Net:
 
         Call it before other logits of the same batch pass through `head`.
         """
-        if self.centre is not None and self.source_centre is not None:
-            if self.source_centre.waits:
-                self.source_centre.note(plain)
-                self.centre.follow(self.source_centre)
-            self.centre.note(plain)
+        if self.source_centre.waits:
+            self.source_centre.note(plain)
+            self.centre.follow(self.source_centre)
+        self.centre.note(plain)
         return plain
 
     def plain(self, logits: Tensor) -> Tensor:
@@ -159,9 +154,7 @@ class Net:
 
     def centred_source(self, logits: Tensor, fit: Tensor | None) -> Tensor:
         """Return the source weights' logits (B, C), centred; images selected by `fit` (B,) update both centres."""
-        if self.source_centre is None or self.centre is None:
-            return logits
-        if fit is not None:
+        if self.centred and fit is not None:
             self.source_centre.expect(fit)
             self.source_centre.note(logits)
             self.centre.follow(self.source_centre)
@@ -172,21 +165,21 @@ class Net:
         logits become the source weights' if `keeps_source`.
         """
         self.batch_norms.forget()
-        for _, centre in self._centres():
-            if not keeps_source:
-                centre.forget()
-            elif centre is self.centre and self.source_centre is not None:
-                centre.load_state(self.source_centre.state())
+        if not keeps_source:
+            self.source_centre.forget()
+        self.centre.load_state(self.source_centre.state())
 
     def stream_state(self) -> dict[str, Tensor]:
         """Return the statistics in batch norms of the images so far, and what logits are centred by, on the CPU."""
-        centres = {f"{place}.{name}": each for place, own in self._centres() for name, each in own.state().items()}
+        centres = {
+            f"{place}.{name}": each for place, own in self._centres.items() for name, each in own.state().items()
+        }
         return {**self.batch_norms.state(), **centres}
 
     def load_stream_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `stream_state` returned, among other entries."""
         self.batch_norms.load_state(state)
-        for place, centre in self._centres():
+        for place, centre in self._centres.items():
             start = f"{place}."
             centre.load_state(
                 {name.removeprefix(start): each for name, each in state.items() if name.startswith(start)}
@@ -194,14 +187,14 @@ class Net:
 
     def with_offset(self, delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return a delta of weights with the centre's offset subtracted from the head's bias."""
-        if self.centre is None or not self.centre.offset.ndim:
-            return delta
         offset = self.centre.offset
+        if not offset.ndim:
+            return delta
         return {**delta, **{name: delta.get(name, torch.zeros_like(offset)) - offset for name in self.biases}}
 
-    def _centres(self) -> list[tuple[str, Centre]]:
-        pairs = ("centre", self.centre), ("source_centre", self.source_centre)
-        return [(name, centre) for name, centre in pairs if centre is not None]
+    @property
+    def _centres(self) -> dict[str, Centre]:
+        return {"centre": self.centre, "source_centre": self.source_centre} if self.centred else {}
 
     def part_size(self, batch_size: int) -> int:
         """Return the number of images of a batch that are processed at a time."""

@@ -27,8 +27,6 @@ class NORM(CentredSource[NORMConfig]):
     """
 
     settings = NORMConfig
-    only_predicts = False
-    predicts_after = False
 
     def __init__(self, net: Net, config: NORMConfig) -> None:
         super().__init__(net, config)

@@ -48,7 +48,10 @@ class Objective(Generic[Config]):
     needs_labels: ClassVar[bool] = False  # learns from true labels
     needs_source: ClassVar[bool] = False  # first needs clean images of the source domain
     num_models: ClassVar[int] = 1  # copies of the model's weights that it holds
-    passes_per_step: tuple[float, float] = 1, 1  # forward and backward per image; the maximum if that depends on it
+    passes_per_step: tuple[float, float] = (
+        1,
+        1,
+    )  # forward and backward per image; the maximum if it depends on the image
     adapts: bool = True  # batches change something
     delta_refusal: str | None = None  # why what it learns cannot be saved as a delta
     max_source_images: int | None = None  # None for all
@@ -84,7 +87,8 @@ class Objective(Generic[Config]):
 
     def predict(self, images: Tensor) -> Tensor:
         """Return the prediction (B, C) for a whole batch of images (B, 3, H, W), without adapting."""
-        return self.output(self.logits(images))
+        size = len(images) if self.net.batch_norms.mixes else self.part_size(len(images))
+        return self.output(torch.cat([self.logits(part) for part in images.split(size)]))
 
     def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
         """Return the prediction (B, C) before an update, and the update's targets if already known."""
@@ -225,8 +229,8 @@ class Descent:
         return torch.cat(views, dim=1)
 
     def _note_parts(self, images: Tensor, size: int) -> None:
-        """Centre by a whole new batch before its first part is learned from."""
-        if self._net.centre is not None and self._net.centre.waits:
+        """Centre by a whole new batch, and count it in recent statistics, before its first part is learned from."""
+        if self._net.centre.waits or self._net.batch_norms.waits:
             with torch.no_grad():
                 for part in images.split(size):
                     self._objective.logits(part)

@@ -27,8 +27,7 @@ def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntr
     """Set up REM on a model: predict a batch, then adapt the norms so that masked views agree and rank by entropy.
 
     Args:
-        model: A float32 classifier of an architecture known to `backbone_of`, possibly inside DataParallel or
-            torch.compile.
+        model: A float32 image classifier, possibly inside DataParallel or torch.compile.
         config: Settings; by default the paper's.
 
     Raises:
@@ -82,7 +81,7 @@ class RankedEntropy(Objective[REMConfig]):
     @torch.no_grad()
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
         """Return the plain view of the whole batch if its parts must be centred by the whole batch."""
-        in_parts = self.net.centre is not None and self.part_size(len(images)) < len(images)
+        in_parts = self.net.centred and self.part_size(len(images)) < len(images)
         return (self._views.plain(images) if in_parts else None) or ()
 
     def _mean_loss(self, views: Tensor) -> Tensor:

@@ -40,11 +40,7 @@ _log = logging.getLogger("remtta")
 
 
 def check_source_data(methods: Iterable[str], source_data: str | Path | None, *, calibrates: bool = False) -> None:
-    """Raise if methods lack their source images, or if nothing uses the source images given.
-
-    Raises:
-        UsageError: Naming the method that needs `--source-data`, or saying that none does.
-    """
+    """Raise UsageError if methods lack their source images, or if nothing uses the source images given."""
     names = list(methods)
     learners = [name for name in names if name in METHOD_TABLE and METHOD_TABLE[name].objective.needs_source]
     if learners and source_data is None:
@@ -55,8 +51,8 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
         )
     if source_data is not None and not learners and not calibrates:
         raise UsageError(
-            f"{', '.join(names)} does not learn from source images; leave --source-data out (in "
-            "remtta adapt it also is what --estimate SHARE goes by)"
+            f"none of {', '.join(names)} learns from source images; leave --source-data out (in remtta adapt it also "
+            "calibrates --estimate)"
         )
     if source_data is not None and not Path(source_data).exists():
         raise UsageError(f"--source-data: {source_data}: no such file or folder")

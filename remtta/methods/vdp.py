@@ -56,7 +56,7 @@ class VDP(Objective[VDPConfig]):
 
     def __init__(self, net: Net, config: VDPConfig) -> None:
         super().__init__(net, config)
-        size = preprocessing_of(net.model).input_size
+        self._size = size = preprocessing_of(net.model).input_size
         side = [max(1, round(config.prompt_share * length)) for length in size]
         generator = torch.Generator().manual_seed(0)
         self._places = {
@@ -71,6 +71,10 @@ class VDP(Objective[VDPConfig]):
         return self.net.logits(self._prompted(images, self._teacher))
 
     def _prompted(self, images: Tensor, prompts: Mapping[str, Tensor]) -> Tensor:
+        if images.shape[-2:] != self._size:
+            raise ValueError(
+                f"VDP's prompts are for images of {self._size}, and these are of {tuple(images.shape[-2:])}"
+            )
         images = images.clone()
         for name, prompt in prompts.items():
             (top, left), (height, width) = self._places[name], prompt.shape[1:]

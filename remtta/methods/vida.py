@@ -19,7 +19,7 @@ from remtta.methods.settings.base import BelowOne, Count, NonNegative, Optimizer
 from remtta.methods.teacher import Teacher, follow
 from remtta.options.option import Bounds
 
-_TEACHER, _SCALES = "teacher.", "scales"
+_TEACHER = "teacher."
 _LOW, _HIGH = ".low", ".high"
 _UNSURE = 0.1  # weight of the variance of logits
 
@@ -107,7 +107,7 @@ class ViDA(Teacher[ViDAConfig]):
         views = (
             self.net.pixels.augment(images, jitter, self.net.generator) for _ in range(self.config.num_augmentations)
         )
-        logits = torch.stack([self.in_parts(self.net.logits, view) for view in views])
+        logits = torch.stack([self.teacher_logits(view) for view in views])
         unsure = _UNSURE * logits.var(0).mean().cpu()
         sign = torch.tensor([-1.0, 1.0]) if unsure >= self.config.threshold else torch.tensor([1.0, -1.0])
         self._new_scales = 1 + sign * unsure
@@ -124,7 +124,6 @@ class ViDA(Teacher[ViDAConfig]):
         follow(self.net.weights.parameters, self.student, self.config.teacher_decay)
         follow({name: self._teacher[name] for name in self._adapters}, self.trained, self.config.adapter_decay)
         follow({name: self._teacher[name] for name in self._adapted}, self.trained, self.config.teacher_decay)
-        self.memory[_SCALES] = self._new_scales
         for name, folded in self._folded(self._teacher, self._new_scales).items():
             self.net.weights.parameters[name].copy_(folded)
 
@@ -136,7 +135,6 @@ class ViDA(Teacher[ViDAConfig]):
         for name in self._adapted:
             self._teacher[name].copy_(self.net.weights.parameters[name])
         self.memory |= {_TEACHER + name: tensor for name, tensor in self._teacher.items()}
-        self.memory[_SCALES] = torch.ones(2)
 
     def groups(self) -> list[dict[str, Any]]:
         adapters = {"params": list(self._adapters.values()), "lr": self.config.adapter_lr}

@@ -120,10 +120,8 @@ class MaskedViews:
 
 
 def num_kept(num_patches: int, mask_ratio: float) -> int:
-    """Return the number of `num_patches` tokens kept at a mask ratio: int(N * (1 - ratio)).
-
-    Raises:
-        UsageError: If none would be kept.
+    """Return the number of `num_patches` tokens kept at a mask ratio: int(N * (1 - ratio)); raise UsageError if none
+    would be kept.
     """
     kept = int(num_patches * (1 - mask_ratio))
     if kept < 1:

@@ -130,7 +130,7 @@ def _check_size(name: str, checkpoint: str | Path | None, kwargs: Mapping[str, A
     files = Path(name.removeprefix(_LOCAL)).iterdir() if local and checkpoint is None else [Path(checkpoint or "")]
     largest = max((file.stat().st_size for file in files if file.is_file()), default=0)
     if num_bytes > min(_MAX_BYTES, max(_MIN_BYTES, _MAX_TIMES * largest) if largest else _MAX_BYTES):
-        beside = f", and the file of its weights is of {largest / 2**20:,.1f} MiB" if largest else ""
+        beside = f", but its weights file has only {largest / 2**20:,.1f} MiB" if largest else ""
         text = f"{name} could not be built: it would take {num_bytes / 2**20:,.0f} MiB{beside}"
         raise CheckpointError(f"{text}; its config.json is damaged") if local else ModelError(text)
 

@@ -97,7 +97,7 @@ def read_labels(labels: Sequence[str] | str | Path | None) -> Sequence[str] | No
 
 def checked_labels(labels: Sequence[str], model: Any) -> list[str]:
     if len(labels) != model.num_classes:
-        raise UsageError(f"the label file names {len(labels)} classes, but the model has {model.num_classes}")
+        raise UsageError(f"there are {len(labels)} labels, but the model has {model.num_classes} classes")
     return list(labels)
 
 

@@ -106,7 +106,10 @@ def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> tuple[str, str |
         )
     tags = open_clip.list_pretrained_tags_by_model(model)
     if (found and tag not in tags) or not (found or has_checkpoint):
-        raise UsageError(f"{name} needs its weights' name or a --checkpoint; open_clip has {', '.join(tags) or 'none'}")
+        raise UsageError(
+            f"{name} needs weights: name them (clip:NAME/WEIGHTS) or give --checkpoint; open_clip has "
+            f"{', '.join(tags) or 'none'}"
+        )
     return model, tag or None
 
 

@@ -50,11 +50,7 @@ class Described(nn.Module):
 
 
 def logits_in(returned: Any, output: Output | None, model: nn.Module) -> Tensor:
-    """Return the logits (B, C) in a model's output.
-
-    Raises:
-        ModelError: If there are none, with what to do.
-    """
+    """Return the logits (B, C) in a model's output; raise ModelError if there are none, with what to do."""
     found = returned if output is None else output(returned)
     found = getattr(found, "logits", found)  # transformers' outputs
     if isinstance(found, Tensor) and found.ndim == 2:

@@ -65,11 +65,7 @@ class TransformersFolder:
 
     @property
     def weights(self) -> Path:
-        """The file of its weights.
-
-        Raises:
-            CheckpointError: If there is none, or there are several.
-        """
+        """The file of its weights; raise CheckpointError if there is none, or there are several."""
         for name in _WEIGHTS:
             if (self.path / name).is_file():
                 return self.path / name
@@ -254,7 +250,7 @@ def _kind(path: Path, config: Config) -> str:
 
 def _colours(path: Path, config: Config) -> dict[str, Any]:
     if not config.get("do_rescale", True) or not math.isclose(config.get("rescale_factor", 1 / 255), 1 / 255):
-        raise CheckpointError(f"{path} does not divide pixels by 255, as remtta does; give the model such images")
+        raise CheckpointError(f"{path} does not divide pixels by 255, as remtta does, so it cannot be used")
     if not config.get("do_normalize", True):
         return {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     return {"mean": _three(config["image_mean"]), "std": _three(config["image_std"])}
@@ -266,11 +262,7 @@ def _three(values: Any) -> tuple[float, ...]:
 
 
 def _geometry(path: Path, kind: str, config: Config) -> dict[str, Any]:
-    """Translate resizing and cropping.
-
-    Raises:
-        CheckpointError: If timm has no such transform.
-    """
+    """Translate resizing and cropping; raise CheckpointError if timm has no such transform."""
     crop = pair(config["crop_size"]) if config.get("do_center_crop") else None
     size = config["size"]
     short = size.get("shortest_edge") if isinstance(size, dict) else size if kind in _KEEPING_RATIO else None
@@ -281,10 +273,12 @@ def _geometry(path: Path, kind: str, config: Config) -> dict[str, Any]:
     if not config.get("do_resize", True):
         resized, crop = (crop or resized), None  # images have that size already
     elif short is not None and (crop is None or crop[0] != crop[1]):
-        raise CheckpointError(f"{path} keeps the shapes of images ({size}); remtta needs one size: add a crop_size")
+        raise CheckpointError(
+            f"{path} keeps the aspect ratio of images ({size}); remtta needs one size: add a crop_size"
+        )
     crop_pct = _share(crop or resized, resized)
     if crop_pct is None:
-        raise CheckpointError(f"{path} crops {crop} of {resized}, which are not of one shape; timm cannot do so")
+        raise CheckpointError(f"{path} crops {crop} of {resized}, which differ in aspect ratio; timm cannot do that")
     return {
         "input_size": (3, *(crop or resized)),
         "crop_pct": crop_pct,

@@ -49,7 +49,7 @@ def timm_tower(visual: Any, name: str) -> ImageTower:
     if kind == "ModifiedResNet":
         return _modified_resnet(visual, name)
     if kind != "VisionTransformer":
-        raise ModelError(f"{name} has an image tower of a kind that remtta does not read: {kind}")
+        raise ModelError(f"{name} has an image tower that remtta cannot convert: {kind}")
     return _vision_transformer(visual, name)
 
 

@@ -33,9 +33,6 @@ _Converted = dict[int, tuple[Tensor, int, Tensor]]
 _CONVERTED: weakref.WeakKeyDictionary[nn.Module, _Converted] = weakref.WeakKeyDictionary()
 """The bf16 copies of each model, shared by several methods on it."""
 
-Context = Callable[[torch.device], contextlib.AbstractContextManager[object]]
-"""Context manager for forward passes on a device."""
-
 
 class LinearLayers(TorchFunctionMode):
     """Context in which `F.linear` on a CPU uses this module's products, forward and backward.

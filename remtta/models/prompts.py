@@ -53,17 +53,17 @@ TEMPLATES: dict[str, tuple[str, ...]] = {
 
 
 def templates_of(prompts: str | Sequence[str]) -> tuple[str, ...]:
-    """Return templates by name, from a file with one per line, or as given.
-
-    Raises:
-        UsageError: If the name or file does not exist, or a template does not have exactly one placeholder.
+    """Return templates by name, from a file with one per line, or as given; raise UsageError if the name or file does
+    not exist, or a template does not have exactly one placeholder.
     """
     if not isinstance(prompts, str):
         return _checked(tuple(prompts), "the templates")
     if prompts in TEMPLATES:
         return TEMPLATES[prompts]
     if not Path(prompts).is_file():
-        raise UsageError(f'unknown prompts "{prompts}"; choose {", ".join(TEMPLATES)}, or a file of a template a line')
+        raise UsageError(
+            f'unknown prompts "{prompts}"; choose {", ".join(TEMPLATES)}, or a file with one template per line'
+        )
     try:
         lines = Path(prompts).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

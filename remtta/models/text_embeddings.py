@@ -20,10 +20,8 @@ _EMBEDDINGS, _SCALE, _BIAS = "embeddings", "logit_scale", "logit_bias"
 
 
 def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:
-    """Write a zero-shot head's class embeddings, scale, bias and their origin.
-
-    Raises:
-        OutputError: If the .safetensors file cannot be written.
+    """Write a zero-shot head's class embeddings, scale, bias and their origin; raise OutputError if the .safetensors
+    file cannot be written.
     """
     texts = head.texts
     about = {
@@ -76,8 +74,8 @@ def classify_by_texts(model: Any, name: str, path: str | Path) -> list[str]:
     width = getattr(projection, "out_features", model.num_features)
     if projection is None or width != tensors[_EMBEDDINGS].shape[1]:
         raise ModelError(
-            f"{name} gives {width} numbers per image and {path} has {tensors[_EMBEDDINGS].shape[1]} per class; "
-            "take the image tower of the model that the texts were embedded by"
+            f"{name} has image embeddings of size {width}, and {path} has class embeddings of size "
+            f"{tensors[_EMBEDDINGS].shape[1]}; use the image tower that belongs to the text tower"
         )
     head = ZeroShotHead(projection, tensors[_EMBEDDINGS].float(), tensors[_SCALE], tensors[_BIAS], texts)
     model.set_submodule(place, head)

@@ -29,7 +29,7 @@ class ClassTexts:
         """The text tower; raises ModelError if there is none."""
         if self.source is None:
             raise ModelError(
-                "the method needs a text tower, and --text-embeddings come without; take the whole model, such as "
+                "the method needs a text tower, which --text-embeddings do not include; use the whole model, such as "
                 "clip:ViT-B-16/openai"
             )
         return self.source

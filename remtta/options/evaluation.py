@@ -74,11 +74,7 @@ class DataOptions:
         check_options(self)
 
     def severities_for(self, scenario: str) -> Sequence[int] | None:
-        """Return the severities that a scenario visits; None for the default.
-
-        Raises:
-            UsageError: If severities are given but the scenario determines them.
-        """
+        """Return the severities that a scenario visits, None for the default; raise UsageError if it has its own."""
         if scenario == "gradual" and self.severities is not None:
             raise UsageError("the gradual scenario visits all severities; leave --severity out")
         return _ALL_SEVERITIES if scenario == "gradual" else self.severities

@@ -51,7 +51,7 @@ class GuardOptions:
         Answer | None,
         _answers(
             "Model that answers: the adapted one, or both, by the mean of their probabilities.",
-            default="by the method: both for remtta and light, else adapted",
+            default="by the method: both for remtta, light and, with batch norms, fast, else adapted",
             common=True,
             more="guard.md#who-answers",
         ),

@@ -239,11 +239,7 @@ def is_list(member: Member) -> bool:
 
 
 def read_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
-    """Parse `img_size=32` and the like to Python values; values that are not literals stay strings.
-
-    Raises:
-        UsageError: If one is not a pair.
-    """
+    """Parse `img_size=32` and the like to Python values, or else strings; raise UsageError for other forms."""
     read: dict[str, Any] = {}
     for pair in pairs:
         key, found, value = pair.partition("=")

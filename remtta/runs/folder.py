@@ -22,7 +22,7 @@ MQTT = "mqtt.json"  # how many bytes of the predictions the broker has confirmed
 RESERVE = ".reserve"
 SITE = "site.json"  # of many streams that share a model, with their folders beside it
 
-OWN_FILES = (PREDICTIONS, DELTA, RECORD, STATE, EVENTS, MQTT, SITE, RESERVE, LOCK)
+OWN_FILES = (PREDICTIONS, DELTA, RECORD, RESULTS, STATE, EVENTS, MQTT, SITE, RESERVE, LOCK)
 """What runs write, and nothing else may."""
 
 _LONGEST_SHOWN, _MOST_SHOWN = 60, 3
@@ -63,23 +63,14 @@ def _made(folder: Path) -> bool:
 
 
 def check_folder(folder: Path, *, overwrite: bool, resume: bool = False) -> None:
-    """Raise if a run folder cannot be used; changes nothing.
-
-    Raises:
-        UsageError: If another run writes to it, it holds an evaluation, or an earlier run or other files that may not
-            be overwritten, or it is not a folder.
-        OutputError: If it is not writable.
-    """
+    """Raise if a run folder is in use or not writable, or holds what may not be overwritten; changes nothing."""
     check_not_in_use(folder)
     if (folder / RESULTS).exists():
         raise UsageError(f"{folder} holds an evaluation; choose another --output")
-    if resume:
-        check_can_hold(folder, "a run folder", "--output")
-        return
     if (folder / SITE).exists():
         raise UsageError(f"{folder} holds the runs of many streams; choose another --output, or add --streams")
-    _check_free(folder, overwrite=overwrite)
-    if not overwrite:
+    _check_free(folder, overwrite=overwrite or resume)
+    if not overwrite and not (folder / RECORD).exists():
         refuse_others_files(folder)
 
 
@@ -89,7 +80,8 @@ def refuse_others_files(folder: Path) -> None:
     Hidden files do not count, nor do .json files: a failed run may have left its health file.
     """
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if others := [name for name in names if not name.startswith(".") and not name.endswith(".json")]:
+    named = (name for name in names if name not in OWN_FILES)
+    if others := [name for name in named if not name.startswith(".") and not name.endswith(".json")]:
         raise UsageError(
             f"{folder} is not empty ({others[0]}{', ...' if others[1:] else ''}) and holds no earlier run; choose "
             "another --output, or add --overwrite to write there anyway"
@@ -97,16 +89,15 @@ def refuse_others_files(folder: Path) -> None:
 
 
 def check_site(folder: Path, names: Iterable[str], *, overwrite: bool, resume: bool) -> None:
-    """Raise if a folder cannot hold the runs of these streams, each in a folder of its own; changes nothing.
-
-    Raises:
-        UsageError: If another run writes to one of them, or one holds an earlier run that may not be overwritten.
-        OutputError: If it is not writable.
-    """
+    """Raise if a folder cannot hold the runs of these streams, each in a folder of its own; changes nothing."""
     check_not_in_use(folder)
     check_can_hold(folder, "a run folder", "--output")
     if (folder / RECORD).exists():
         raise UsageError(f"{folder} holds the run of a single stream; choose another --output for --streams")
+    if (folder / SITE).exists() and not (overwrite or resume):
+        raise UsageError(
+            f"{folder} holds earlier runs of streams; choose another --output, or add --overwrite or --resume"
+        )
     for name in names:
         check_folder(folder / name, overwrite=overwrite, resume=resume)
 
@@ -156,24 +147,14 @@ class RunFolder:
         self._reserves = False
 
     def lock(self) -> None:
-        """Create the folder if needed, and lock it for this process.
-
-        Raises:
-            UsageError: If another run is writing to it.
-            OutputError: If it cannot be created.
-        """
+        """Create the folder if needed, and lock it for this process; raise UsageError if another run writes to it."""
         with writing(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
         remove_leftovers(self.path, OWN_FILES)
 
     def claim(self) -> None:
-        """Prepare the folder for a new run.
-
-        Raises:
-            UsageError: If it holds an earlier run that may not be overwritten, or one that lost its record.
-            OutputError: If it cannot be created or written to.
-        """
+        """Prepare the folder for a new run; raise UsageError if it holds one that may not be replaced."""
         left = [name for name in (PREDICTIONS, DELTA) if (path := self.path / name).is_file() and path.stat().st_size]
         if self._resume and left:
             raise UsageError(

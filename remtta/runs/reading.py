@@ -31,11 +31,7 @@ def reading(place: Path) -> Iterator[None]:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a JSON Lines file such as `predictions.jsonl`.
-
-    Raises:
-        RemttaError: If a line is damaged.
-    """
+    """Yield the rows of a JSON Lines file such as `predictions.jsonl`; raise RemttaError if a line is damaged."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:

@@ -96,11 +96,8 @@ class Scribe(Listener):
             self._events = RowWriter(self.summary.output / EVENTS, durable=True)
 
     def resume(self) -> None:
-        """Open the files of an earlier run whose state was saved at the summary's place, and go on from there.
-
-        Raises:
-            UsageError: If lines are missing or damaged.
-            OutputError: If the files cannot be written.
+        """Open the files of an earlier run whose state was saved at the summary's place, and go on from there; raise
+        UsageError if lines are missing or damaged.
         """
         live, place = self._plan.stream.live, self.summary.place
         self._rows = RowWriter(
@@ -151,7 +148,8 @@ class Scribe(Listener):
         self.summary.place.last = [last.source, last.number]
         logits = result.answers.logits
         nats = float(entropy(logits).mean()) if len(logits) else None
-        self.summary.note_answer(batch.frames[0].read_at, nats)
+        if batch.unreported:
+            self.summary.note_answer(batch.unreported[0].read_at, nats)
         if self._plan.options.on_error == "skip":
             for frame in batch.unreported:
                 if frame.error:
@@ -162,6 +160,7 @@ class Scribe(Listener):
         summary, place, frames = self.summary, self.summary.place, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
         place.dropped = self._record.num_dropped
+        self._note_place()  # at once: if an event cannot be written, the state must not count rows that it lacks
         summary.num_alarms = self._plan.adapter.total_alarms
         summary.estimates = result.answers.estimates or summary.estimates
         for frame in frames:

@@ -23,7 +23,7 @@ from remtta.runs.states import restore_state
 from remtta.streams.batches import Batch
 
 OUT_OF_TIME = "out of time"
-"""Why a frame is not learned from, though its batch is still compared and centred by."""
+"""Why a frame is not learned from: no time was left. It still counts for the guard and the centring."""
 
 PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 
@@ -184,7 +184,7 @@ class Session:
             learn = batch.learn and method.adapts and not self.adapter.frozen
             excluded = dict(self._policy.excluded(batch, pixels)) if learn else {}
             fit = torch.tensor([learn and excluded.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
-            why = OUT_OF_TIME if OUT_OF_TIME in excluded.values() else self.adapter.left_out(pixels, fit)
+            why = OUT_OF_TIME if OUT_OF_TIME in excluded.values() else self.adapter.left_out(fit)
             excluded = {frame.index: why for frame in frames if why} | excluded
             called = bool(fit.any()) and not why and not self.adapter.retired
             labels = None if batch.labels is None else batch.labels.to(self._card.device)

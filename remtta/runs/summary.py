@@ -65,7 +65,7 @@ class RunSummary:
     def end(self, reason: BaseException) -> None:
         """Record why the run ended: a stop, a closed pipe, the guard, or an error."""
         if isinstance(reason, Stopped):
-            self.exit_reason, self.signum = reason.name, reason.signum
+            self.exit_reason, self.signum = str(reason), reason.signum
         elif isinstance(reason, ReaderGone):
             self.exit_reason = "closed pipe"
         elif isinstance(reason, GuardStop):

@@ -138,8 +138,7 @@ class Connection:
             if self._is_taken():
                 shot = self._decoded(cv2, capture, arrived)
                 self.shots.put(shot)
-                if watchdog.is_starved_after(finite or shot.pixels is not None):
-                    return
+                stalled |= watchdog.is_starved_after(finite or shot.pixels is not None)
             self.number += 1
             if stalled:
                 return

@@ -27,7 +27,9 @@ def read_sources(path: Path) -> dict[str, str]:
         if not equals or not address:
             raise UsageError(f"{place} is not a name and an address; a list of sources has {_FORM}")
         if not _NAME.fullmatch(name):
-            raise UsageError(f"{place}: a name has letters, digits, - and _ only, 64 at most, and begins with no sign")
+            raise UsageError(
+                f"{place}: a name has at most 64 letters, digits, - and _, and starts with a letter or digit"
+            )
         if name.lower() in map(str.lower, sources):  # case-insensitive file systems do not distinguish the folders
             raise UsageError(f"{place}: there is a stream called {name} already; call this one something else")
         if address == "-":

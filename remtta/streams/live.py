@@ -84,11 +84,8 @@ class LiveSource:
         return 0.0 if lost_at is None else self._clock() - lost_at
 
     def frames(self) -> Generator[Frame]:
-        """Yield the frames, once.
-
-        Raises:
-            StreamError: If OpenCV cannot be loaded, the source cannot be opened or yields no frame, or it was lost and
-                did not come back in time, or reconnection is off.
+        """Yield the frames, once; raise StreamError if OpenCV cannot be loaded, the source cannot be opened or yields
+        no frame, or it was lost and did not come back in time, or reconnection is off.
         """
         cv2 = load_opencv("video", StreamError)
         began: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import os
 import queue
 import threading
@@ -76,9 +77,8 @@ def prefetch(
     pool = futures.ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="remtta-decode")
     decode = partial(_decode, transform=transform, memory=memory or Budget())
     # A daemon thread: a reader blocked on a pipe or a camera must not keep the process alive.
-    reader = threading.Thread(
-        target=_read, args=(enumerate(frames, first), decode, pool, ready, room, demand, stop), daemon=True
-    )
+    read = partial(_read, enumerate(frames, first), decode, pool, ready, room, demand, stop)
+    reader = threading.Thread(target=contextvars.copy_context().run, args=(read,), daemon=True)
     reader.start()
     try:
         while True:

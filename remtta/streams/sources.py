@@ -187,7 +187,7 @@ def _find(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
     if exists and _is_video(name):
         return Stream(name, "video", itertools.islice(iter_video(name, stride=frame_stride), limit))
     if exists and has_suffix(name, (".txt",)):
-        raise UsageError(f"{name} is a text file; add --streams if it lists streams; paths of images are read by -")
+        raise UsageError(f"{name} is a text file; add --streams if it lists streams, or pipe image paths into -")
     if exists:
         return _of_paths(name, "image", [name], frame_stride, limit)
     if "://" in name:
@@ -250,7 +250,7 @@ def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int
         left_out.clear()
         files = list_files(folder, VIDEO_SUFFIXES, sort, left_out)
     elif videos := sum(count for suffix, count in left_out.items() if suffix in VIDEO_SUFFIXES):
-        _log.warning("%s is read as a folder of images: %s in it are ignored", folder, counted(videos, "video"))
+        _log.warning("%s is read as a folder of images; ignoring %s in it", folder, counted(videos, "video"))
     if not files:
         there = f"{shown_counts(left_out)}, and " if left_out else ""
         raise UsageError(f"{folder}: {there}no images or videos in this folder or below it")

@@ -25,11 +25,7 @@ _log = logging.getLogger("remtta")
 
 
 def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
-    """Yield every stride-th frame of a video file; the others are not converted.
-
-    Raises:
-        StreamError: If OpenCV cannot be loaded, the source cannot be opened, or it yields no frame.
-    """
+    """Yield every stride-th frame of a video file; raise StreamError if it cannot be opened, or has no frame."""
     cv2 = load_opencv("video", StreamError)
     capture = open_capture(source)
     try:
@@ -93,10 +89,8 @@ def video_frame(
 def open_capture(
     source: str | int, open_timeout_s: float = OPEN_TIMEOUT_S, read_timeout_s: float = READ_TIMEOUT_S
 ) -> Any:
-    """Return a `cv2.VideoCapture` of a path, camera or URL, with FFmpeg's timeouts; it may not be open.
-
-    Raises:
-        StreamError: If OpenCV cannot be loaded, or cannot take the name.
+    """Return a `cv2.VideoCapture` of a path, camera or URL, with FFmpeg's timeouts; it may not be open. Raise
+    StreamError if OpenCV cannot be loaded, or cannot take the name.
     """
     cv2 = load_opencv("video", StreamError)
     if isinstance(source, int):

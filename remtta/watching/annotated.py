@@ -28,10 +28,8 @@ _MP4 = {"movflags": "frag_every_frame+empty_moov+default_base_moof", "flush_pack
 
 
 def check_video(path: Path, folder: Path, *, overwrite: bool, resume: bool) -> Path:
-    """Return the file of a run's video: the requested one or, if the run resumes, a new one beside the earlier parts.
-
-    Raises:
-        UsageError: If it cannot be created.
+    """Return the file of a run's video: the requested one or, if the run resumes, a new one beside the earlier parts;
+    raise UsageError if it cannot be created.
     """
     needed("av", "video", "--annotate")
     check_target(path, "--annotate", ".mp4", overwrite=overwrite or resume, made_by_then=folder)
@@ -75,7 +73,7 @@ class AnnotatedVideo:
 
         if self._container is None:
             self._open(*picture.size)
-        # A camera's times restart with each connection.
+        # Times restart with each video of a list or folder.
         self._last_s = time_s if time_s is not None and time_s > self._last_s else self._last_s + _FRAME_S
         frame = av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")
         frame.pts, frame.time_base = round(self._last_s / _MS), _MS

@@ -21,10 +21,10 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histograms' buckets; exact to within 4 %, the width of a bin of `Latencies`."""
 
 _HISTOGRAMS = {
-    "latency_seconds": ("From a full batch to its predictions, of each frame.", "latencies"),
-    "step_seconds": ("What a batch took, its update included, of each frame.", "steps"),
-    "read_seconds": ("What the source took to give a frame.", "reads"),
-    "decode_seconds": ("What decoding and preprocessing a frame took.", "decodes"),
+    "latency_seconds": ("Time from a full batch to its predictions, per frame.", "latencies"),
+    "step_seconds": ("Time of a batch with its update, per frame.", "steps"),
+    "read_seconds": ("Time to read a frame from the source.", "reads"),
+    "decode_seconds": ("Time to decode and preprocess a frame.", "decodes"),
 }
 """Metric to its description, and the attribute of a run's record that holds it."""
 
@@ -79,7 +79,7 @@ class Metrics:
 
         runs = self.watch()
         yield GaugeMetricFamily("remtta_loading", "1 until the model is there and the runs begin.", float(not runs))
-        info = InfoMetricFamily("remtta_run", "What runs.", labels=["stream"])
+        info = InfoMetricFamily("remtta_run", "The model and method of a run.", labels=["stream"])
         for name, run in runs.items():
             info.add_metric([name], {**run["run"], "version": __version__})
         yield info
@@ -127,7 +127,7 @@ def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
         "updates": ("Optimizer steps.", summary.num_updates),
         "answered_by_source": ("Frames that the source model answered alone.", summary.place.by_source),
         "answered_by_both": ("Frames that the source model had a share in.", summary.place.by_both),
-        "guard_alarms": ("Alarms of the guard, each a rollback.", guard.judge.now.total_alarms if guard else None),
+        "guard_alarms": ("Alarms of the guard.", guard.judge.now.total_alarms if guard else None),
         "dropped": ("Frames dropped for newer ones.", live.get("dropped")),
         "gaps": ("Times a live source was lost and came back.", live.get("gaps")),
     }
@@ -143,9 +143,12 @@ def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
         "running": ("1 until the run has ended.", float(summary.ended is None)),
         "failed": ("1 where an error has ended it.", float(summary.ended == "error")),
         "last_frame_timestamp_seconds": ("When a frame was last predicted.", predicted),
-        "lag_seconds": ("Age of a live source's oldest frame, once predicted.", summary.lag_s),
+        "lag_seconds": ("Age of a live source's oldest frame when it was predicted.", summary.lag_s),
         "entropy_nats": ("Mean entropy of the last batch's predictions.", summary.entropy),
         "estimated_accuracy": ("Of the answers to the last 500 frames.", summary.estimates.get("answers")),
         "adapted_weight": ("The adapted model's share in answers.", guard.judge.weight if guard else None),
-        "guard_lead": ("What the adapted model sees more, as a share.", lead if math.isfinite(lead) else None),
+        "guard_lead": (
+            "Relative lead of the adapted model over the source model; negative means harm.",
+            lead if math.isfinite(lead) else None,
+        ),
     }

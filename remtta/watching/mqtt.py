@@ -47,10 +47,8 @@ class Topic:
 
 
 def parse_topic(text: str) -> Topic:
-    """Parse `mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC`, or `mqtts://` for TLS.
-
-    Raises:
-        UsageError: If it is malformed, or paho-mqtt is missing.
+    """Parse `mqtt://[USER:PASSWORD@]HOST[:PORT]/TOPIC`, or `mqtts://` for TLS; raise UsageError if it is malformed, or
+    paho-mqtt is missing.
     """
     needed("paho.mqtt.client", "mqtt", "--mqtt")
     try:

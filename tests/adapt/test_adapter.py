@@ -75,28 +75,19 @@ def test_gray_pictures_are_answered_as_in_three_equal_channels() -> None:
 
 
 def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    adapter = adapter_of()
+    adapter, grey, one = adapter_of(), np.zeros((32, 32), np.float32), torch.zeros(3, 32, 32, dtype=torch.uint8)
     refused: list[tuple[Any, str]] = [
         ([], "at least one picture"),
         (Image.new("RGB", (32, 32)), r"for one, pass \[image\]"),
         (np.zeros((32, 32, 3), np.uint8), r"for one, pass \[image\]"),
         (["a.png"], "a.png is a path, not a picture; pass paths to remtta.stream"),
-        (
-            [np.zeros((32, 32), np.float32)],
-            r"uint8 array of shape .* got float32 of \(32, 32\); pass preprocessed images",
-        ),
+        ([grey], r"uint8 array of shape .* got float32 of \(32, 32\); pass preprocessed images"),
         ([torch.zeros(3, 32, 32)], r"got torch.float32 of \(3, 32, 32\); pass preprocessed images as one tensor"),
         ([None], "got NoneType"),
         (torch.full((5, 3, 32, 32), torch.nan), "values that are not finite"),
         (torch.zeros(5, 1, 32, 32), r"images must be float32 of shape \(B, 3, 32, 32\)"),
-        (
-            torch.zeros(3, 32, 32, dtype=torch.uint8),
-            r"images must be uint8 of shape .*, got torch.uint8 of shape \(3, 32, 32\)$",
-        ),
-        (
-            torch.zeros(2, 32, 32, 3, dtype=torch.uint8),
-            r"32, 3\); images.permute\(0, 3, 1, 2\) puts the channels first$",
-        ),
+        (one, r"images must be uint8 of shape .*, got torch.uint8 of shape \(3, 32, 32\)$"),
+        (one.permute(1, 2, 0)[None], r"32, 3\); images.permute\(0, 3, 1, 2\) puts the channels first$"),
         (torch.zeros(0, 3, 32, 32), r"images must be float32 of shape \(B, 3, 32, 32\)"),
         (torch.zeros(5, 3, 48, 48), r"images must be float32 of shape \(B, 3, 32, 32\)"),
     ]
@@ -132,12 +123,8 @@ def test_a_state_continues_in_another_adapter_to_the_same_answers() -> None:
     before = third.state_dict()
     sgd = adapter_of(optimizer="sgd", momentum=0.9)
     sgd(first)
-    for state in (
-        sgd.state_dict(),
-        adapter_of(method="tent").state_dict(),
-        {},
-        {**one.state_dict(), "more": torch.zeros(1)},
-    ):
+    more = {**one.state_dict(), "more": torch.zeros(1)}
+    for state in (sgd.state_dict(), adapter_of(method="tent").state_dict(), {}, more):
         with pytest.raises(UsageError, match="does not fit an adapter of this model"):
             third.load_state_dict(state)
         after = third.state_dict()
@@ -148,12 +135,9 @@ def test_the_state_of_another_model_or_method_is_refused_and_changes_nothing() -
     adapter, own = adapter_of(), adapter_of().state_dict()
     others = [tiny_vit(seed=1), tiny_vit(depth=3), tiny_vit(num_classes=9)]
     states = [(Adapter(model, **GIVEN).state_dict(), "its base_sha256 is another or missing") for model in others]
-    states += [
-        ({**own, "method": adapter_of(method="light").state_dict()["method"]}, "its method is another or missing")
-    ]
-    states += [
-        ({name: own[name] for name in own if name != "base_sha256"}, "its base_sha256 is another or missing")
-    ]  # of 0.2.0
+    light, old = adapter_of(method="light").state_dict(), {name: own[name] for name in own if name != "base_sha256"}
+    states += [({**own, "method": light["method"]}, "its method is another or missing")]
+    states += [(old, "its base_sha256 is another or missing")]  # of 0.2.0
     for state, why in states:
         with pytest.raises(UsageError, match=rf"does not fit an adapter of this model, method and settings \({why}\)$"):
             adapter.load_state_dict(state)
@@ -259,7 +243,7 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         adapter_of(batch_size="4")
     with pytest.raises(UsageError, match="seed must be a whole number, got True"):
         adapter_of(seed=True)
-    with pytest.raises(UsageError, match=r"what remtta.load_delta returns, got dict; .* from its state_dict\(\)"):
+    with pytest.raises(UsageError, match=r"what remtta.load_delta returns, got dict; .* use load_state_dict"):
         adapter_of(delta=adapter_of().delta())
     with pytest.raises(UsageError, match=r"what remtta.load_delta returns, got str"):
         apply_delta(tiny_vit(), "delta.safetensors")  # type: ignore[arg-type]

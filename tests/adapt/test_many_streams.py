@@ -157,9 +157,7 @@ def test_a_stop_saves_all_and_they_go_on(
         assert_same_results(tmp_path / "site" / name, alone / name)
 
 
-def test_a_stop_predicts_the_frames_that_wait_in_every_stream(
-    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_predicts_the_frames_that_wait_in_every_stream(tmp_path: Path) -> None:
     slow, stopped = tiny_vit(), threading.Event()
     slow.register_forward_pre_hook(lambda *_: time.sleep(0.2))
 
@@ -222,7 +220,7 @@ def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Pat
     adapt_site({"yard": folders["yard"]}, tmp_path / "site", "source")
     with pytest.raises(UsageError, match="site holds the runs of many streams"):
         adapt_tiny(folders["yard"], tmp_path / "site")
-    with pytest.raises(UsageError, match="yard holds an earlier run"):
+    with pytest.raises(UsageError, match="site holds earlier runs of streams"):
         adapt_site(folders, tmp_path / "site")
 
 
@@ -260,14 +258,8 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
     adapt_site(dict.fromkeys(folders, folders["yard"]), tmp_path / "site", "source")
     streams = open_streams({name: str(folder) for name, folder in folders.items()})
     told: list[int] = []
-    summary = adapt_site(
-        streams,
-        tmp_path / "site",
-        options={"overwrite": True},
-        jobs=2,
-        health=tmp_path / "health.json",
-        on_batch=lambda site: told.append(site.num_frames),
-    )
+    more: dict[str, Any] = {"health": tmp_path / "health.json", "on_batch": lambda site: told.append(site.num_frames)}
+    summary = adapt_site(streams, tmp_path / "site", options={"overwrite": True}, jobs=2, **more)
     assert summary.exit_reason == "error: 1 of 3 streams failed"
     ends = {name: stream["exit_reason"] for name, stream in json_of(tmp_path / "site" / SITE)["streams"].items()}
     assert ends == {"gate": "completed", "yard": f"error: {DIED}", "roof": "completed"}

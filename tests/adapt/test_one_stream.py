@@ -74,13 +74,8 @@ def test_unreadable_frames_are_reported_in_place_and_never_adapted_on(made: Made
     assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (15, 3, 3)
     good = [row for row in rows if "error" not in row]
     assert [row["logits"] for row in good] == [row["logits"] for row in rows_of(made.run)]
-    assert record_of(tmp_path / "run")["counts"] == {
-        "frames": 15,
-        "predicted": 12,
-        "skipped": 3,
-        "updates": 3,
-        "not_adapted": 0,
-    }
+    counts = {"frames": 15, "predicted": 12, "skipped": 3, "updates": 3, "not_adapted": 0}
+    assert record_of(tmp_path / "run")["counts"] == counts
 
 
 @pytest.mark.parametrize(("batch_size", "told"), [(12, True), (11, False)])
@@ -138,18 +133,12 @@ def test_starting_from_a_delta_continues_counting_and_the_record_names_it(made: 
 
 
 def test_reset_every_starts_again_from_the_source(frames: Path, tmp_path: Path) -> None:
-    options = RunOptions(batch_size=3, reset_every=6, logits=True)
-    adapt_stream(tiny_vit(), frames, tmp_path / "run", config=REMConfig(lr=0.05), options=options)
+    config, options = REMConfig(lr=0.05), RunOptions(batch_size=3, reset_every=6, logits=True)
+    adapt_stream(tiny_vit(), frames, tmp_path / "run", config=config, options=options)
     assert [row["update"] for row in rows_of(tmp_path / "run")] == [0] * 3 + [1] * 3 + [0] * 3 + [1] * 3
     assert load_delta(tmp_path / "run" / "delta.safetensors").frames == 6
-    fresh = adapt_stream(
-        tiny_vit(),
-        [frames / f"frame_{number}.png" for number in range(6, 12)],
-        tmp_path / "fresh",
-        config=REMConfig(lr=0.05),
-        options=RunOptions(batch_size=3, logits=True),
-    )
-    assert fresh.num_updates == 2
+    later, options = [frames / f"frame_{number}.png" for number in range(6, 12)], RunOptions(batch_size=3, logits=True)
+    assert adapt_stream(tiny_vit(), later, tmp_path / "fresh", config=config, options=options).num_updates == 2
     again = [row["logits"] for row in rows_of(tmp_path / "run")[6:]]
     assert again == [row["logits"] for row in rows_of(tmp_path / "fresh")]
 
@@ -256,17 +245,10 @@ def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, mo
     assert (delta.frames, delta.updates) == (8, 2)
 
 
-def test_outputs_that_are_not_finite_stop_the_run_and_keep_the_last_good_delta(
-    vit: nn.Module, frames: Path, tmp_path: Path
-) -> None:
+def test_outputs_that_are_not_finite_stop_the_run(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
+    config, options = REMConfig(lr=1e38, optimizer="sgd"), RunOptions(batch_size=2, save_every=1, guard=None)
     with pytest.raises(RemttaError, match="not finite numbers from frame 2 on; use a lower --lr"):
-        adapt_stream(
-            vit,
-            frames,
-            tmp_path / "run",
-            config=REMConfig(lr=1e38, optimizer="sgd"),
-            options=RunOptions(batch_size=2, save_every=1, guard=None),
-        )
+        adapt_stream(vit, frames, tmp_path / "run", config=config, options=options)
     assert len(rows_of(tmp_path / "run")) == 2
     assert "not finite" in record_of(tmp_path / "run")["exit_reason"]
 

@@ -126,11 +126,7 @@ def test_transformers_models_adapt_as_their_twins_in_timm(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("wrap", "make"),
-    [
-        (lambda m: nn.DataParallel(Around(m)), tiny_vit),
-        (Around, lambda: tiny("resnet")),
-    ],
+    ("wrap", "make"), [(lambda m: nn.DataParallel(Around(m)), tiny_vit), (Around, lambda: tiny("resnet"))]
 )
 def test_a_wrapper_that_normalises_is_looked_through(wrap: Any, make: Any) -> None:
     model = make()
@@ -220,7 +216,7 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
     for seed in range(4):
         method(images_of(32, seed))
     moved = ["0.running_mean", "0.running_var", *(["3.bias"] if bias else [])]
-    assert method.net.offset.abs().max() > 0.1 and list(method.delta()) == moved
+    assert method.net.centre.offset.abs().max() > 0.1 and list(method.delta()) == moved
 
 
 @pytest.mark.parametrize(

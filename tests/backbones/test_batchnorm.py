@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -63,38 +62,6 @@ def test_updates_of_tent_are_its_plain_reading(count: int) -> None:
         torch.testing.assert_close(method(pictures(count, seed)), logits.detach(), atol=1e-4, rtol=1e-4)
         descend(optimizer, entropies(logits).mean())
     assert max(float(change.abs().max()) for change in method.delta().values()) > 1e-3
-
-
-def plain_norm(x: Tensor, layer: nn.BatchNorm2d, prior: float) -> Tensor:
-    """Channel by channel: the statistics of n images, as if those of the layer came from so many more."""
-    out = []
-    assert layer.running_mean is not None and layer.running_var is not None
-    for channel in range(x.shape[1]):
-        values, n = x[:, channel], len(x)
-        mean = sum(values.flatten().tolist()) / values.numel()
-        variance = sum((value - mean) ** 2 for value in values.flatten().tolist()) / values.numel()
-        mean = (n * mean + prior * float(layer.running_mean[channel])) / (n + prior)
-        variance = (n * variance + prior * float(layer.running_var[channel])) / (n + prior)
-        out.append((values - mean) / math.sqrt(variance + layer.eps) * layer.weight[channel] + layer.bias[channel])
-    return torch.stack(out, dim=1)
-
-
-@pytest.mark.parametrize(("count", "prior", "counts_for"), [(5, None, 11), (1, None, 15), (3, 4, 4), (20, 16, 16)])
-def test_a_blend_is_its_plain_reading(count: int, prior: int | None, counts_for: int) -> None:
-    torch.manual_seed(0)
-    layer = nn.BatchNorm2d(3).eval()
-    with torch.no_grad():
-        for tensor in (layer.weight, layer.bias, layer.running_mean, layer.running_var):
-            assert tensor is not None
-            tensor.uniform_(0.5, 1.5)
-    x = 2 * torch.randn(count, 3, 2, 2) + 1
-    with BatchStatistics(batch_norms(layer), "batch", prior):
-        blended = layer(x)
-    torch.testing.assert_close(blended, plain_norm(x, layer, counts_for), atol=1e-5, rtol=1e-5)
-    with BatchStatistics(batch_norms(layer), "running", prior):
-        assert torch.equal(
-            layer(x), nn.functional.batch_norm(x, layer.running_mean, layer.running_var, layer.weight, layer.bias)
-        )
 
 
 def pooled_by_hand(batches: list[Tensor], layer: Any, prior: float) -> tuple[Tensor, Tensor]:
@@ -329,7 +296,7 @@ def norm_by_hand(model: nn.Module, images: torch.Tensor, prior: float) -> torch.
 
 @pytest.mark.parametrize(
     ("family", "count", "prior", "counts_for"),
-    [("efficientnet", 4, None, 12), ("resnet", 20, None, 0), ("resnet", 4, 16, 16)],
+    [("efficientnet", 4, None, 12), ("resnet", 1, None, 15), ("resnet", 20, None, 0), ("resnet", 20, 16, 16)],
 )
 def test_norm_is_its_plain_reading(family: str, count: int, prior: int | None, counts_for: int) -> None:
     model = tiny(family)
@@ -360,3 +327,12 @@ def test_recent_statistics_become_the_running_ones() -> None:
 def test_models_without_batch_norms_are_refused() -> None:
     with pytest.raises(ModelError, match=r"^norm needs batch norms with running statistics, and the model has none"):
         build_method("norm", tiny("convnext"), method_config("norm", {}, batch_size=8))
+
+
+def test_recent_statistics_of_parts_are_those_of_the_plain_view() -> None:
+    means = []
+    for size in (None, 4):
+        method = make("rem", tiny("resnet"), batch_size=12, bn="recent", micro_batch=size)
+        method(pictures(12))
+        means.append(next(each for name, each in method.net.batch_norms.state().items() if name.endswith("mean")))
+    torch.testing.assert_close(means[0], means[1], atol=1e-5, rtol=0)

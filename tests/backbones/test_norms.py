@@ -64,12 +64,6 @@ def test_auto_is_all_with_batch_norms_and_else_three_quarters() -> None:
     assert chosen == list(adapted_norms(net, "all")) and len(chosen) > len(adapted_norms(net))
 
 
-def test_norms_inside_the_attention_count_and_layer_scale_does_not() -> None:
-    chosen = adapted_norms(backbone_of(tiny_vit(qk_norm=True, init_values=0.1)), "0")
-    norms = ("norm1", "attn.q_norm", "attn.k_norm", "norm2")
-    assert list(chosen) == [f"blocks.0.{norm}.{p}" for norm in norms for p in ("weight", "bias")]
-
-
 def test_norms_are_found_by_their_kind_not_their_name() -> None:
     chosen = adapted_norms(backbone_of(tiny_vit(norm_layer="rmsnorm")), "1")
     assert list(chosen) == ["blocks.1.norm1.weight", "blocks.1.norm2.weight"]

@@ -96,11 +96,7 @@ def test_a_delta_brings_its_model_along(
 
 
 def test_a_delta_brings_its_preprocessing_and_names_its_checkpoint_from_anywhere(
-    frames: Path,
-    checkpoint: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     options = [*TINY_OPTIONS, "--checkpoint", "tiny.safetensors", "--mean", "0.1", "0.2", "0.3"]

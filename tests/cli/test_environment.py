@@ -32,12 +32,7 @@ def test_an_option_that_is_not_given_comes_from_the_environment(monkeypatch: pyt
     ],
 )
 def test_what_is_wrong_there_is_reported_in_one_line(
-    name: str,
-    value: str,
-    told: str,
-    frames: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    name: str, value: str, told: str, frames: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(f"REMTTA_{name}", value)
     code, line = refusal_of(capfd, "adapt", frames)

@@ -214,9 +214,7 @@ def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest
     name=st.one_of(st.text(max_size=4), st.sampled_from(["blocks." + "9" * 5000, ESCAPE])),
     kind=st.sampled_from(["float32", "float64", "float16", "int64", "bool"]),
 )
-def test_no_delta_makes_it_fail(
-    changes: dict[str, str], values: list[float], name: str, kind: str, run: Path, tmp_path_factory: Any
-) -> None:
+def test_no_delta_makes_it_fail(changes: dict[str, str], values: list[float], name: str, kind: str, run: Path) -> None:
     path = run.parent / "mutated.safetensors"
     header = {key: value for key, value in header_of(run / "delta.safetensors").items() if key != "content_sha256"}
     with np.errstate(all="ignore"):

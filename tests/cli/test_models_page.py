@@ -71,13 +71,8 @@ def test_a_part_of_a_name_chooses_kinds(capfd: pytest.CaptureFixture[str]) -> No
     assert remtta_here("models", "SigLIP") == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == "vit_base_patch16_siglip_224: ViT with attention pooling (SigLIP)"
-    assert (
-        lines[1]
-        .strip()
-        .startswith(
-            "masks by attention or features; blocks 0-8 of 12; all methods but norm, foa, zero-shot ones; timm has"
-        )
-    )
+    told = "masks by attention or features; blocks 0-8 of 12; all methods but norm, foa, zero-shot ones; timm has"
+    assert lines[1].strip().startswith(told)
 
 
 def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixture[str]) -> None:

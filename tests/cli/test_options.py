@@ -32,8 +32,7 @@ OPTIONS: dict[str, dict[str, Member]] = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_is_short_and_takes_arguments_and_groups(name: str) -> None:
-    assert len(inspect.getsource(COMMANDS[name]).splitlines()) <= 95
+def test_a_command_takes_arguments_and_groups(name: str) -> None:
     for hint in inspect.get_annotations(COMMANDS[name], eval_str=True).values():
         kind, *metadata = get_args(hint) or (hint,)
         assert kind is None or is_dataclass(kind) or isinstance(metadata[0], ArgumentInfo)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -115,3 +116,21 @@ def test_a_run_under_nohup_outlives_its_terminal(frames: Path, checkpoint: Path,
         _, stderr = process.communicate(os.fsencode(frames / "frame_5.png") + b"\n")
         assert process.returncode == 0, stderr
     assert len(rows_of(tmp_path / "run")) == 6
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_messages_that_nobody_can_read_do_not_end_a_run(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    (frames / "broken.png").write_text("no image")
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "remtta",
+        "adapt",
+        frames,
+        *TINY_OPTIONS,
+        "--checkpoint",
+        checkpoint,
+    ]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*command, "-b", "2", "-o", tmp_path / "run"], stderr=full)
+    assert done.returncode == 0 and record_of(tmp_path / "run")["exit_reason"] == "completed"

@@ -59,9 +59,7 @@ def test_after_a_kill_every_stream_continues_as_if_nothing_had_happened(
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
-def test_workers_that_are_killed_and_stopped_continue_as_if_nothing_had_happened(
-    site: list[str], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_workers_that_are_killed_and_stopped_continue_as_if_nothing_had_happened(site: list[str]) -> None:
     draw_folder(Path("more"), range(36))
     Path("cams.txt").write_text("long=more\nshort=short\n")
     command = [*site, "--save-every", "3", "--threads", "1", "-o", "site"]
@@ -112,13 +110,10 @@ def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
         ("a=short\nb=nowhere", [], "b: nowhere: no such file or folder"),
         ("a=short", ["--predictions", "-"], "--predictions - is for one stream"),
         ("a=short\nb=nowhere", ["--jobs", "2"], "b: nowhere: no such file or folder"),
+        ("a=short\nb=long", ["--method", "cotta", "--jobs", "2", "-o", "site"], "cotta changes every weight"),
         ("a=short", ["--annotate", "x.mp4"], "--annotate and --mqtt are for one stream; leave them out with --streams"),
         ("a=short", ["--mqtt", "mqtt://127.0.0.1:1/t"], "are for one stream; leave them out with --streams"),
-        (
-            "a=short",
-            ["--health", "site/site.json", "-o", "site"],
-            "--health: site/site.json is a file of the run",
-        ),
+        ("a=short", ["--health", "site/site.json", "-o", "site"], "--health: site/site.json is a file of the run"),
     ],
 )
 def test_what_cannot_be_run_is_refused_in_a_line(
@@ -126,10 +121,19 @@ def test_what_cannot_be_run_is_refused_in_a_line(
 ) -> None:
     Path("cams.txt").write_text(content)
     code, line = refusal_of(capfd, *site, *more)
-    assert code == 2 and problem in line
+    assert code == 2 and problem in line and not Path("site").exists()
 
 
-def test_what_a_worker_refuses_leaves_no_folder(site: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    code, line = refusal_of(capfd, *site, "--method", "cotta", "--jobs", "2", "-o", "site")
-    assert code == 2 and "cotta changes every weight" in line
-    assert not Path("site").exists()
+def test_folders_of_others_and_of_streams_are_kept_whatever_the_options(
+    site: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    alone = [part for part in site if part not in ("cams.txt", "--streams")]
+    code, line = refusal_of(capfd, *alone, "short", "-o", "long", "--resume")
+    assert code == 2 and "long is not empty (0.png, ...) and holds no earlier run" in line
+    assert remtta_here(*site, "-o", "site", "-q") == 0
+    code, line = refusal_of(capfd, *alone, "short", "-o", "site", "--resume")
+    assert code == 2 and "site holds the runs of many streams" in line
+    Path("cams.txt").write_text("other=short")
+    code, line = refusal_of(capfd, *site, "-o", "site")
+    assert code == 2 and "site holds earlier runs of streams" in line
+    assert set(json_of(Path("site/site.json"))["streams"]) == {"long", "short"}

@@ -144,7 +144,4 @@ def test_help_for_a_reader_that_is_gone_or_full_is_no_traceback() -> None:
         assert (process.wait(), process.stderr.read()) == (0, b"")
     with open("/dev/full", "wb") as full:
         done = subprocess.run(help_all, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (
-        1,
-        "Error: standard output cannot be written: No space left on device\n",
-    )
+    assert (done.returncode, done.stderr) == (1, "Error: standard output cannot be written: No space left on device\n")

@@ -12,6 +12,7 @@ from PIL import Image
 import remtta
 from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import DemoResult, draw_drive, run_demo
+from remtta.demo.picture import paint_over
 from remtta.demo.signs import IMAGE_SIZE, render_sign
 from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
@@ -90,3 +91,12 @@ def check_labelled(result: DemoResult) -> None:
     labelled = [pair for each in dataset.domains for pair in zip(each.sources, each.labels.tolist(), strict=True)]
     labels = {Path(path).read_bytes(): label for path, label in labelled}
     assert [labels[frame.path.read_bytes()] for frame in result.frames] == [frame.label for frame in result.frames]
+
+
+def test_a_picture_is_hatched_where_patches_are_left_out() -> None:
+    pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+    painted = paint_over(pixels, [0, 4], (2, 2))  # of two rows of three patches
+    grey = np.array([[False, True, True], [True, False, True]]).repeat(2, 0).repeat(2, 1)
+    assert sorted(set(painted[grey].flatten().tolist())) == [70, 235]
+    assert painted[0, 2:, 0].tolist() == [70, 235] * 2 and painted[1, 2:, 0].tolist() == [235, 70] * 2  # diagonally
+    assert (painted[~grey] == pixels[~grey]).all()

@@ -28,10 +28,6 @@ def square(died: Path, number: int, stopped: Callable[[], int]) -> int:
     return number * number
 
 
-def die(shared: None, number: int, stopped: Callable[[], int]) -> None:
-    os._exit(1)
-
-
 def test_tasks_of_a_worker_that_died_are_done_by_another(tmp_path: Path) -> None:
     done = in_processes(square, tmp_path / "died", range(5), jobs=1, interrupts=Interrupts())
     assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
@@ -91,7 +87,7 @@ def test_tasks_that_every_worker_dies_of_end_it_with_advice_once_the_others_are_
 def test_without_ray_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install \"remtta\[cluster\]\""):
-        next(on_ray(die, None, [0], interrupts=Interrupts()))
+        next(on_ray(square, Path(), [0], interrupts=Interrupts()))
 
 
 # --- Which signals stop what; in a subprocess if the signal ends the process -----------------------------------------

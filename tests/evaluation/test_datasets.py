@@ -99,9 +99,6 @@ def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -
     (tmp_path / "bare" / "corrupt.json").touch()
     with pytest.raises(UsageError, match=r"without class folders.* remtta adapt does not"):
         open_tree(tmp_path / "bare")
-    (tmp_path / "nothing").mkdir()
-    with pytest.raises(UsageError, match="no images"):
-        open_tree(tmp_path / "nothing")
 
 
 def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -60,13 +60,8 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
     model = tiny_vit()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     options = EvalOptions(batch_size=21, seeds=(0, 3), revisit=True, unseen=("fog",))
-    results = evaluate(
-        model,
-        tree,
-        tmp_path / "run",
-        methods=methods_of("source", "tent", "rem", "supervised", lr=0.01),
-        options=options,
-    )
+    tried = methods_of("source", "tent", "rem", "supervised", lr=0.01)
+    results = evaluate(model, tree, tmp_path / "run", methods=tried, options=options)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     methods = results["methods"]
     assert list(methods) == ["source", "tent", "rem", "supervised"]
@@ -81,7 +76,8 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
         harmonic_mean([rem["seeds"]["0"]["mean"], rem["seeds"]["0"]["unseen"]["mean"]])
     )
     assert list(rem["revisit"]["error"]) == ["gaussian_noise"]
-    assert (rem["forwards_per_image"], rem["trainable_parameters"]) == (3, 4 * 48)
+    assert rem["forwards_per_image"] == pytest.approx(1 + 2 / 3)  # of two domains it only predicts
+    assert rem["trainable_parameters"] == 4 * 48
     assert 0 < rem["tvd"] < 1
     assert len(rem["seeds"]["0"]["entropies"]) == 3
     assert rem["timing"]["images_per_s"] > 0
@@ -100,9 +96,9 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
     )
     assert [line.split(" | ")[:5] for line in efficiency[2:]] == [
         ["| source", "0", "1", "0", "1"],
-        ["| tent", "480", "1", "1", "1"],
-        ["| rem", "192", "3", "3", "1"],
-        ["| supervised", "192", "1", "1", "1"],
+        ["| tent", "480", "1", "0.333", "1"],
+        ["| rem", "192", "1.67", "1", "1"],
+        ["| supervised", "192", "1", "0.333", "1"],
     ]
     assert " ± " in plain_table(results)
 
@@ -110,9 +106,8 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
 def test_gradual_counts_all_severities_of_a_corruption(tmp_path: Path) -> None:
     levels = (1, 2, 3, 4, 5)
     dataset = open_tree(write_tree(tmp_path / "c", ["fog"], severities=levels, each=1), severities=levels)
-    results = evaluate(
-        tiny_vit(), dataset, tmp_path / "run", methods=methods_of("source"), options=EvalOptions(scenario="gradual")
-    )
+    gradual = EvalOptions(scenario="gradual")
+    results = evaluate(tiny_vit(), dataset, tmp_path / "run", methods=methods_of("source"), options=gradual)
     seed = results["methods"]["source"]["seeds"]["0"]
     assert seed["domains"]["fog"]["images"] == 9 * 7
     assert list(seed["error_by_severity"]) == [f"fog{level}" for level in levels]
@@ -129,7 +124,8 @@ def test_in_limited_time_only_every_so_manyth_batch_is_learned_from(tree: Datase
     assert adapted == [place % 3 == 0 for place in range(14)]
     light = {"rem": method_config("rem", {"adapt_every": 2}, batch_size=3)}
     results = evaluate(tiny_vit(), tree, tmp_path / "light", methods=light, options=options)
-    assert [results["methods"]["rem"][f"{way}_per_image"] for way in ("forwards", "backwards")] == [2, 1.5]
+    passes = [results["methods"]["rem"][f"{way}_per_image"] for way in ("forwards", "backwards")]
+    assert passes == pytest.approx([1 + 2 * 4 / 14, 3 * 4 / 14])
     adapted = [row["adapted"] for row in rows_of(tmp_path / "light")][::3]
     assert adapted == [place % 4 == 0 for place in range(14)]  # the batch between updates takes no time
 
@@ -154,13 +150,8 @@ def test_an_unreadable_image_stops_the_evaluation_unless_it_may_be_left_out(tree
     Path(tree.domains[0].sources[4]).write_bytes(b"no image")
     with pytest.raises(StreamError, match=r"not an image that Pillow can read \(--resume --on-error skip"):
         evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem"))
-    results = evaluate(
-        tiny_vit(),
-        tree,
-        tmp_path / "skip",
-        methods=methods_of("rem"),
-        options=EvalOptions(on_error="skip", batch_size=5),
-    )
+    skip = EvalOptions(on_error="skip", batch_size=5)
+    results = evaluate(tiny_vit(), tree, tmp_path / "skip", methods=methods_of("rem"), options=skip)
     assert results["methods"]["rem"]["seeds"]["0"]["domains"]["gaussian_noise"]["images"] == 20
     assert sum("error" in row for row in rows_of(tmp_path / "skip")) == 1
     seed = results["methods"]["rem"]["seeds"]["0"]

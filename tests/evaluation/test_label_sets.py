@@ -67,8 +67,7 @@ def few_of(root: Path) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("variant", "restricted", "kind"),
-    [*(("r", "ImageNet-R", kind) for kind in MODELS), ("v2", None, "head")],
+    ("variant", "restricted", "kind"), [*(("r", "ImageNet-R", kind) for kind in MODELS), ("v2", None, "head")]
 )
 def test_answers_are_those_of_the_whole_model_among_the_classes(
     variant: str, restricted: str | None, kind: str, variants: Path, tmp_path: Path

@@ -50,22 +50,16 @@ def kill_at(call: int, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object
         run()
 
 
-@pytest.mark.parametrize(("scenario", "killed_at"), [("continual", 7), ("time-constrained", 2)])
+@pytest.mark.parametrize(
+    ("own", "killed_at"), [({"seeds": (0, 1)}, 7), ({"scenario": "time-constrained", "cost_ratio": 2.0}, 2)]
+)
 def test_after_a_kill_resuming_gives_the_same_results(
-    scenario: str, killed_at: int, tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own: dict[str, Any], killed_at: int, tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = open_tree(tree.root, limit=10)
 
     def run(folder: Path, **changes: Any) -> dict[str, Any]:
-        options = EvalOptions(
-            scenario=scenario,
-            batch_size=5,
-            seeds=(0, 1) if scenario == "continual" else (0,),
-            save_every_s=0.0,
-            cost_ratio=2.0 if scenario == "time-constrained" else None,
-            revisit=True,
-            **changes,
-        )
+        options = EvalOptions(batch_size=5, save_every_s=0.0, revisit=True, **own, **changes)
         return evaluate(tiny_vit(), few, folder, methods=methods_of("source", "rem", lr=0.02), options=options)
 
     whole = run(tmp_path / "whole")
@@ -119,7 +113,7 @@ def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Da
         "choose another --output"
     )
     asked = "--resume needs the settings the run began with: "
-    remedy = "; give that again, or choose another --output"
+    remedy = "; use the same value again, or choose another --output"
     changed = {**three, **methods_of("rem", lr=0.5), **methods_of("eta")}
     assert refusal(tree, changed) == f"{asked}methods.rem.lr was 0.001, is 0.5{remedy}"
     batches = EvalOptions(resume=True, batch_size=3)
@@ -153,13 +147,8 @@ def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset,
     record = json_of(tmp_path / "run" / "results.json")
     (tmp_path / "run" / "results.json").write_text(json.dumps({**record, "status": "running"}))
     with pytest.raises(UsageError, match=r"also has source, .* add it to --methods, or choose another --output"):
-        evaluate(
-            tiny_vit(),
-            tree,
-            tmp_path / "run",
-            methods=methods_of("tent"),
-            options=EvalOptions(resume=True, batch_size=3),
-        )
+        other = replace(resume, batch_size=3)
+        evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("tent"), options=other)
     begun = evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
     assert begun["methods"]["source"]["mean"] == results["methods"]["source"]["mean"]
     (tmp_path / "new" / "results.json").unlink()

@@ -71,15 +71,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(place: Path, delta: str, form: str, *more: str | Path, output: str | None = None) -> int:
-    options: list[str | Path] = [
-        "--format",
-        form,
-        "-o",
-        place / (output or f"{delta}_{form}"),
-        "--checkpoint",
-        place / "tiny.safetensors",
-    ]
+def run(place: Path, delta: str, form: str, *more: str | Path) -> int:
+    options: list[str | Path] = ["--format", form, "-o", place / f"{delta}_{form}"]
+    options += ["--checkpoint", place / "tiny.safetensors"]
     return remtta_here("export", place / f"{delta}.safetensors", *options, *more)
 
 
@@ -179,7 +173,7 @@ def test_the_weights_that_an_export_is_made_of_are_not_replaced(
         check_not_input(base, "--output", [weights_place(f"local-dir:{base.parent}", None)])
 
 
-def test_a_full_disk_is_named_with_the_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fill(*_: Any) -> None:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 

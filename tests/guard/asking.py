@@ -16,7 +16,8 @@ from remtta.guard.observer import Answers, Observer
 def observe(observer: Observer, logits: Tensor, **more: Any) -> Tensor:
     """Return an observer's answers for logits (B, C) of the next frames; `more` sets other fields of `Answers`."""
     none = torch.empty(len(logits), 0)
-    method = SimpleNamespace(adapts=True, net=SimpleNamespace(offset=torch.zeros(()), source_offset=torch.zeros(())))
+    centre = SimpleNamespace(offset=torch.zeros(()))
+    method = SimpleNamespace(adapts=True, net=SimpleNamespace(centre=centre, source_centre=centre))
     answers = Answers(cast(Any, method), none, torch.ones(len(logits), dtype=torch.bool))
     for name, value in {"logits": logits, **more}.items():
         setattr(answers, name, value)

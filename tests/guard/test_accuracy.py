@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.judge import describe
 from remtta.options import RunOptions
 from tests.conftest import draw_folder
 from tests.guard.asking import observe
-from tests.records import json_of, lines_of, record_of, rows_of
-from tests.runs.tiny import StopAfter, adapt_tiny
+from tests.records import json_of, record_of, rows_of
+from tests.runs.tiny import adapt_tiny, stop_after
 
 CLASSES = 10
 
@@ -126,12 +124,10 @@ def test_a_run_tells_its_accuracy_and_continues_as_calibrated(tmp_path: Path, ca
     assert ["estimate" in row for row in rows] == [False] * 80 + [True] * 40
     assert rows[-1]["estimate"] == record["accuracy"]["last"] == json_of(health)["estimate"] == summary.estimates
     assert set(rows[-1]["estimate"]) == {"answers", "adapted", "source"}
-    assert record["accuracy"]["calibration"]["images"] == 40 and lines_of(whole / "events.jsonl") is not None
+    assert record["accuracy"]["calibration"]["images"] == 40 and (whole / "events.jsonl").exists()
     assert "estimated accuracy of the last frames: answers" in summary.report()
     assert "--expire-below needs 500 frames, and there were 120: nothing was judged" in caplog.text
-    with Interrupts() as interrupts:
-        more: dict[str, Any] = {"source_data": clean, "on_batch": StopAfter(2), "interrupts": interrupts}
-        adapt_tiny(frames, parts, "tent", options=options, **more)
+    stop_after(2, frames, parts, "tent", options=options, source_data=clean)
     adapt_tiny(frames, parts, "tent", options=options, resume=True)  # without the images
     assert (parts / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
     with pytest.raises(UsageError, match=r"estimate was 0\.9, is 0\.8"):

@@ -72,11 +72,11 @@ def test_centring_follows_images_that_are_only_predicted() -> None:
     method = build_method("tent", tiny_vit(), dataclasses.replace(CONFIG, centre=True))
     observed = ObservedMethod(method, [Guard(method, GuardOptions(answer="both"), sparing=True)])
     observed.predict(random_images(20))
-    before, images = method.net.source_offset, random_images(20, 2) + 1
+    before, images = method.net.source_centre.offset, random_images(20, 2) + 1
     logits = observed.predict(images, left_out=True).logits
-    assert not torch.allclose(method.net.source_offset, before)
+    assert not torch.allclose(method.net.source_centre.offset, before)
     with method.net.weights.between(0.5):
-        torch.testing.assert_close(logits, method.net.model(images) - method.net.offset)
+        torch.testing.assert_close(logits, method.net.model(images) - method.net.centre.offset)
 
 
 @pytest.mark.parametrize(

@@ -9,26 +9,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.evaluation.evaluating import evaluate
 from remtta.guard.smoothing import Smoother
-from remtta.methods.settings.names import (
-    action_of,
-    answer_of,
-    check_method_names,
-    is_guarded,
-    is_smoothed,
-    label_of,
-    method_of,
-)
+from remtta.methods.settings import names
 from remtta.options import EvalOptions, RunOptions
 from tests.conftest import draw_folder, tiny_vit
 from tests.evaluation.trees import CLASSES as CLASS_NAMES
 from tests.evaluation.trees import open_tree
 from tests.guard.asking import observe
 from tests.records import record_of, rows_of
-from tests.runs.tiny import StopAfter, adapt_tiny
+from tests.runs.tiny import adapt_in_parts, adapt_tiny
 
 CLASSES, FRAMES = 10, 2000
 
@@ -115,24 +106,17 @@ def test_a_run_keeps_what_each_frame_was_taken_for_and_continues_bit_for_bit(
     summary = adapt_tiny(frames, tmp_path / "whole", "tent", options=options)
     rows, alone = rows_of(tmp_path / "whole"), rows_of(tmp_path / "plain")
     assert plain.place.smoothed == 0 and 0 < summary.place.smoothed < 40
-    assert (
-        sum("raw" in row for row in rows)
-        == summary.place.smoothed
-        == record_of(tmp_path / "whole")["counts"]["smoothed"]
-    )
+    counted = record_of(tmp_path / "whole")["counts"]["smoothed"]
+    assert sum("raw" in row for row in rows) == summary.place.smoothed == counted
     assert [row.get("raw", row)["class"] for row in rows] == [row["class"] for row in alone]
-    assert (tmp_path / "whole/delta.safetensors").stat().st_size == (
-        tmp_path / "plain/delta.safetensors"
-    ).stat().st_size
+    assert len({(tmp_path / name / "delta.safetensors").stat().st_size for name in ("whole", "plain")}) == 1
     assert f"smoothed over time: {summary.place.smoothed} frames" in summary.report()
     assert "frames before" not in plain.report()
     monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 40.0)
     none = adapt_tiny(frames, tmp_path / "none", "tent", options=options)
     assert "smoothed over time: none, as no relation between successive frames was found" in none.report()
     monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)
-    with Interrupts() as interrupts:
-        adapt_tiny(frames, tmp_path / "parts", "tent", options=options, on_batch=StopAfter(3), interrupts=interrupts)
-    adapt_tiny(frames, tmp_path / "parts", "tent", options=options, resume=True)
+    adapt_in_parts([3], frames, tmp_path / "parts", "tent", options=options)
     assert (tmp_path / "parts/predictions.jsonl").read_bytes() == (tmp_path / "whole/predictions.jsonl").read_bytes()
     with pytest.raises(UsageError, match='smooth was "auto", is "off"'):
         adapt_tiny(frames, tmp_path / "parts", "tent", options={"batch_size": 5}, resume=True)
@@ -152,13 +136,13 @@ def test_an_evaluation_smooths_the_methods_that_are_named_so(tmp_path: Path, mon
 
 
 def test_names_in_an_evaluation() -> None:
-    names = ["rem", "rem+guard", "a=tent+guard+both+smooth", "remtta+smooth", "b=fast"]
-    check_method_names(names)
-    assert [method_of(name) for name in names] == ["rem", "rem", "tent", "remtta", "fast"]
-    assert [label_of(name) for name in names] == ["rem", "rem", "a", "remtta", "b"]
-    assert [is_guarded(name) for name in names] == [False, True, True, True, False]
-    assert [is_smoothed(name) for name in names] == [False, False, True, True, False]
-    assert [answer_of(name) for name in names] == ["adapted", "adapted", "both", "both", "both"]
-    assert [action_of(name, "stop") for name in names] == ["off", "stop", "stop", "stop", "off"]
+    given = ["rem", "rem+guard", "a=tent+guard+both+smooth", "remtta+smooth", "b=fast"]
+    names.check_method_names(given)
+    assert [names.method_of(name) for name in given] == ["rem", "rem", "tent", "remtta", "fast"]
+    assert [names.label_of(name) for name in given] == ["rem", "rem", "a", "remtta", "b"]
+    assert [names.is_guarded(name) for name in given] == [False, True, True, True, False]
+    assert [names.is_smoothed(name) for name in given] == [False, False, True, True, False]
+    assert [names.answer_of(name) for name in given] == ["adapted", "adapted", "both", "both", "both"]
+    assert [names.action_of(name, "stop") for name in given] == ["off", "stop", "stop", "stop", "off"]
     with pytest.raises(UsageError, match="smooth must be off or auto"):
         RunOptions(smooth="on")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from remtta.methods.method import Updater
 from remtta.methods.objective import Objective
 from remtta.methods.settings import MethodConfig
-from tests.conftest import tiny_vit
+from tests.conftest import NUM_CLASSES, tiny_vit
 
 Kind = TypeVar("Kind", bound=Objective[Any])
 
@@ -46,6 +46,15 @@ def entropies(logits: Tensor) -> Tensor:
     """In nats, of each prediction."""
     probs = logits.softmax(-1)
     return -(probs * probs.log()).sum(-1)
+
+
+def come_of(logits: Tensor) -> Tensor:
+    """From the Dirichlet's parameters e^z + 1: belief e^z / S, uncertainty C / S, S their sum."""
+    logits = logits / logits.norm() * logits.norm().detach()
+    evidence = logits.exp()
+    strength = (evidence + 1).sum()
+    masses = torch.cat([evidence, torch.tensor([float(NUM_CLASSES)])]) / strength
+    return -(masses * masses.log()).sum()
 
 
 def symmetric(student: Tensor, teacher: Tensor) -> Tensor:

@@ -8,12 +8,14 @@ from typing import Any, cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import ModelError, UsageError
 from remtta.methods.becotta import BECoTTA, BECoTTAConfig, mutual_information
 from remtta.methods.ecotta import EcoTTA, EcoTTAConfig
+from remtta.methods.method import build_method
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.methods.making import descend, entropies, made
@@ -153,8 +155,6 @@ def test_what_cannot_be_is_refused(name: str) -> None:
         made(kind, tiny_vit(depth=4))(random_images(2))
     with pytest.raises(ValueError, match="other networks"):
         made(kind, tiny_vit(depth=4)).use_source({})
-    with pytest.raises(ValueError, match="no source images"):
-        made(kind, tiny_vit(depth=4)).source_statistics([])
     compiled: Any = tiny_vit(depth=4)
     compiled.blocks[0]._compiled_call_impl = compiled.blocks[0]._call_impl  # as torch.compile leaves it
     with pytest.raises(UsageError, match="cannot be compiled"):
@@ -171,3 +171,14 @@ def test_predictions_of_the_source_are_the_models_own() -> None:
     ecotta.use_source(copy.deepcopy(statistics))
     ecotta(random_images(4))
     torch.testing.assert_close(ecotta.predict_source(random_images(4)), tiny_vit(depth=4)(random_images(4)).detach())
+
+
+def test_batch_norms_of_ecotta_and_of_the_model_may_have_the_same_names() -> None:
+    class Block(nn.Sequential):
+        def __init__(self, entering: int, leaving: int) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(entering, leaving, 3, 2, 1), nn.BatchNorm2d(leaving)
+
+    model = nn.Sequential(Block(3, 8), Block(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+    known = build_method("ecotta", model).net.batch_norms._names
+    assert all(id(norm.running_mean) in known for norm in batch_norms(model).values())

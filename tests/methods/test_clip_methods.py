@@ -152,9 +152,6 @@ def test_what_does_not_fit_is_refused_in_a_line(loaded: Any, place: Path, monkey
             build_method(name, tiny_vit())
     with pytest.raises(ModelError, match="has none; choose --prompts"):
         build_method("tpt", load_model(f"clip:{place / 'model'}", labels=NAMES, prompts=["{} here"]))
-    for name, shown in {"clipartt": "CLIPArTT", "watt": "WATT"}.items():
-        with pytest.raises(UsageError, match=f"micro-batch must be left out, as {shown} has no use"):
-            method_config(name, {"micro_batch": 2}, batch_size=4)
     with pytest.raises(ModelError, match="add --prompts watt"):
         build_method("rem-watt", load_model(f"clip:{place / 'model'}", labels=NAMES))
     with pytest.raises(UsageError, match="adapt-layers"):

@@ -20,7 +20,7 @@ from remtta.methods.method import Method, build_method
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images
-from tests.methods.making import descend, entropies, norms, vivid_vit
+from tests.methods.making import come_of, descend, entropies, norms, vivid_vit
 
 LN_C = math.log(NUM_CLASSES)
 FILTERING = ["eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo"]
@@ -37,15 +37,6 @@ def make(name: str, **settings: Any) -> Any:
     if method.objective.needs_source:
         method.use_source(method.source_statistics([batch(90, 4), batch(91, 4)]))
     return method
-
-
-def come_of(logits: Tensor) -> Tensor:
-    """From the Dirichlet's parameters e^z + 1: belief e^z / S, uncertainty C / S, S their sum."""
-    logits = logits / logits.norm() * logits.norm().detach()
-    evidence = logits.exp()
-    strength = (evidence + 1).sum()
-    masses = torch.cat([evidence, torch.tensor([float(NUM_CLASSES)])]) / strength
-    return -(masses * masses.log()).sum()
 
 
 def cosine(first: Tensor, second: Tensor) -> float:
@@ -301,16 +292,9 @@ def test_deyo_is_its_rule() -> None:
     assert len(method.adapted_names) == len(norms(*plain.blocks[:3]))
 
 
-def test_shuffled_images_of_any_size_keep_their_size_and_their_patches() -> None:
-    images = random_images(2, 0)
-    generator = torch.Generator().manual_seed(5)
-    shuffled = shuffle_patches(images, 4, generator)
-    generator.manual_seed(5)
-    for image, found in zip(images, shuffled, strict=True):
-        assert torch.equal(found, plain_shuffle(image, torch.randperm(16, generator=generator).tolist()))
-    assert not torch.equal(images, shuffled)
+def test_shuffled_images_of_any_size_keep_it() -> None:
     odd = torch.full((1, 3, 30, 33), 0.25)
-    torch.testing.assert_close(shuffle_patches(odd, 4, generator), odd)
+    torch.testing.assert_close(shuffle_patches(odd, 4, torch.Generator()), odd)
 
 
 # --- COME --------------------------------------------------------------------------------------------------------
@@ -325,16 +309,6 @@ def test_the_entropy_of_come_is_that_of_the_opinion_and_leaves_the_norm_alone() 
     nats.sum().backward()
     assert logits.grad is not None and logits.grad.norm() > 0.01
     torch.testing.assert_close((logits.grad * logits).sum(-1), torch.zeros(6), atol=1e-5, rtol=0)
-
-
-def test_tent_on_come_is_its_rule() -> None:
-    method, plain = make("tent-come"), vivid_vit(4)
-    optimizer = torch.optim.SGD(norms(plain), lr=0.01, momentum=0.9)
-    for seed in range(3):
-        logits = plain(batch(seed))
-        torch.testing.assert_close(method(batch(seed)), logits.detach())
-        descend(optimizer, torch.stack([come_of(row) for row in logits]).mean())
-    assert_same_weights(method, plain)
 
 
 def test_rem_on_come_ranks_by_the_other_entropy_only() -> None:
@@ -452,10 +426,10 @@ def test_roids_prior_multiplies_logits_where_asked_to() -> None:
         make("roid", prior_on="odds")
 
 
-@pytest.mark.parametrize("name", ["roid", "cmf"])
+@pytest.mark.parametrize("name", ["ROID", "CMF", "CLIPArTT", "WATT"])
 def test_methods_that_compare_the_images_of_a_batch_refuse_micro_batches(name: str) -> None:
-    with pytest.raises(UsageError, match=f"micro-batch must be left out, as {name.upper()} has no use for it, got 2"):
-        method_config(name, {"micro_batch": 2}, batch_size=6)
+    with pytest.raises(UsageError, match=f"micro-batch must be left out, as {name} has no use for it, got 2"):
+        method_config(name.lower(), {"micro_batch": 2}, batch_size=6)
 
 
 def test_the_soft_likelihood_ratio_holds_certain_probabilities() -> None:
@@ -500,8 +474,9 @@ def test_passes_per_image_are_reported(name: str, forwards: int, backwards: int)
 
 
 def test_learning_rates_follow_the_batch_as_published() -> None:
-    rates = {name: [method_config(name, {}, batch_size=size).lr for size in (64, 16, 1)] for name in ("eta", "rdumb")}
-    assert rates["eta"] == pytest.approx([1e-3, 1e-3 / 4, 1e-3 / 64])
+    tried = ("tent", "eta", "rdumb")
+    rates = {name: [method_config(name, {}, batch_size=size).lr for size in (64, 16, 1)] for name in tried}
+    assert rates["tent"] == rates["eta"] == pytest.approx([1e-3, 1e-3 / 4, 1e-3 / 64])
     assert rates["rdumb"] == pytest.approx([2.5e-4, 2.5e-4 / 4, 2.5e-4 / 64])
     for name in ("sar", "deyo"):
         found = [method_config(name, {}, batch_size=size).lr for size in (64, 16, 1)]

@@ -76,7 +76,7 @@ def test_too_little_for_one_image_is_reported_with_what_it_needs() -> None:
         fitting_micro_batch(method(), (32, 32), 8, USED)
 
 
-@pytest.mark.parametrize("name", ["rem", "cotta"])
+@pytest.mark.parametrize("name", ["rem", "cotta", "vdp"])
 def test_measuring_leaves_the_method_as_it_was(name: str) -> None:
     few = {"num_augmentations": 2} if name == "cotta" else {}
     measured, fresh = method(name, **few), method(name, **few)
@@ -132,3 +132,14 @@ def test_whole_batch_methods_refuse_what_they_cannot_divide(frames: Path, tmp_pa
             vit, frames, tmp_path / "run", method="roid", options=RunOptions(batch_size=8, max_memory=most_for(3))
         )
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["tent", "light", "cotta"])
+def test_predictions_keep_to_the_micro_batch(name: str) -> None:
+    model, sizes = tiny_vit(), list[int]()
+    model.patch_embed.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
+    split = build_method(name, model, method_config(name, {"micro_batch": 2}, batch_size=6))
+    split.predict(random_images(6))
+    split.answer(random_images(6))
+    split.learn()
+    assert max(sizes) == 2

@@ -45,11 +45,6 @@ def test_the_posterior_is_the_mean_and_variance_along_sgd() -> None:
     assert variance["head.weight"].max() > 1e-7
 
 
-def test_no_clean_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="no source images"):
-        made(PETAL, tiny_vit(), CONFIG).source_statistics([])
-
-
 def test_three_updates_equal_a_plain_student_and_teacher_near_the_posterior() -> None:
     petal = _petal()
     mean, variance = _plain_posterior()

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from remtta import REM, REMConfig, RemttaError
+from remtta.errors import UsageError
+from remtta.methods.views import keep_indices, num_kept
 from tests.conftest import random_images, tiny_vit
 from tests.methods.reference import ReferenceREM
 
@@ -30,15 +32,6 @@ def test_logits_follow_the_plain_reference_over_many_updates(config: REMConfig) 
         torch.testing.assert_close(rem(images), reference(images), atol=1e-4, rtol=1e-4)
     moved = max(change.abs().max().item() for change in rem.delta().values())
     assert moved > 1e-3  # the agreement is about weights that have really moved
-
-
-def test_without_an_order_no_image_runs_twice() -> None:
-    config = REMConfig((0.0, 0.4), ranking_weight=0.0, lr=0.01)
-    lean, whole = REM(tiny_vit(), config), REM(tiny_vit(), config)
-    for seed in range(3):
-        torch.testing.assert_close(lean.answer(random_images(5, seed)), whole(random_images(5, seed)))
-        lean.learn()
-    torch.testing.assert_close(lean.delta(), whole.delta())
 
 
 def test_a_batch_that_is_not_finite_is_not_adapted_to() -> None:
@@ -100,15 +93,6 @@ def test_attention_is_refused_where_there_is_none_and_features_are_taken_where_i
     assert all(torch.equal(one, other) == (masking == "attention") for one, other in kept)
 
 
-def test_the_deferred_graph_of_the_plain_view_changes_no_update() -> None:
-    config = REMConfig(lr=0.01, margin=0.05, micro_batch=3)
-    always, deferred = REM(tiny_vit(), config), REM(tiny_vit(), config)
-    for seed in range(3):
-        torch.testing.assert_close(deferred.answer(random_images(8, seed)), always(random_images(8, seed)))
-        deferred.learn()
-    torch.testing.assert_close(deferred.delta(), always.delta(), rtol=1e-3, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("images", "got"),
     [
@@ -131,3 +115,30 @@ def test_equal_views_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     assert not caplog.records
     REM(tiny_vit(), REMConfig(mask_ratios=(0.0, 0.001, 0.002)))
     assert "hide 0, 1, 1 of 64 patch tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("num_patches", "mask_ratio", "kept"),
+    [
+        (196, 0.0, 196),
+        (196, 0.1, 176),  # 176.4
+        (196, 0.2, 156),  # 156.8
+        (64, 0.5, 32),
+        (4, 0.75, 1),
+    ],
+)
+def test_the_number_of_kept_patches_is_rounded_down(num_patches: int, mask_ratio: float, kept: int) -> None:
+    assert num_kept(num_patches, mask_ratio) == kept
+
+
+def test_a_ratio_that_leaves_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"mask ratio 0.8 leaves none of 4 patch tokens; choose a smaller one"):
+        num_kept(4, 0.8)
+
+
+def test_ties_still_keep_the_right_number_of_different_patches() -> None:
+    cls_attn = torch.tensor([[0.5] * 10, [0.5] * 9 + [0.1]])
+    kept = keep_indices(cls_attn, 0.4).tolist()
+    assert [sorted(set(row)) for row in kept] == kept
+    assert [len(row) for row in kept] == [6, 6]
+    assert 9 in kept[1]  # the least attended stays, whatever happens among the equal ones

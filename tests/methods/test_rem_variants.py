@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from remtta import REM, REMConfig
-from remtta.errors import UsageError
 from remtta.methods.method import Method, Updater
 from remtta.methods.rem import RankedEntropy
-from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, random_images
 from tests.methods.making import descend, vivid_vit
 from tests.methods.reference import ReferenceREM
@@ -117,23 +115,6 @@ def test_a_variant_is_its_plain_reading(settings: dict[str, Any], micro_batch: i
         assert {True, False} == {image for images in plain.confident for image in images}
 
 
-def test_background_and_attention_leave_out_opposite_patches() -> None:
-    foreground, background = (
-        make(masking=m).objective.views(batch(0))[1][1].tolist() for m in ("attention", "background")
-    )
-    for front, back in zip(foreground, background, strict=True):
-        assert sorted(front + back) == list(range(64))  # at a half: each keeps what the other hides
-
-
-def test_random_masks_differ_between_images_and_updates_and_follow_the_seed() -> None:
-    rem, same = make(masking="random"), make(masking="random")
-    before = rem.objective.views(batch(0))[1][1]
-    assert len({tuple(row) for row in before.tolist()}) == 8
-    assert torch.equal(before, same.objective.views(batch(0))[1][1])
-    rem(batch(0))
-    assert not torch.equal(before, rem.objective.views(batch(0))[1][1])
-
-
 def test_looking_at_random_masks_does_not_change_the_next_update() -> None:
     looked, plain = make(masking="random"), make(masking="random")
     for seed in range(3):
@@ -153,20 +134,3 @@ def test_a_batch_without_a_confident_image_is_not_learned_from() -> None:
         assert torch.isfinite(logits).all()
         assert rem.num_updates == 0 and not changes(rem).any()
         assert rem.last_views is not None and rem.last_views.shape == (3, 8, NUM_CLASSES)
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        (
-            {"masking": "foreground"},
-            "masking must be auto, attention, random, background, features or gradcam, got foreground",
-        ),
-        ({"consistency_weight": 0.0, "ranking_weight": 0.0}, "consistency_weight must be > 0 where lambda is 0"),
-        ({"masking": ["random"]}, "masking must be auto, attention"),
-    ],
-    ids=str,
-)
-def test_a_setting_out_of_range_is_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(UsageError, match=told):
-        method_config("rem", settings, batch_size=8)

@@ -26,6 +26,8 @@ def test_mask_ratios_may_come_as_any_sequence_of_numbers() -> None:
 
 
 _START = "mask ratios must start with 0 and name at least one masked view, got "
+_MASKINGS = "masking must be auto, attention, random, background, features or gradcam, got "
+_CONSISTENCY = "consistency_weight must be > 0 where lambda is 0, got "
 _ASCEND = "mask ratios must ascend within [0, 1), got "
 
 
@@ -42,6 +44,9 @@ _ASCEND = "mask ratios must ascend within [0, 1), got "
         ({"optimizer": "adamw"}, "optimizer must be adam or sgd, got adamw"),
         ({"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
         ({"precision": "fp16"}, "precision must be auto, fp32 or bf16, got fp16"),
+        ({"masking": "foreground"}, _MASKINGS + "foreground"),
+        ({"masking": ["random"]}, _MASKINGS + "['random']"),
+        ({"consistency_weight": 0.0, "ranking_weight": 0.0}, _CONSISTENCY + "0.0"),
     ],
 )
 def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, Any], message: str) -> None:

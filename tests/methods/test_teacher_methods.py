@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -14,7 +13,10 @@ from remtta.methods import augmentations
 from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, jitter
 from remtta.methods.cotta import CoTTA, CoTTAConfig, published_confidence
 from remtta.methods.losses import symmetric_cross_entropy
+from remtta.methods.method import build_method
 from remtta.methods.petal import PETAL
+from remtta.methods.vdp import VDP, VDPConfig
+from tests.backbones.tiny_models import tiny
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import descend, made, symmetric
 
@@ -78,14 +80,6 @@ def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentatio
     assert (sure.objective.passes()[0], unsure.objective.passes()[0]) == (3, 5)
     assert unsure.last_views is not None
     assert torch.equal(unsure.last_views[0], predicted)
-
-
-def test_micro_batches_average_the_same_augmented_views() -> None:
-    config = CoTTAConfig(lr=0.05, augment_below=1.0, num_augmentations=2, restore=0.1)
-    whole, parts = made(CoTTA, tiny_vit(), config), made(CoTTA, tiny_vit(), dataclasses.replace(config, micro_batch=2))
-    for seed in range(2):
-        torch.testing.assert_close(parts(random_images(5, seed)), whole(random_images(5, seed)), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(parts.delta(), whole.delta(), atol=1e-6, rtol=1e-4)
 
 
 def test_what_cotta_saves_is_the_teacher_that_predicts() -> None:
@@ -184,3 +178,42 @@ def test_the_clean_augmentation_has_no_noise_and_mirrors_what_is_beyond_the_edge
         view = clean_jitter(grey, torch.Generator().manual_seed(seed))
         assert view.max() - view.min() < 1e-5 and not torch.equal(view, grey)  # no black corner either
         assert jitter(grey, torch.Generator().manual_seed(seed)).unique().numel() > 100
+
+
+def test_three_updates_of_vdp_equal_a_plain_loop_over_two_squares() -> None:
+    config = VDPConfig(lr=0.5, optimizer="sgd", teacher_decay=0.5, homeostasis=3.0)
+    vdp, model = made(VDP, tiny_vit(), config), tiny_vit()
+    (st, sl), (at, al) = vdp.objective._places["specific"], vdp.objective._places["agnostic"]
+    student = [torch.zeros(3, 8, 8, requires_grad=True) for _ in range(2)]  # a quarter of 32 pixels
+    teacher = [torch.zeros(3, 8, 8) for _ in range(2)]
+    sensitivity = torch.zeros(3, 8, 8)
+    optimizer = torch.optim.SGD(student, lr=0.5, momentum=0.9)
+
+    def decorated(images: Tensor, prompts: list[Tensor]) -> Tensor:
+        added = torch.zeros(2, 3, 32, 32)
+        added[0, :, st : st + 8, sl : sl + 8] = prompts[0]
+        added[1, :, at : at + 8, al : al + 8] = prompts[1]
+        return images + added.sum(0)
+
+    for seed in range(3):
+        images = random_images(5, seed)
+        with torch.no_grad():
+            target = model(decorated(images, teacher))
+        torch.testing.assert_close(vdp(images), target, atol=1e-5, rtol=1e-4)
+        held = (sensitivity * (student[1] - teacher[1]) ** 2).sum()
+        descend(optimizer, symmetric(model(decorated(images, student)), target) + 3 * held)
+        teacher = [0.5 * slow + 0.5 * fast.detach() for slow, fast in zip(teacher, student, strict=True)]
+        assert student[1].grad is not None
+        sensitivity = 0.5 * sensitivity + 0.5 * student[1].grad.abs()
+    for name, tensor in zip(("specific", "agnostic"), teacher, strict=True):
+        torch.testing.assert_close(vdp.objective._teacher[name], tensor, atol=1e-6, rtol=1e-4)
+        assert tensor.abs().max() > 1e-3
+    source = tiny_vit().state_dict()
+    assert all(torch.equal(tensor, source[name]) for name, tensor in vdp.net.model.state_dict().items())
+    assert (vdp.adapted_names, vdp.delta(), vdp.num_updates, vdp.objective.passes()[0]) == ((), {}, 3, 2)
+
+
+def test_vdp_names_the_size_of_images_that_its_prompts_do_not_fit() -> None:
+    method = build_method("vdp", tiny("resnet"))
+    with pytest.raises(ValueError, match=r"VDP's prompts are for images of \(\d+, \d+\), and these are of \(40, 40\)"):
+        method(torch.rand(2, 3, 40, 40))

@@ -77,16 +77,9 @@ def _timm_training_checkpoint(path: Path, state: State, averaged: State | None) 
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    content = {
-        "epoch": 7,
-        "arch": "vit_tiny_patch16_224",
-        "state_dict": state,
-        "optimizer": optimizer.state_dict(),
-        "version": 2,
-        "args": argparse.Namespace(lr=1e-3, opt="adamw", mean=None, model_kwargs={"img_size": 32}),
-        "amp_scaler": {"scale": 65536.0, "growth_interval": 2000},
-        "metric": 71.2,
-    }
+    args = argparse.Namespace(lr=1e-3, opt="adamw", mean=None, model_kwargs={"img_size": 32})
+    content = {"epoch": 7, "arch": "vit_tiny_patch16_224", "state_dict": state, "optimizer": optimizer.state_dict()}
+    content |= {"version": 2, "args": args, "metric": 71.2, "amp_scaler": {"scale": 65536.0, "growth_interval": 2000}}
     torch.save(content if averaged is None else {**content, "state_dict_ema": averaged}, path)
 
 

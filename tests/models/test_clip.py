@@ -77,12 +77,8 @@ def test_preprocessing_and_labels_are_the_models_and_a_checkpoint_works_offline(
     name, own = tiny_clip(tmp_path / "model")
     model = load_model(name, labels=NAMES, crop_pct=0.9)
     inputs = preprocessing_of(model)
-    assert (inputs.std, inputs.interpolation, inputs.crop_mode, inputs.crop_pct) == (
-        (0.25,) * 3,
-        "bilinear",
-        "squash",
-        0.9,
-    )
+    assert (inputs.std, inputs.interpolation) == ((0.25,) * 3, "bilinear")
+    assert (inputs.crop_mode, inputs.crop_pct) == ("squash", 0.9)
     torch.save({"state_dict": {f"module.{k}": v + 1 for k, v in own.state_dict().items()}}, tmp_path / "other.pt")
     other: Any = load_model(name, labels=NAMES, checkpoint=tmp_path / "other.pt")
     assert torch.equal(other.cls_token.flatten(), own.visual.class_embedding + 1)
@@ -146,8 +142,12 @@ def test_invalid_zero_shot_models_are_refused_in_one_line(tmp_path: Path) -> Non
     (tmp_path / "bad.txt").write_text("no place\n")
     refused: list[tuple[str, dict[str, Any], str]] = [
         ("clip:ViT-Q", {}, 'unknown model "clip:ViT-Q"'),
-        ("clip:ViT-B-16", {}, "needs its weights' name or a --checkpoint; open_clip has openai"),
-        ("clip:ViT-B-16/other", {}, "needs its weights' name"),
+        (
+            "clip:ViT-B-16",
+            {},
+            "needs weights: name them (clip:NAME/WEIGHTS) or give --checkpoint; open_clip has openai",
+        ),
+        ("clip:ViT-B-16/other", {}, "needs weights: name them"),
         (name, {"num_classes": 3}, "takes no --num-classes"),
         (name, {"prompts": "none"}, 'unknown prompts "none"; choose single, openai7, openai80, watt'),
         (name, {"prompts": str(tmp_path / "bad.txt")}, 'needs one {} for the class\'s name, got "no place"'),

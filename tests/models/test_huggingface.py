@@ -45,23 +45,10 @@ Make = Callable[[], Any]
 
 NAMES = list("abcdefg")
 LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {name: i for i, name in enumerate(NAMES)}}
-SMALL: dict[str, Any] = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "image_size": 32,
-    "patch_size": 8,
-    **LABELS,
-}
-SWIN: dict[str, Any] = {
-    "image_size": 32,
-    "patch_size": 2,
-    "embed_dim": 12,
-    "depths": [2, 2],
-    "num_heads": [2, 4],
-    "window_size": 4,
-    **LABELS,
-}
+SMALL: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, **LABELS}
+SMALL |= {"image_size": 32, "patch_size": 8}
+SWIN: dict[str, Any] = {"image_size": 32, "patch_size": 2, "embed_dim": 12, "window_size": 4, **LABELS}
+SWIN |= {"depths": [2, 2], "num_heads": [2, 4]}
 CONVNEXT: dict[str, Any] = {"image_size": 32, "hidden_sizes": [8, 12, 16, 20], "depths": [1, 1, 2, 1], **LABELS}
 
 
@@ -238,8 +225,11 @@ def test_older_and_newer_files_of_processors_are_read(
         ({"image_processor_type": "ViTImageProcessor", "rescale_factor": 1 / 127.5}, "does not divide pixels by 255"),
         ({"image_processor_type": "ViTImageProcessor", "size": {"longest_edge": 9}}, "KeyError: 'height'"),
         ({"image_processor_type": "ViTImageProcessor", "image_std": [1, 0, 1]}, "std must be positive"),
-        ({"image_processor_type": "CLIPImageProcessor", "do_center_crop": False}, "keeps the shapes of images"),
-        ({"image_processor_type": "DeiTImageProcessor", "crop_size": {"height": 9, "width": 8}}, "not of one shape"),
+        ({"image_processor_type": "CLIPImageProcessor", "do_center_crop": False}, "keeps the aspect ratio of images"),
+        (
+            {"image_processor_type": "DeiTImageProcessor", "crop_size": {"height": 9, "width": 8}},
+            "differ in aspect ratio",
+        ),
         ([], "AttributeError"),
     ],
     ids=str,

@@ -71,7 +71,7 @@ def test_an_image_tower_classifies_by_the_file_and_adapts(place: Path, kind: str
     assert not torch.equal(method.predict(images), expected) and method.num_updates == 1
     method.reset()
     for name in ("watt", "clipartt", "tpt"):
-        with pytest.raises(ModelError, match="the method needs a text tower, and --text-embeddings come without"):
+        with pytest.raises(ModelError, match="the method needs a text tower, which --text-embeddings do not include"):
             build_method(name, model)
 
 
@@ -114,7 +114,7 @@ def test_what_does_not_fit_is_refused_in_a_line(place: Path, tmp_path: Path, cap
             load_model("test_vit", **{"checkpoint": place / "projected.safetensors", "num_classes": 64, **given})
     seven = tmp_path / "seven.safetensors"
     save_file(timm.create_model("test_vit", num_classes=7).state_dict(), seven)
-    with pytest.raises(ModelError, match="gives 7 numbers per image and"):
+    with pytest.raises(ModelError, match="has image embeddings of size 7, and"):
         load_model("test_vit", checkpoint=seven, num_classes=7, text_embeddings=texts)
     with pytest.raises(UsageError, match="--text-embeddings"):
         load_model(f"clip:{place / 'clip'}", text_embeddings=texts)

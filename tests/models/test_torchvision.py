@@ -26,6 +26,7 @@ def _convnext() -> Any:
     return ConvNeXt(blocks, num_classes=7)
 
 
+SWIN = {"depths": (2, 2, 2), "num_heads": (2, 4, 4)}
 KINDS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
     "resnet": (
         lambda: ResNet(Bottleneck, [1, 1, 1, 1], num_classes=7, width_per_group=8),
@@ -40,14 +41,7 @@ KINDS: dict[str, tuple[Callable[[], Any], str, dict[str, Any]]] = {
     "swin": (
         lambda: SwinTransformer([2, 2], 12, [2, 2, 2], [2, 4, 4], [4, 4], num_classes=7),
         "swin_tiny_patch4_window7_224",
-        {
-            "img_size": 32,
-            "patch_size": 2,
-            "embed_dim": 12,
-            "depths": (2, 2, 2),
-            "num_heads": (2, 4, 4),
-            "window_size": 4,
-        },
+        {"img_size": 32, "patch_size": 2, "embed_dim": 12, "window_size": 4, **SWIN},
     ),
     "convnext": (_convnext, "convnext_tiny", {"depths": (1, 1, 2, 1), "dims": (8, 12, 16, 20)}),
 }

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from remtta.engines.interrupts import Interrupts
 from tests.conftest import draw_folder
-from tests.runs.tiny import StopAfter, adapt_tiny
+from tests.runs.tiny import adapt_tiny, stop_after
 
 
 @pytest.fixture(scope="session")
@@ -23,6 +22,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, number = tmp_path_factory.mktemp("made"), count()
     frames, whole = draw_folder(root / "frames", range(12), "frame_{}.png"), root / "whole"
     adapt_tiny(frames, whole, on_batch=lambda _: shutil.copytree(whole, root / f"killed{next(number)}"))
-    with Interrupts() as interrupts:
-        adapt_tiny(frames, root / "stopped", on_batch=StopAfter(2), interrupts=interrupts)
+    stop_after(2, frames, root / "stopped")
     return root
+
+
+@pytest.fixture
+def frames(made: Path) -> Path:
+    return made / "frames"

@@ -11,19 +11,16 @@ import pytest
 
 from remtta.deltas.tensor_files import save_tensors
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import RemttaError, UsageError
+from remtta.errors import OutputError, RemttaError, UsageError
+from remtta.guard.observed import ObservedMethod
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
 from remtta.runs.place import Place
 from remtta.runs.reading import read_rows
+from remtta.runs.scribe import Scribe
 from remtta.runs.states import load_position, load_state
 from tests.records import record_of, rows_of
 from tests.runs.test_resume import camera, finish
 from tests.runs.tiny import adapt_tiny
-
-
-@pytest.fixture
-def frames(made: Path) -> Path:
-    return made / "frames"
 
 
 def killed(frames: Path, folder: Path) -> list[Path]:
@@ -150,3 +147,20 @@ def test_memory_is_no_matter_for_methods_that_train_no_weights(
     adapt_tiny(frames, tmp_path / "run", "source", options={"max_memory": 2**30})
     assert "--max-memory has no effect" in caplog.text
     assert record_of(tmp_path / "run")["method"]["micro_batch"] is None
+
+
+def test_an_event_that_cannot_be_written_loses_no_rows(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(scribe: Scribe, index: int, event: object) -> None:
+        raise OutputError("events.jsonl cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ObservedMethod, "events", lambda observed: [{"event": "doubt"}])
+        patch.setattr(Scribe, "write_event", fail)
+        with pytest.raises(OutputError):
+            adapt_tiny(frames, tmp_path / "run")
+    adapt_tiny(frames, tmp_path / "run", resume=True)
+    assert [row["index"] for row in rows_of(tmp_path / "run")] == list(
+        range(record_of(tmp_path / "run")["counts"]["frames"])
+    )

@@ -16,7 +16,6 @@ from torch import nn
 
 from remtta.adapt.one_stream import RunSummary
 from remtta.deltas import DELTA
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.methods.settings import REMConfig
 from remtta.models.card import set_labels
@@ -28,7 +27,7 @@ from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 from tests.records import record_of, rows_of
-from tests.runs.tiny import StopAfter, adapt_in_parts, adapt_tiny, fill_disk
+from tests.runs.tiny import adapt_in_parts, adapt_tiny, fill_disk, stop_after
 
 
 def assert_same_results(folder: Path, whole: Path) -> None:
@@ -41,9 +40,7 @@ def assert_same_results(folder: Path, whole: Path) -> None:
 def assert_goes_on(model: nn.Module, source: Any, folder: Path, **how: Any) -> None:
     """A run that was stopped after a batch ends as one that was not, each on its own copy of the model."""
     adapt_tiny(source, folder / "through", model=copy.deepcopy(model), **how)
-    with Interrupts() as interrupts:
-        stop: dict[str, Any] = {"on_batch": StopAfter(1), "interrupts": interrupts}
-        adapt_tiny(source, folder / "run", model=copy.deepcopy(model), **how, **stop)
+    stop_after(1, source, folder / "run", model=copy.deepcopy(model), **how)
     adapt_tiny(source, folder / "run", model=copy.deepcopy(model), resume=True, **how)
     assert_same_results(folder / "run", folder / "through")
 
@@ -57,11 +54,6 @@ def _without_time(path: Path) -> list[bytes]:
     return [json.dumps(header, sort_keys=True).encode(), content[end:]]
 
 
-@pytest.fixture
-def frames(made: Path) -> Path:
-    return made / "frames"
-
-
 def finish(frames: Path, folder: Path, *, stopped: bool = False) -> Path:
     """The folder of a run on these frames that came through, or was stopped after two batches."""
     return Path(shutil.copytree(frames.parent / ("stopped" if stopped else "whole"), folder))
@@ -70,8 +62,7 @@ def finish(frames: Path, folder: Path, *, stopped: bool = False) -> Path:
 @pytest.mark.parametrize("method", ["remtta", "tent", "source"])
 def test_a_stopped_run_continues_to_the_same_predictions_and_delta(method: str, frames: Path, tmp_path: Path) -> None:
     adapt_tiny(frames, tmp_path / "whole", method)
-    with Interrupts() as interrupts:
-        stopped = adapt_tiny(frames, tmp_path / "parts", method, on_batch=StopAfter(1), interrupts=interrupts)
+    stopped = stop_after(1, frames, tmp_path / "parts", method)
     assert stopped.num_frames < 12 and stopped.exit_reason == "SIGTERM"
     resumed = adapt_tiny(frames, tmp_path / "parts", method, resume=True)
     assert resumed.exit_reason == "completed" and record_of(tmp_path / "parts")["resumed"] == 1
@@ -122,8 +113,7 @@ def test_a_readable_frame_does_not_wait_behind_any_number_of_unreadable_ones(fra
     adapt_tiny(source, tmp_path / "whole", "tent", on_batch=lambda summary: ends.append(summary.num_frames))
     assert ends == [12, *range(13, 32), 34, 35]  # four times the batch of 3, then each by itself
     for batches in (1, 5):
-        with Interrupts() as interrupts:
-            adapt_tiny(source, tmp_path / f"{batches}", "tent", on_batch=StopAfter(batches), interrupts=interrupts)
+        stop_after(batches, source, tmp_path / f"{batches}", "tent")
         assert len(rows_of(tmp_path / f"{batches}")) == 11 + batches
         adapt_tiny(source, tmp_path / f"{batches}", "tent", resume=True)
         assert_same_results(tmp_path / f"{batches}", tmp_path / "whole")
@@ -176,6 +166,7 @@ def test_without_an_earlier_run_it_begins_one(frames: Path, tmp_path: Path) -> N
         ({"options": {"batch_size": 4}}, r"method\.batch_size was 3, is 4"),
         ({"options": {"topk": 2}}, "topk was 5, is 2"),
         ({"method": "tent"}, "needs the method that the run began with: it was rem, is tent"),
+        ({"model": tiny_vit(seed=5)}, "base_sha256 was"),
     ],
 )
 def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, frames: Path, tmp_path: Path) -> None:
@@ -362,24 +353,13 @@ def test_the_state_of_another_version_is_refused_in_one_line(
     assert {path.name: path.read_bytes() for path in run.iterdir()} == left
 
 
-def test_a_model_of_other_weights_is_refused(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    finish(frames, tmp_path / "run")
-    with pytest.raises(UsageError, match="base_sha256 was"):
-        adapt_tiny(frames, tmp_path / "run", model=tiny_vit(seed=5), resume=True)
-
-
-def test_a_run_that_was_never_saved_begins_anew_without_its_predictions(frames: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("lost", [[STATE, PREDICTIONS, EVENTS], [EVENTS]], ids=["never saved", "events"])
+def test_lost_events_and_a_run_that_was_never_saved_end_alike(lost: list[str], frames: Path, tmp_path: Path) -> None:
     finish(frames, tmp_path / "run", stopped=True)
-    for name in (STATE, PREDICTIONS, EVENTS):
+    for name in lost:
         (tmp_path / "run" / name).unlink()
     adapt_tiny(frames, tmp_path / "run", resume=True)
     assert_same_results(tmp_path / "run", frames.parent / "whole")
-
-
-def test_lost_events_are_no_reason_to_stop(frames: Path, tmp_path: Path) -> None:
-    finish(frames, tmp_path / "run", stopped=True)
-    (tmp_path / "run" / EVENTS).unlink()
-    assert adapt_tiny(frames, tmp_path / "run", resume=True).exit_reason == "completed"
 
 
 def test_results_without_a_record_are_neither_gone_on_with_nor_replaced(frames: Path, tmp_path: Path) -> None:

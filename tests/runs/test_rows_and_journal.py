@@ -41,14 +41,9 @@ def _rows(frames: list[DecodedFrame], answered: torch.Tensor | None, **changes: 
     excluded, weight = changes.pop("excluded", {}), changes.pop("weight", 1.0)
     form = RowFormat(**{"labels": ["cat", "dog", "owl"], "topk": 2, **changes})
     answers = Answers(cast(Any, None), logits=torch.empty(0) if answered is None else answered, weight=weight)
-    told: dict[str, Any] = {
-        "update": 3,
-        "updates_after": 4,
-        "adapted": True,
-        "excluded": excluded,
-        "counts_before": (0, 0),
-    }
-    result = BatchResult(Batch(frames), answers, **told, called=True, answer_seconds=0.0, seconds=0.0)
+    told: dict[str, Any] = {"update": 3, "updates_after": 4, "counts_before": (0, 0), "adapted": True, "called": True}
+    told |= {"excluded": excluded, "answer_seconds": 0.0, "seconds": 0.0}
+    result = BatchResult(Batch(frames), answers, **told)
     return prediction_rows(result, form)
 
 

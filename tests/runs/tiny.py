@@ -46,11 +46,16 @@ def adapt_tiny(
     return adapt_stream(model or tiny_vit(), source, folder, method=method, config=config, options=run_options, **more)
 
 
+def stop_after(batches: int, *run: Any, **more: Any) -> RunSummary:
+    """`adapt_tiny` that is stopped after so many batches."""
+    with Interrupts() as interrupts:
+        return adapt_tiny(*run, **more, on_batch=StopAfter(batches), interrupts=interrupts)
+
+
 def adapt_in_parts(stops: Sequence[int], *run: Any, **more: Any) -> None:
     """`adapt_tiny` that is stopped after so many batches, goes on, is stopped again, and in the end comes through."""
     for batches in stops:
-        with Interrupts() as interrupts:
-            adapt_tiny(*run, **more, on_batch=StopAfter(batches), interrupts=interrupts, resume=True)
+        stop_after(batches, *run, **more, resume=True)
     adapt_tiny(*run, **more, resume=True)
 
 

@@ -5,6 +5,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 
 import numpy as np
 import pytest
@@ -110,14 +111,8 @@ def test_unreadable_frames_stand_in_their_places_with_the_reason() -> None:
     decoded = list(prefetch(frames, to_tensor, ahead=4))
     assert [frame.index for frame in decoded] == list(range(6))
     assert [frame.image is None for frame in decoded] == [False, True, False, True, True, False]
-    assert [frame.error for frame in decoded] == [
-        None,
-        "image file is truncated",
-        None,
-        "cannot be preprocessed: height and width must be > 0",
-        "cannot be preprocessed: MemoryError",
-        None,
-    ]
+    told = [f"cannot be preprocessed: {why}" for why in ("height and width must be > 0", "MemoryError")]
+    assert [frame.error for frame in decoded] == [None, "image file is truncated", None, *told, None]
 
 
 @pytest.mark.parametrize("ahead", [1, 10])
@@ -182,3 +177,15 @@ def test_wait_may_stop_a_stream_that_has_no_frame() -> None:
             list(prefetch(silent(), to_tensor, ahead=4, wait=raise_after(2)))
     finally:
         released.set()
+
+
+def test_the_stream_is_read_in_the_context_of_its_user() -> None:
+    name: ContextVar[str] = ContextVar("name", default="nobody")
+    seen: list[str] = []
+
+    def frames() -> Iterator[Frame]:
+        seen.append(name.get())
+        yield from ()
+
+    name.set("north")
+    assert not list(prefetch(frames(), to_tensor, ahead=1)) and seen == ["north"]

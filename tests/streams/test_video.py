@@ -111,14 +111,6 @@ def test_a_broken_video_among_paths_is_one_unreadable_frame(tmp_path: Path) -> N
         frames[2].load()
 
 
-@pytest.mark.parametrize("name", ["missing.mp4", "folder.mp4"])
-def test_no_video_file_behind_a_path_is_one_unreadable_frame(tmp_path: Path, name: str) -> None:
-    (tmp_path / "folder.mp4").mkdir()
-    [frame] = open_stream([tmp_path / name]).frames
-    with pytest.raises(FrameError, match=r"^(no such file|not a regular file)$"):
-        frame.load()
-
-
 def test_a_folder_of_videos_is_read_one_after_the_other(tmp_path: Path) -> None:
     for name, count in (("clip_10.avi", 2), ("clip_2.mp4", 3)):
         ramp(tmp_path / name, "MJPG" if name.endswith("avi") else "mp4v", count)

@@ -44,11 +44,7 @@ class Named:
 
     @property
     def objective(self) -> type[Objective[Any]]:
-        """The class of the method; importing it loads torch.
-
-        Raises:
-            UsageError: If it belongs to another package and cannot be imported, or is not a method.
-        """
+        """The class of the method; importing it loads torch. Raise UsageError if another package's is no method."""
         if not isinstance(self.place, str):
             return _outside(self.place)
         module, _, kind = self.place.rpartition(".")
@@ -179,11 +175,7 @@ def algorithm_of(name: str) -> str:
 
 
 def check_method(name: str, known: Collection[str]) -> None:
-    """Raise if a method is unknown, or if two packages have it.
-
-    Raises:
-        UsageError: With a suggestion and all known names, or with the packages.
-    """
+    """Raise UsageError if a method is unknown, with all known names, or if two packages have it."""
     if name in REFUSED:
         raise UsageError(REFUSED[name])
     if name not in known:
@@ -240,10 +232,8 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
 
 
 def _of_type(member: Member, name: str, value: Any) -> Any:
-    """Convert the value of a setting, which may be given as text, to the setting's type.
-
-    Raises:
-        UsageError: If it is of another type.
+    """Convert the value of a setting, which may be given as text, to the setting's type; raise UsageError if it is of
+    another type.
     """
     wanted, or_none = member.type, " or None" if member.optional else ""
     if value is None and or_none:

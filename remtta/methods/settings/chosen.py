@@ -70,10 +70,8 @@ class MethodOptions:
         check_method(self.method, STREAM_METHODS)
 
     def config(self, batch_size: int) -> MethodConfig:
-        """Return the method's config: its defaults, overridden by shared options and --set.
-
-        Raises:
-            UsageError: If it has no such setting, or a value is out of range.
+        """Return the method's config: its defaults, overridden by shared options and --set; raise UsageError if it has
+        no such setting, or a value is out of range.
         """
         kind = METHOD_TABLE[self.method].config
         for name in self.shared.given:
