@@ -112,7 +112,7 @@ METHOD_TABLE: dict[str, Named] = {
         "rem.RankedEntropy", "masked views: consistency and entropy ranking (Han et al., ICML 2025)", kind=REMConfig
     ),
     "rem-n1": Named(
-        "rem.RankedEntropy", "REM with one masked view, in two thirds of the time", own=ONE_MASK, kind=REMConfig
+        "rem.RankedEntropy", "REM with one masked view, in three quarters of the time", own=ONE_MASK, kind=REMConfig
     ),
     "rem-come": Named("come.REMCOME", "REM with COME's entropy in the ranking", kind=REMConfig),
     "supervised": Named("supervised.Supervised", "train on the true labels: an upper bound, in remtta eval only"),
