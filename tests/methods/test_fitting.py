@@ -136,7 +136,8 @@ def test_whole_batch_methods_refuse_what_they_cannot_divide(frames: Path, tmp_pa
 
 @pytest.mark.parametrize("name", ["tent", "light", "cotta"])
 def test_predictions_keep_to_the_micro_batch(name: str) -> None:
-    model, sizes = tiny_vit(), list[int]()
+    model: Any = tiny_vit()
+    sizes: list[int] = []
     model.patch_embed.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     split = build_method(name, model, method_config(name, {"micro_batch": 2}, batch_size=6))
     split.predict(random_images(6))
