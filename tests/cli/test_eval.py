@@ -10,7 +10,7 @@ from remtta.errors import OutputError
 from remtta.evaluation import plots
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS
-from tests.evaluation.trees import write_tree
+from tests.evaluation.trees import CLASSES, write_tree
 from tests.records import json_of, rows_of
 
 
@@ -101,3 +101,13 @@ def test_addresses_are_refused_where_a_path_is_expected(
     told = f"Error: {shown}: paths are local; mount the bucket, or copy the folder to this machine"
     assert refusal_of(capfd, *args) == (2, told)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_class_map_gives_the_true_classes(checkpoint: Path, tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "c", ["fog"], each=1)
+    (tmp_path / "map.txt").write_text("".join(f"{name} {6 - number}\n" for number, name in enumerate(CLASSES)))
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--no-plots", "-q"]
+    options += ["--methods", "source", "--class-map", tmp_path / "map.txt", "--output", tmp_path / "run"]
+    assert remtta_here("eval", root, *options) == 0
+    true = {Path(row["source"]).parent.name: row["label_true"] for row in rows_of(tmp_path / "run")}
+    assert true == {name: 6 - number for number, name in enumerate(CLASSES)}
