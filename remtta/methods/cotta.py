@@ -74,10 +74,10 @@ class CoTTA(Teacher[CoTTAConfig]):
         unsure = bool(source.softmax(-1).amax(-1).mean() < self._augment_below)
         self.memory[_COUNTS] += torch.tensor([1, int(unsure)])
         if not unsure:
-            return (self.teacher_logits(images),)
+            return (self.in_parts(self.net.logits, images),)
         total = torch.zeros_like(source)
         for _ in range(self.config.num_augmentations):
-            total += self.teacher_logits(self.net.pixels.augment(images, jitter, self.net.generator))
+            total += self.in_parts(self.net.logits, self.net.pixels.augment(images, jitter, self.net.generator))
         return (total / self.config.num_augmentations,)
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:

@@ -48,10 +48,7 @@ class Objective(Generic[Config]):
     needs_labels: ClassVar[bool] = False  # learns from true labels
     needs_source: ClassVar[bool] = False  # first needs clean images of the source domain
     num_models: ClassVar[int] = 1  # copies of the model's weights that it holds
-    passes_per_step: tuple[float, float] = (
-        1,
-        1,
-    )  # forward and backward per image; the maximum if it depends on the image
+    passes_per_step: tuple[float, float] = 1, 1  # forward and backward; the maximum if it depends on the image
     adapts: bool = True  # batches change something
     delta_refusal: str | None = None  # why what it learns cannot be saved as a delta
     max_source_images: int | None = None  # None for all
@@ -87,8 +84,18 @@ class Objective(Generic[Config]):
 
     def predict(self, images: Tensor) -> Tensor:
         """Return the prediction (B, C) for a whole batch of images (B, 3, H, W), without adapting."""
+        return self.output(self.in_parts(self.logits, images))
+
+    def in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        """Return logits (B, C) of a whole batch that `predict` returns for at most a micro-batch, centred by the batch.
+
+        Batch norms that use the batch's statistics need it whole.
+        """
         size = len(images) if self.net.batch_norms.mixes else self.part_size(len(images))
-        return self.output(torch.cat([self.logits(part) for part in images.split(size)]))
+        if size >= len(images):
+            return predict(images)
+        centre = self.net.centre  # its offset changes with the last part
+        return torch.cat([predict(part) + centre.offset for part in images.split(size)]) - centre.offset
 
     def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
         """Return the prediction (B, C) before an update, and the update's targets if already known."""

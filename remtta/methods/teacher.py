@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -46,15 +46,6 @@ class Teacher(Objective[Config]):
         with self.net.context(images.device):
             logits: Tensor = torch.func.functional_call(self._classifier, named, (images,))
         return self.net.head(logits)  # the centre follows the teacher alone
-
-    def teacher_logits(self, images: Tensor) -> Tensor:
-        """Predict a whole batch with the teacher, at most a micro-batch at a time, centred by the whole batch."""
-        with self.net.context(images.device):
-            return self.net.plain(self.in_parts(self.net.backbone.logits, images))
-
-    def in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
-        """Predict a whole batch, at most a micro-batch at a time."""
-        return torch.cat([predict(part) for part in images.split(self.part_size(len(images)))])
 
 
 class _Classifier(nn.Module):

@@ -107,7 +107,7 @@ class ViDA(Teacher[ViDAConfig]):
         views = (
             self.net.pixels.augment(images, jitter, self.net.generator) for _ in range(self.config.num_augmentations)
         )
-        logits = torch.stack([self.teacher_logits(view) for view in views])
+        logits = torch.stack([self.in_parts(self.net.logits, view) for view in views])
         unsure = _UNSURE * logits.var(0).mean().cpu()
         sign = torch.tensor([-1.0, 1.0]) if unsure >= self.config.threshold else torch.tensor([1.0, -1.0])
         self._new_scales = 1 + sign * unsure
