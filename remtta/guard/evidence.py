@@ -110,10 +110,11 @@ def mutual_information(logits: Tensor) -> float:
 
 
 def information_gap(adapted: Tensor, source: Tensor) -> tuple[float, float]:
-    """Return the difference in mutual information between adapted and source logits (B, C), at equal confidence.
+    """Return the mutual information of adapted minus that of source logits (B, C), in nats, negative for harm, and the
+    source's.
 
-    Returns:
-        The gap in nats, negative for harm; and the source's mutual information.
+    Adaptation makes predictions more confident, which raises it and can hide harm, so they are compared at equal
+    confidence.
     """
     adapted, source = adapted.double(), source.double()
     target = entropy(source).mean()
