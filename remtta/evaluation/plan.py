@@ -68,7 +68,7 @@ class EvalPlan:
             "data": _data_settings(self.dataset),
             "model": {**self.card.origin, "base_sha256": self.card.sha256},
             "preprocessing": self.card.preprocessing.as_dict(),
-            "methods": {name: settings_of(config) for name, config in self.methods.items()},
+            "methods": {name: config.used() for name, config in self.methods.items()},
             "options": options,
             "device": str(self.card.device),
             **({"start_delta": self.start.origin} if self.start else {}),
@@ -150,15 +150,6 @@ class EvalPlan:
         except UsageError as error:
             raise UsageError(f"{error}; use the same value again, or choose another --output") from None
         return [*begun, *(name for name in now["methods"] if name not in begun)]
-
-
-def settings_of(config: MethodConfig) -> dict[str, Any]:
-    """Return the settings that a method uses, as JSON would give them back."""
-    return {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in asdict(config).items()
-        if name not in config.unused
-    }
 
 
 def _data_settings(dataset: Dataset) -> dict[str, Any]:

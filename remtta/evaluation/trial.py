@@ -21,7 +21,7 @@ from remtta.errors import StreamError
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.hurry import TimeConstrainedPolicy
 from remtta.evaluation.ledger import PROGRESS, Ledger, delta_path
-from remtta.evaluation.plan import EvalPlan, settings_of
+from remtta.evaluation.plan import EvalPlan
 from remtta.evaluation.scenarios import Visit, plan_visits
 from remtta.files import writing
 from remtta.guard.observed import ObservedMethod
@@ -203,7 +203,7 @@ class Trial(Listener):
         looked = guard.num_source_predictions / max(1, num_images) if guard else 0.0
         return {
             **self._trial,
-            "config": settings_of(self._plan.methods[self._trial["method"]]),
+            "config": self._plan.methods[self._trial["method"]].used(),
             "images": num_images,
             "skipped": position.skipped,
             "adapted_images": position.adapted,

@@ -86,8 +86,8 @@ class Plan:
 
 
 def hyperparameters(config: MethodConfig, batch_size: int) -> dict[str, Any]:
-    """Return a method's settings as stored in records and deltas."""
-    return {**dataclasses.asdict(config), "batch_size": batch_size}
+    """Return the settings a method uses, as stored in records and deltas."""
+    return {**config.used(), "batch_size": batch_size}
 
 
 def delta_of(

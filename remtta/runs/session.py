@@ -195,7 +195,7 @@ class Session:
             )
             answers.logits = answers.logits.cpu()
             if not torch.isfinite(answers.logits).all():
-                self._before = None  # the weights are no longer worth keeping
+                self._before, self.committed = None, ({}, 0)  # neither state nor weights are worth keeping
                 raise _not_finite(batch)
             answer_seconds = time.monotonic() - started
         return BatchResult(

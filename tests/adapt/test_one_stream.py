@@ -246,11 +246,12 @@ def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, mo
 
 
 def test_outputs_that_are_not_finite_stop_the_run(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    config, options = REMConfig(lr=1e38, optimizer="sgd"), RunOptions(batch_size=2, save_every=1, guard=None)
+    config, options = REMConfig(lr=1e38, optimizer="sgd"), RunOptions(batch_size=2, guard=None)
     with pytest.raises(RemttaError, match="not finite numbers from frame 2 on; use a lower --lr"):
         adapt_stream(vit, frames, tmp_path / "run", config=config, options=options)
     assert len(rows_of(tmp_path / "run")) == 2
     assert "not finite" in record_of(tmp_path / "run")["exit_reason"]
+    assert not (tmp_path / "run/delta.safetensors").exists()
 
 
 def test_a_signal_ends_a_run_whose_reader_is_stuck_after_a_clean_save(

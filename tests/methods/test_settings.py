@@ -25,6 +25,11 @@ def test_mask_ratios_may_come_as_any_sequence_of_numbers() -> None:
     assert REMConfig(mask_ratios=ratios) == REMConfig(mask_ratios=(0.0, 0.25))
 
 
+def test_records_name_only_settings_that_the_method_uses() -> None:
+    assert method_config("rem", {}, batch_size=50).used()["mask_ratios"] == [0.0, 0.1, 0.2]
+    assert method_config("fast", {}, batch_size=50).used() == {"episodic": False, "bn": "recent", "bn_prior": None, "precision": "auto"}
+
+
 _START = "mask ratios must start with 0 and name at least one masked view, got "
 _MASKINGS = "masking must be auto, attention, random, background, features or gradcam, got "
 _CONSISTENCY = "consistency_weight must be > 0 where lambda is 0, got "

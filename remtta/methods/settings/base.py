@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from remtta.errors import UsageError, check
@@ -171,6 +171,14 @@ class MethodConfig:
             check(
                 getattr(self, name) == getattr(type(self), name), name.replace("_", "-"), getattr(self, name), left_out
             )
+
+    def used(self) -> dict[str, Any]:
+        """Return the settings that the method uses, as JSON would give them back."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in asdict(self).items()
+            if name not in self.unused
+        }
 
 
 @dataclass(frozen=True)
