@@ -12,7 +12,7 @@ from remtta.backbones.backbone import Backbone
 from remtta.errors import ModelError, UsageError, counted
 
 _TIMMS = (kind for kind in vars(norm).values() if isinstance(kind, type) and issubclass(kind, nn.Module))
-_CALLED_SO = re.compile(r"(Layer|RMS|Batch|Group|Instance)Norm")
+_NORM_NAMES = re.compile(r"(Layer|RMS|Batch|Group|Instance)Norm")
 _NORMS: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, *_TIMMS)
 
 
@@ -62,7 +62,7 @@ def is_norm(layer: nn.Module) -> bool:
     """Return whether a layer normalises: by its type in torch or timm, or by the name of its class."""
     if isinstance(layer, _NORMS):
         return True
-    return bool(_CALLED_SO.search(type(layer).__name__)) and isinstance(getattr(layer, "weight", None), nn.Parameter)
+    return bool(_NORM_NAMES.search(type(layer).__name__)) and isinstance(getattr(layer, "weight", None), nn.Parameter)
 
 
 def _whereabouts(backbone: Backbone) -> str:

@@ -19,10 +19,10 @@ from remtta.deltas.delta import save_delta
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError
 from remtta.evaluation.domains import Dataset
-from remtta.evaluation.hurry import TimeConstrainedPolicy
 from remtta.evaluation.ledger import PROGRESS, Ledger, delta_path
 from remtta.evaluation.plan import EvalPlan
 from remtta.evaluation.scenarios import Visit, plan_visits
+from remtta.evaluation.time_constrained import TimeConstrainedPolicy
 from remtta.files import writing
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.losses import entropy, total_variation

@@ -14,10 +14,10 @@ from torchvision.transforms.v2 import functional as T
 from remtta.backbones.families import with_tokens
 from remtta.errors import check
 from remtta.methods.augmentations import spawn
-from remtta.methods.beside import WARM_UP, Change, SideNetworks, SideNetworksConfig
 from remtta.methods.losses import entropy
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import Count, NonNegative, Positive
+from remtta.methods.side_networks import WARM_UP, Change, SideNetworks, SideNetworksConfig
 
 _DARK, _BRIGHT, _BLUR = 0.5, 1.5, 2.0  # factors of brightness, and the blur's standard deviation over 5 pixels
 _NUM_DOMAINS = 4

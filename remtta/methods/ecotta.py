@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.methods.augmentations import jitter
-from remtta.methods.beside import WARM_UP, Change, SideNetworks, SideNetworksConfig
 from remtta.methods.losses import entropy
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import NonNegative, Optimizer, Positive
+from remtta.methods.side_networks import WARM_UP, Change, SideNetworks, SideNetworksConfig
 from remtta.models.preprocessing import preprocessing_of
 
 _MAX_STAGES = 5

@@ -177,11 +177,11 @@ def _chosen_masking(backbone: Backbone, masking: Masking) -> Masking:
     else:
         each = "random"
     if each != "attention":
-        _tell_masking(type(backbone.module).__name__, each)
+        _log_masking(type(backbone.module).__name__, each)
     return each
 
 
 @functools.cache  # an evaluation creates a method per trial
-def _tell_masking(model: str, masking: Masking) -> None:
+def _log_masking(model: str, masking: Masking) -> None:
     masked = "the patches of the strongest features are" if masking == "features" else "patches at random are"
     _log.info("this %s has no attention to mask by, so %s masked", model, masked)
