@@ -75,6 +75,7 @@ class CoTTA(Teacher[CoTTAConfig]):
         self.memory[_COUNTS] += torch.tensor([1, int(unsure)])
         if not unsure:
             return (self.in_parts(self.net.logits, images),)
+        self.note(images)
         total = torch.zeros_like(source)
         for _ in range(self.config.num_augmentations):
             total += self.in_parts(self.net.logits, self.net.pixels.augment(images, jitter, self.net.generator))

@@ -97,6 +97,13 @@ class Objective(Generic[Config]):
         centre = self.net.centre  # its offset changes with the last part
         return torch.cat([predict(part) + centre.offset for part in images.split(size)]) - centre.offset
 
+    @torch.no_grad()
+    def note(self, images: Tensor) -> None:
+        """Centre by a new batch, and count it in recent statistics, unless that is done; for use before other views."""
+        if self.net.centre.waits or self.net.batch_norms.waits:
+            for part in images.split(self.part_size(len(images))):
+                self.logits(part)
+
     def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
         """Return the prediction (B, C) before an update, and the update's targets if already known."""
         return self.predict(images), None
@@ -220,7 +227,7 @@ class Descent:
         whole = size >= len(images)
         if not whole:
             self._net.batch_norms.warn_of_parts()
-            self._note_parts(images, size)
+            self._objective.note(images)  # the whole batch, before its first part is learned from
         views, num_counted = [], 0
         for start in range(0, len(images), size):
             part = slice(start, start + size)
@@ -234,13 +241,6 @@ class Descent:
         if gradients and not whole:
             torch._foreach_div_(gradients, float(num_counted))
         return torch.cat(views, dim=1)
-
-    def _note_parts(self, images: Tensor, size: int) -> None:
-        """Centre by a whole new batch, and count it in recent statistics, before its first part is learned from."""
-        if self._net.centre.waits or self._net.batch_norms.waits:
-            with torch.no_grad():
-                for part in images.split(size):
-                    self._objective.logits(part)
 
     def restart(self, *, keeps_source: bool) -> None:
         """Return to the source weights, with nothing learned, except perhaps the source's centring."""

@@ -104,6 +104,7 @@ class ViDA(Teacher[ViDAConfig]):
 
     @torch.no_grad()
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
+        self.note(images)
         views = (
             self.net.pixels.augment(images, jitter, self.net.generator) for _ in range(self.config.num_augmentations)
         )
