@@ -1,13 +1,14 @@
 """Make the tables of docs/results.md again, with one command.
 
     python examples/all_tables.py data/ tables/
-    python examples/all_tables.py data/ tables/ --only pacs --limit 100
+    python examples/all_tables.py data/ tables/ --only pacs
+    python examples/all_tables.py data/ trial/ --limit 5
 
 DATA holds photographs/ (ImageNet's wnids as folders), cifar10/test/, pacs/ (photo/, art_painting/, cartoon/, sketch/),
 vit_tiny_imagenet.safetensors, deit_tiny_imagenet.safetensors, efficientnet_lite0.safetensors and
 vit_cifar10.safetensors. Finished evaluations in OUT are kept, stopped ones continue. Prints tables in Markdown;
 OUT/figures.json has its numbers, commands, seconds and versions; docs/figures.json is a copy of it, with which a test
-compares README. --limit N uses N images of each domain, for a trial in another folder.
+compares README. --limit N uses N images of each domain in every table, for a trial in another folder.
 """
 
 from __future__ import annotations
@@ -109,16 +110,16 @@ class Table(NamedTuple):
     needs: Sequence[str]
 
 
-def _on_corruptions(name: str, severity: int, batch: int, methods: str) -> str:
+def _on_corruptions(name: str, severity: int, batch: int, methods: str, more: str = "--limit 100") -> str:
     return (
         f"{{out}}/photographs_c --continual --severity {severity} --batch-size {batch} --methods {methods} "
-        f"{MODELS[name]}"
+        f"{MODELS[name]} {more}"
     )
 
 
 def _on_pacs(name: str, methods: str, scenario: str = "continual") -> str:
     domains = "--domains art_painting,cartoon,sketch --batch-size 50"
-    return f"{{data}}/pacs --{scenario} {domains} --methods {methods} {PROBES[name]}"
+    return f"{{data}}/pacs --{scenario} {domains} --methods {methods} {PROBES[name]} --limit 210"
 
 
 def _after(first: str, then: str) -> str:
@@ -134,6 +135,15 @@ TABLES = {
         "ImageNet photographs, fifteen corruptions",
         {
             f"{name}, severity {level}": _on_corruptions(name, level, 50, SHORT)
+            for name in ("vit", "deit")
+            for level in (3, 5)
+        },
+        ["photographs_c"],
+    ),
+    "long": Table(
+        "Longer streams: 650 photographs of each corruption",
+        {
+            f"{name}, severity {level}": _on_corruptions(name, level, 50, SHORT, "--limit 650")
             for name in ("vit", "deit")
             for level in (3, 5)
         },
@@ -157,7 +167,9 @@ TABLES = {
         {
             **{f"severity {level}": _on_corruptions("lite", level, 20, CONVOLUTIONAL) for level in (3, 5)},
             **{
-                f"batch {size}": f"{_on_corruptions('lite', 5, size, 'source,norm,fast,light,remtta')} --domains {_SIX}"
+                f"batch {size}": _on_corruptions(
+                    "lite", 5, size, "source,norm,fast,light,remtta", f"--domains {_SIX} --limit 100"
+                )
                 for size in (1, 4, 20, 50)
             },
         },
@@ -187,11 +199,11 @@ TABLES = {
         "Axes of deployment, ViT-Ti",
         {
             "two corruptions at once": f"{{out}}/photographs_2c --continual --severity 3 --methods {AXES} "
-            f"{MODELS['vit']}",
+            f"{MODELS['vit']} --limit 100",
             "shifts that come back": f"{_SEVERITY_5} --domains gaussian_noise,fog,jpeg_compression "
-            f"--scenario recurring --visits 3 --methods {AXES} {MODELS['vit']}",
+            f"--scenario recurring --visits 3 --methods {AXES} {MODELS['vit']} --limit 100",
             "deadlines": f"{_SEVERITY_5} --domains {_SIX} --scenario time-constrained --batch-size 20 --methods {AXES} "
-            f"{MODELS['vit']}",
+            f"{MODELS['vit']} --limit 100",
         },
         ["photographs_c", "photographs_2c"],
     ),
