@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.command import refusal_of, remtta_here
-from tests.conftest import TINY_OPTIONS, draw_folder, draw_image
-from tests.records import record_of
+from tests.conftest import TINY_OPTIONS, draw_folder, draw_image, draw_video
+from tests.records import record_of, rows_of
 
 
 def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
@@ -45,6 +48,29 @@ def test_resume_continues_in_the_folder_it_is_given(
     assert "resuming" in capfd.readouterr().err
     assert remtta_here("adapt", frames, *options, "--output", tmp_path / "whole") == 0
     assert (run / "predictions.jsonl").read_bytes() == (tmp_path / "whole" / "predictions.jsonl").read_bytes()
+
+
+def test_order_weights_and_deadlines_are_those_asked_for(checkpoint: Path, tmp_path: Path) -> None:
+    folder, state = draw_folder(tmp_path / "frames", range(3)), load_file(checkpoint)
+    for number, path in enumerate(sorted(folder.iterdir())):
+        os.utime(path, (-number, -number))
+    averaged = {name: tensor + 0.1 for name, tensor in state.items()}
+    torch.save({"state_dict": state, "state_dict_ema": averaged}, tmp_path / "last.pth.tar")
+    weights, video = ("--checkpoint", tmp_path / "last.pth.tar"), draw_video(tmp_path / "clip.avi", range(9))
+    runs: dict[str, tuple[Path, list[str]]] = {
+        "plain": (folder, []),
+        "options": (folder, ["--sort", "mtime", "--use-ema"]),
+        "live": (video, ["--realtime", "--batch-size", "1"]),
+    }
+    for name, (source, options) in runs.items():
+        assert remtta_here("adapt", source, *TINY_OPTIONS, *weights, *options, "-o", tmp_path / name) == 0
+    records = [record_of(tmp_path / name) for name in runs]
+    assert [record["model"]["use_ema"] for record in records] == [False, True, False]
+    assert len({record["model"]["base_sha256"] for record in records}) == 2
+    assert all({"remtta", "torch", "timm", "python"} <= record["environment"].keys() for record in records)
+    plain, reverse, live = (rows_of(tmp_path / name) for name in runs)
+    assert [row["source"] for row in reverse] == [row["source"] for row in reversed(plain)]
+    assert live[0]["adapted"] and records[2]["options"]["realtime"]
 
 
 def test_guard_stop_ends_with_its_own_exit_code(checkpoint: Path, tmp_path: Path) -> None:
