@@ -64,6 +64,8 @@ def _made(folder: Path) -> bool:
 
 def check_folder(folder: Path, *, overwrite: bool, resume: bool = False) -> None:
     """Raise if a run folder is in use or not writable, or holds what may not be overwritten; changes nothing."""
+    if folder == Path("-"):
+        raise UsageError('--output is a folder; for predictions on standard output, use "--predictions -"')
     check_not_in_use(folder)
     if (folder / RESULTS).exists():
         raise UsageError(f"{folder} holds an evaluation; choose another --output")

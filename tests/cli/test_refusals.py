@@ -31,6 +31,7 @@ def _errors() -> list[Any]:
         (["adapt", "frames", *tiny, "--predictions", "out.jsonl"], 2, "--predictions takes -"),
         (["adapt", "frames", *tiny, "--device", "cuda:99"], 2, "is not available"),
         (["adapt", "frames", *tiny, "--output", "text.jpg"], 2, "text.jpg is a file"),
+        (["adapt", "frames", *tiny, "--output", "-"], 2, 'standard output, use "--predictions -"'),
         (["adapt", "frames", *tiny, "--delta", "tiny.safetensors"], 4, "not a remtta delta"),
         (["adapt", "frames", *tiny, "--lr", "0.1", "--set", "lr=0.2"], 2, "--lr and --set lr=... are both given"),
         (["adapt", "frames", *tiny, "--set", "lrr=1"], 2, 'unknown setting of remtta "lrr"; did you mean lr?'),
