@@ -35,8 +35,9 @@ def test_the_command_prints_the_fields_lines_and_a_table(
 
 def test_a_protocol_sets_inputs_and_batch(checkpoint: Path, tmp_path: Path) -> None:
     root = write_tree(tmp_path / "c", ["fog"], each=1)
-    options = ["--domains", "fog", "--methods", "source", "--no-plots", "--protocol", "rem-paper-cifar"]
-    assert remtta_here("eval", root, *TINY_OPTIONS, "--checkpoint", checkpoint, *options, "-o", tmp_path / "run") == 0
+    options = ["--domains", "fog", "--methods", "source", "--no-plots", "--limit", "1"]
+    options += ["--protocol", "rem-paper-cifar", "--checkpoint", str(checkpoint), "--output", str(tmp_path / "run")]
+    assert remtta_here("eval", root, *TINY_OPTIONS, *options) == 0
     found = json_of(tmp_path / "run" / "results.json")["settings"]
     inputs, size = found["preprocessing"], found["options"]["batch_size"]
     assert (inputs["input_size"], inputs["mean"], inputs["std"], size) == ([384, 384], [0, 0, 0], [1, 1, 1], 20)
