@@ -119,7 +119,8 @@ def evaluate(
         classifier = load_classifier(chosen, running.device, start=start, quiet=running.quiet)
         dataset = _open(root, classifier, data, options)
         running.compile(classifier)
-        preprocessing = choose_preprocessing(classifier, dataset, resize="always" if options.protocol else data.resize)
+        resize = "always" if options.protocol and data.resize == "auto" else data.resize
+        preprocessing = choose_preprocessing(classifier, dataset, resize=resize)
         results = measure(
             classifier,
             dataset,

@@ -129,6 +129,8 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
         _tell_assumed(given.checkpoint, name, config)
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = known_labels(model.num_classes, config) if labels is None else checked_labels(labels, model)
+    if pretrained and ":" not in name and config.get("tag"):  # a later version of timm may have another default
+        name = f"{name.partition('.')[0]}.{config['tag']}"
     config["built_from"] = built_from(replace(given, name=name))
     return _with_config(model.float().eval().to(place), config)
 

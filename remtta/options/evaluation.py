@@ -68,7 +68,10 @@ class DataOptions:
         Path | None, _data("Folder name and class number per line, or as JSON.", metavar="FILE", default="detected")
     ] = None
     limit: Annotated[int | None, _data("At most N images per domain.", metavar="N", min=1, common=True)] = None
-    resize: Annotated[Resize, _data("Resize and crop images; auto: unless they already have the input size.")] = "auto"
+    resize: Annotated[
+        Resize,
+        _data("Resize and crop images; auto: unless they already have the input size, and always with --protocol."),
+    ] = "auto"
 
     def __post_init__(self) -> None:
         check_options(self)
