@@ -1,4 +1,4 @@
-"""`remtta inspect`: show the content of a delta or the folder of a run or evaluation, or compare two deltas."""
+"""`remtta inspect`: show the content of a delta or the folder of a run or evaluation."""
 
 from __future__ import annotations
 
@@ -23,10 +23,6 @@ def inspect(
     ],
     printed: PrintOptions,
     running: Annotated[RunningOptions, Only("debug")],
-    other: Annotated[
-        Path | None,
-        typer.Argument(metavar="OTHER", help="Another delta or run of the same model; shows their distance by layer."),
-    ] = None,
 ) -> None:
     """Summarise a delta, a run or an evaluation: settings, predictions, layers that changed.
 
@@ -35,28 +31,20 @@ def inspect(
       remtta inspect runs/20261120T120000Z
 
       remtta inspect run1/delta.safetensors --json | jq .delta.layers
-
-      remtta inspect night1 night2
     """
     with running.command():
-        from remtta.report.inspection import compare_deltas, describe_delta, describe_folder
+        from remtta.report.inspection import describe_delta, describe_folder
 
-        for each in (path, other or path):
-            if not each.exists():
-                raise UsageError(f"{each}: no such file or folder")
+        if not path.exists():
+            raise UsageError(f"{path}: no such file or folder")
         with reading(path):
-            if other is not None:
-                content = compare_deltas(path, other)
-            else:
-                content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
+            content = describe_folder(path) if path.is_dir() else {"delta": describe_delta(path)}
             printed.show(content, lambda: "\n".join(map(printable, _lines(content))))
 
 
 def _lines(content: dict[str, Any]) -> list[str]:
     from remtta.report.facts import evaluation_facts, run_facts
 
-    if "deltas" in content:
-        return _comparison_lines(content["layers"])
     lines: list[str] = []
     if "evaluation" in content:
         lines += [*_fact_lines(evaluation_facts(content)), "", *_result_lines(content["evaluation"])]
@@ -118,16 +106,3 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
 def _class_lines(classes: list[dict[str, Any]]) -> list[str]:
     moved = ", ".join(f"{each['class']} ({each['bias']:+.2f})" for each in classes)
     return ["", f"centred head, largest changes of the bias: class {moved}"] if moved else []
-
-
-def _comparison_lines(layers: list[dict[str, Any]]) -> list[str]:
-    rows = [
-        (
-            layer["layer"] or "(all)",
-            *(f"{rms:.2e}" for rms in layer["rms"]),
-            f"{layer['distance']:.2e}",
-            "-" if layer["cosine"] is None else f"{layer['cosine']:.3f}",
-        )
-        for layer in layers
-    ]
-    return aligned([("layer", "rms first", "rms second", "distance", "cosine"), *rows])

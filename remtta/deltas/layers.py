@@ -1,4 +1,4 @@
-"""Measure how far a delta's layers moved, and how far two deltas are apart; imports no torch."""
+"""Measure how far a delta's layers moved; imports no torch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-
-from remtta.errors import DeltaError
 
 _MAX_CLASSES = 5
 _LONGEST_NUMBER = 10  # digits; longer ones are not block numbers
@@ -31,34 +29,6 @@ def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     return [{"class": int(number), "bias": float(change[number])} for number in most if change[number]]
 
 
-def layers_apart(first: Mapping[str, np.ndarray], second: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Compare two deltas of one model, in total ("layer" is None) and by layer.
-
-    A tensor present in only one delta counts as zero in the other.
-
-    Returns:
-        For each: "rms" of both changes, "distance", the rms of their difference, and "cosine" of the angle between
-        them, None if one of them is zero.
-
-    Raises:
-        DeltaError: If a tensor has two different shapes.
-    """
-    for name in first.keys() & second.keys():
-        if first[name].shape != second[name].shape:
-            raise DeltaError(f"the deltas have {name} in two shapes, {first[name].shape} and {second[name].shape}")
-    both = [
-        _layers({**{name: np.zeros_like(array) for name, array in other.items()}, **arrays})
-        for arrays, other in ((first, second), (second, first))
-    ]
-    whole = [np.concatenate([np.zeros(0), *layers.values()]) for layers in both]
-    pairs: dict[str | None, list[np.ndarray]] = {None: whole}
-    pairs.update({name: [layers[name] for layers in both] for name in both[0]})
-    return [
-        {"layer": name, "rms": [_rms(one), _rms(other)], "distance": _rms(one - other), "cosine": _cosine(one, other)}
-        for name, (one, other) in pairs.items()
-    ]
-
-
 def _layers(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return all values of each layer as one double-precision vector."""
     parts: dict[str, list[np.ndarray]] = {}
@@ -74,14 +44,6 @@ def _most(change: np.ndarray) -> float:
 def _rms(change: np.ndarray) -> float:
     most = _most(change)
     return most * float(np.sqrt(np.square(change / most).mean())) if most else 0.0  # squares may overflow
-
-
-def _cosine(first: np.ndarray, second: np.ndarray) -> float | None:
-    sizes = _most(first), _most(second)
-    if not all(sizes):
-        return None
-    one, other = first / sizes[0], second / sizes[1]
-    return float(one @ other / np.sqrt((one @ one) * (other @ other)))
 
 
 def _natural(name: str) -> list[tuple[int, str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,7 +12,6 @@ from torch.nn import functional as F
 from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, Count, MethodConfig
 from remtta.methods.source import Source
 
-Affinity = Literal["knn", "rbf", "linear"]
 _MAX_STEPS = 100
 _TOLERANCE = 1e-8  # relative change of the objective at convergence
 
@@ -23,14 +21,9 @@ class LAMEConfig(MethodConfig):
     """Settings of LAME, which takes no steps: of the shared ones only micro_batch and precision are used.
 
     Attributes:
-        affinity: What attracts a prediction: "knn", its nearest neighbours in the batch, as in the paper; "rbf", all
-            images by a Gaussian of the distance, the official code's default; "linear", all images by the cosine of the
-            features.
-        neighbours: Number of nearest neighbours for "knn". For "rbf" the Gaussian's standard deviation is the mean
-            distance to the neighbour of this rank, the image itself being the first. Unused by "linear".
+        neighbours: Number of nearest neighbours in the batch that attract a prediction.
     """
 
-    affinity: Affinity = "knn"
     neighbours: Count = 5
     unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "centre")
 
@@ -38,8 +31,7 @@ class LAMEConfig(MethodConfig):
 class LAME(Source[LAMEConfig]):
     """Correct predictions so that images with similar features get similar predictions; no weight changes.
 
-    It returns log-probabilities, whose softmax is the corrected prediction. With nearest neighbours, a batch of one is
-    predicted unchanged; with a dense affinity each image is its own neighbour, too, and becomes more confident.
+    It returns log-probabilities, whose softmax is the corrected prediction. A batch of one is predicted unchanged.
     Micro-batches split the forward passes; the correction uses the whole batch.
 
     Raises:
@@ -57,15 +49,8 @@ class LAME(Source[LAMEConfig]):
                 predicted, feature = self.net.backbone.classify_with_features(part)
             logits.append(predicted.float())
             features.append(feature.float())
-        return laplacian_correction(torch.cat(logits).log_softmax(-1), self._affinity(torch.cat(features)))
-
-    def _affinity(self, features: Tensor) -> Tensor:
-        """Return the affinities (B, B) between images, from their features (B, D)."""
-        if self.config.affinity == "linear":
-            return cosine_affinity(features)
-        if self.config.affinity == "rbf":
-            return gaussian_affinity(features, self.config.neighbours)
-        return neighbour_affinity(features, self.config.neighbours)
+        affinity = neighbour_affinity(torch.cat(features), self.config.neighbours)
+        return laplacian_correction(torch.cat(logits).log_softmax(-1), affinity)
 
 
 def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:
@@ -74,29 +59,10 @@ def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:
 
     Each image has `neighbours` neighbours, itself excluded; all others in a smaller batch.
     """
-    similarity = cosine_affinity(features).fill_diagonal_(-torch.inf)
+    unit = F.normalize(features, dim=-1)
+    similarity = (unit @ unit.T).fill_diagonal_(-torch.inf)
     nearest = similarity.topk(min(neighbours, len(features) - 1), dim=-1).indices
     return torch.zeros_like(similarity).scatter_(1, nearest, 1.0)
-
-
-def gaussian_affinity(features: Tensor, neighbours: int) -> Tensor:
-    """Return exp(-d^2 / (2 s^2)), shape (B, B), with d the distance between the normalised features (B, D) of two
-    images.
-
-    s is the mean distance to the `neighbours`-th nearest image, counting the image itself as the first; to the farthest
-    in a smaller batch. If s is 0, only images with equal features have an affinity.
-    """
-    unit = F.normalize(features, dim=-1)
-    distances = torch.cdist(unit, unit, compute_mode="donot_use_mm_for_euclid_dist")  # exact for equal features
-    nearest = distances.topk(min(neighbours, len(features)), dim=-1, largest=False).values
-    scale = nearest[:, -1].mean().clamp(min=torch.finfo(distances.dtype).tiny)
-    return (-0.5 * (distances / scale).square()).exp()
-
-
-def cosine_affinity(features: Tensor) -> Tensor:
-    """Return the cosines (B, B) between images' features (B, D)."""
-    unit = F.normalize(features, dim=-1)
-    return unit @ unit.T
 
 
 def laplacian_correction(log_probs: Tensor, affinity: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from typing import Any
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta_files import read_arrays
-from remtta.deltas.layers import classes_moved, layers_apart, layers_moved
-from remtta.errors import DeltaError, UsageError
+from remtta.deltas.layers import classes_moved, layers_moved
+from remtta.errors import UsageError
 from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
 from remtta.runs.reading import read_object, read_rows, reading
@@ -39,23 +39,6 @@ def describe_delta(path: Path) -> dict[str, Any]:
         "layers": layers_moved(arrays),
         "classes": classes_moved(arrays),
     }
-
-
-def compare_deltas(first: Path, second: Path) -> dict[str, Any]:
-    """Compare two deltas, or those of two run folders: in total and by layer (see `layers_apart`).
-
-    Raises:
-        UsageError: If a file does not exist.
-        DeltaError: If one is not a delta file, or they were made on different weights.
-    """
-    paths = [path / DELTA if path.is_dir() else path for path in (first, second)]
-    (fields, arrays), (others, more) = map(read_arrays, paths)
-    if fields["base_sha256"] != others["base_sha256"]:
-        raise DeltaError(
-            f"{paths[1]} was made on other weights (base {others['base_sha256'][:12]}...) than {paths[0]} "
-            f"({fields['base_sha256'][:12]}...), so their changes are of different models"
-        )
-    return {"deltas": [str(path) for path in paths], "layers": layers_apart(arrays, more)}
 
 
 def describe_folder(folder: Path) -> dict[str, Any]:

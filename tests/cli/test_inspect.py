@@ -231,34 +231,3 @@ def test_an_invalid_record_is_reported(name: str, content: bytes, tmp_path: Path
     place = tmp_path if content == b"{}" else tmp_path / name  # an entry is missing, or the file is no record
     assert code == 1 and f"{place} is damaged (" in err
     check_told(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def cameras(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two runs of one model on different frames."""
-    folder = tmp_path_factory.mktemp("cameras")
-    for name, seeds in (("cam1", range(6)), ("cam2", range(6, 9))):
-        adapt_tiny(draw_folder(folder / f"{name}_frames", seeds), folder / name, "tent")
-    return [folder / "cam1", folder / "cam2"]
-
-
-def test_two_deltas_are_compared_by_layer(cameras: list[Path]) -> None:
-    first, second = cameras
-    code, out, _ = told(first, str(second / "delta.safetensors"), "--json")
-    content = json.loads(out)
-    whole, *layers = content["layers"]
-    assert code == 0 and content["deltas"] == [str(run / "delta.safetensors") for run in cameras]
-    assert whole["layer"] is None and -1 <= whole["cosine"] <= 1 and len(layers) > 3
-    assert json.loads(told(first, str(first), "--json")[1])["layers"][0]["distance"] == 0
-    code, out, _ = told(first, str(second))
-    assert code == 0 and out.startswith("layer ") and "\n(all) " in out and "\nblocks.0.norm1  " in out
-
-
-def test_deltas_that_cannot_be_compared_are_refused(cameras: list[Path], tmp_path: Path) -> None:
-    other = tmp_path / "other.safetensors"
-    with_header(cameras[1] / "delta.safetensors", other, base_sha256="cd" * 32)
-    code, _, err = told(cameras[0], str(other))
-    assert code == 4 and "was made on other weights (base cdcdcdcdcdcd...)" in err
-    assert told(cameras[0], "nowhere") == (2, "", "Error: nowhere: no such file or folder\n")
-    code, _, err = told(cameras[0], str(tmp_path))
-    assert code == 2 and "no such delta file" in err

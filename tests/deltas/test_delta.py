@@ -18,7 +18,7 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta, save_weights
-from remtta.deltas.layers import classes_moved, layers_apart
+from remtta.deltas.layers import classes_moved
 from remtta.errors import DeltaError, UsageError
 from remtta.models.checkpoints import checkpoint_dtypes
 from remtta.models.hashing import state_sha256
@@ -249,17 +249,3 @@ def test_a_centred_heads_bias_tells_which_classes_it_says_more_or_less_often() -
     assert classes_moved({**norm, "head.bias": bias}) == [{"class": 1, "bias": -0.5}, {"class": 2, "bias": 0.25}]
     assert classes_moved({**norm, "head.bias": bias, "head_dist.bias": -bias}) == []
     assert classes_moved(norm) == classes_moved({**norm, "head.bias": bias, "head.weight": np.ones((4, 2))}) == []
-
-
-def test_two_deltas_are_apart_by_a_distance_and_a_cosine_of_each_layer() -> None:
-    first = {"a.weight": np.array([3.0, 4.0]), "a.bias": np.zeros(2), "b.weight": np.array([1.0])}
-    second = {"a.weight": np.array([4.0, -3.0]), "a.bias": np.zeros(2), "c.weight": np.array([1e300])}
-    whole, a, b, c = layers_apart(first, second)
-    assert [each["layer"] for each in (whole, a, b, c)] == [None, "a", "b", "c"]
-    assert a["rms"] == pytest.approx([2.5, 2.5]) and a["cosine"] == 0  # at right angles
-    assert a["distance"] == pytest.approx(np.sqrt((1 + 49) / 4))
-    assert b == {"layer": "b", "rms": [1.0, 0.0], "distance": 1.0, "cosine": None}
-    assert c["distance"] == 1e300 and whole["cosine"] == pytest.approx(0)
-    assert all(each["cosine"] in (None, pytest.approx(1)) for each in layers_apart(first, first))
-    with pytest.raises(DeltaError, match="two shapes"):
-        layers_apart(first, {"b.weight": np.zeros(2)})

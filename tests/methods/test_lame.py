@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -13,11 +12,9 @@ from remtta.errors import UsageError
 from remtta.methods.lame import (
     LAME,
     LAMEConfig,
-    gaussian_affinity,
     laplacian_correction,
     neighbour_affinity,
 )
-from remtta.methods.settings import method_config
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 
@@ -55,36 +52,6 @@ def test_corrected_predictions_equal_a_plain_loop() -> None:
     assert torch.equal(lame.last_views[0].softmax(1), corrected)
 
 
-@pytest.mark.parametrize(("affinity", "neighbours"), [("rbf", 3), ("rbf", 50), ("linear", 5)])
-def test_dense_affinities_equal_a_plain_loop(affinity: Any, neighbours: int) -> None:
-    model, images = tiny_vit(), random_images(9)
-    unit = _features(model, images)
-    with torch.no_grad():
-        q: Tensor = model(images).softmax(1)
-    distance = [[float((one - other).norm()) for other in unit] for one in unit]
-    # an image is its own first neighbour, and no batch has more than its images
-    scale = sum(sorted(row)[min(neighbours, 9) - 1] for row in distance) / 9
-    z = q.clone()
-    for _ in range(100):
-        rows = []
-        for i in range(9):
-            pull = torch.zeros(len(q[i]))
-            for j in range(9):
-                near = math.exp(-(distance[i][j] ** 2) / (2 * scale**2)) if affinity == "rbf" else unit[i] @ unit[j]
-                pull = pull + near * z[j]
-            rows.append(q[i] * pull.exp() / (q[i] * pull.exp()).sum())
-        z = torch.stack(rows)
-    corrected = made(LAME, tiny_vit(), LAMEConfig(affinity=affinity, neighbours=neighbours))(images).softmax(1)
-    torch.testing.assert_close(corrected, z, atol=1e-4, rtol=1e-3)
-    assert (corrected - q).abs().max() > 0.05
-
-
-def test_equal_images_and_a_single_one_have_dense_affinities() -> None:
-    right, up = [2.0, 0.0], [0.0, 5.0]
-    assert gaussian_affinity(torch.tensor([right, right, up]), 1).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
-    assert gaussian_affinity(torch.tensor([up]), 5).tolist() == [[1.0]]
-
-
 def test_it_stops_where_one_more_step_changes_nothing() -> None:
     generator = torch.Generator().manual_seed(178)  # a batch that takes many steps
     log_q = (2 * torch.randn(40, 10, generator=generator)).log_softmax(-1)
@@ -112,8 +79,6 @@ def test_nothing_is_learned_and_a_certain_prediction_stays_finite() -> None:
     assert torch.isfinite(laplacian_correction(certain, torch.ones(2, 2))).all()
 
 
-def test_an_unknown_affinity_and_no_neighbours_are_refused() -> None:
-    with pytest.raises(UsageError, match="affinity must be knn, rbf or linear, got cosine"):
-        method_config("lame", {"affinity": "cosine"}, batch_size=8)
+def test_no_neighbours_are_refused() -> None:
     with pytest.raises(UsageError, match="neighbours must be >= 1, got 0"):
         LAMEConfig(neighbours=0)
