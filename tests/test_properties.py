@@ -19,14 +19,13 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.corruptions.choices import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
-from remtta.deltas.delta_files import CHECKSUM
-from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation.datasets import read_image_list
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.models.card import read_labels
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.hashing import state_sha256
+from remtta.models.tensor_files import CHECKSUM, read_tensors, save_tensors
 from remtta.options.option import members_of, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key
 from tests.conftest import tiny_vit

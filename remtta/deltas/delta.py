@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from remtta._version import __version__
 from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.deltas.delta_files import FORMAT_VERSION, read_arrays
-from remtta.deltas.tensor_files import save_tensors
 from remtta.errors import DeltaError, UsageError
 from remtta.models.hashing import state_sha256
 from remtta.models.inside import look_inside
+from remtta.models.tensor_files import save_tensors
 from remtta.models.weights import check_delta
 from remtta.models.zero_shot import checkpoint_state
 

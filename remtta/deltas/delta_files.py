@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 from collections.abc import Mapping
@@ -10,21 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from remtta.deltas import DELTA
 from remtta.errors import DeltaError, UsageError
 from remtta.models.hashing import parts_sha256
+from remtta.models.tensor_files import UNREADABLE, check_content, check_header_size
 
 FORMAT_VERSION = "1"
-CHECKSUM = "content_sha256"
-"""Header entry: a hash of the tensors and the other header entries."""
 
-UNREADABLE = (SafetensorError, OSError, ValueError)
-"""Exceptions raised on reading a file that is damaged or not a safetensors file."""
-
-_MAX_HEADER_BYTES = 8 * 1024**2  # a hundred times a large model's
 _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
 
 
@@ -104,27 +97,3 @@ def _mapping(text: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"expected a JSON object, got {text[:40]}")
     return content
-
-
-def check_header_size(path: str | Path) -> None:
-    """Raise one of `UNREADABLE` if a file's header is longer than that of any model, before reading it."""
-    if Path(path).exists() and not Path(path).is_file():  # a device may be endless
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    with open(path, "rb") as content:
-        num_bytes = int.from_bytes(content.read(8), "little")
-    if num_bytes > _MAX_HEADER_BYTES:
-        raise ValueError("its header is too long")
-
-
-def check_content(header: Mapping[str, str], tensors_sha256: str) -> None:
-    """Raise ValueError, one of `UNREADABLE`, if the header has a checksum that does not match the tensors."""
-    if CHECKSUM in header and header[CHECKSUM] != content_sha256(header, tensors_sha256):
-        raise ValueError("its content does not match its checksum")
-
-
-def content_sha256(header: Mapping[str, str], tensors_sha256: str) -> str:
-    """Return a checksum of the tensors' hash and the other header entries."""
-    digest = hashlib.sha256(tensors_sha256.encode())
-    for name in sorted(header.keys() - {CHECKSUM}):
-        digest.update(f"\n{len(name)} {name} {header[name]}".encode())
-    return digest.hexdigest()

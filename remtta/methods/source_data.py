@@ -15,14 +15,13 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from remtta.deltas.delta_files import UNREADABLE
-from remtta.deltas.tensor_files import file_sha256, read_tensors, save_tensors
 from remtta.errors import CheckpointError, StreamError, UsageError, counted
 from remtta.files import cache_folder, remove_leftovers, writing
 from remtta.methods.method import Method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
 from remtta.models.hashing import json_sha256, state_sha256, tensors_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.models.tensor_files import UNREADABLE, file_sha256, read_tensors, save_tensors
 from remtta.streams.images import image_suffixes, list_files
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import open_stream

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from remtta.errors import CheckpointError, ModelError
-from remtta.files import write_atomically
 from remtta.models.heads import classifiers_of
+from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
 from remtta.models.zero_shot import ClassTexts, ZeroShotHead
 
 _FORMAT = "remtta text embeddings"
@@ -33,17 +31,14 @@ def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:
         "texts_sha256": texts.sha256.hex(),
     }
     tensors = {_EMBEDDINGS: head.embeddings, _SCALE: head.scale, _BIAS: head.bias}
-    content = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, lambda place: save_file(content, place, metadata=about))
+    save_tensors(path, {name: tensor.detach().cpu() for name, tensor in tensors.items()}, about)
 
 
 def _read(path: str | Path) -> tuple[dict[str, Tensor], ClassTexts]:
     """Read the tensors and texts written by `save_text_embeddings`."""
     try:
-        with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except (SafetensorError, OSError) as error:
+        about, tensors = read_tensors(path)
+    except UNREADABLE as error:
         raise CheckpointError(f"--text-embeddings: {path} cannot be read: {error}") from error
     if about.get("format") != _FORMAT:
         raise CheckpointError(f"--text-embeddings: {path} was not written by remtta text-embed")

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from remtta.deltas.delta_files import UNREADABLE
-from remtta.deltas.tensor_files import read_tensors, save_tensors
 from remtta.errors import DeltaError, RemttaError, UsageError
 from remtta.guard.observed import ObservedMethod
+from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

@@ -66,6 +66,7 @@ def test_an_image_tower_classifies_by_the_file_and_adapts(place: Path, kind: str
         whole = load_model(f"clip:{place / 'clip'}", labels=NAMES, prompts="openai7")
         torch.testing.assert_close(whole(images), expected, rtol=0, atol=1e-4)
     assert texts["logit_bias"] == -2 and texts["embeddings"].shape == (5, 64) and labels_of(model) == NAMES
+    assert (place / "texts.safetensors").stat().st_mode == (place / "names.txt").stat().st_mode
     method = build_method("rem", model)
     method(images)
     assert not torch.equal(method.predict(images), expected) and method.num_updates == 1

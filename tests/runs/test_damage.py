@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from remtta.deltas.tensor_files import save_tensors
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.guard.observed import ObservedMethod
+from remtta.models.tensor_files import save_tensors
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
 from remtta.runs.place import Place
 from remtta.runs.reading import read_rows

@@ -1,18 +1,31 @@
-"""Tensors with a text header in a safetensors file, written atomically, with a checksum."""
+"""Tensors with a text header in a safetensors file, written atomically, with a checksum.
+
+Torch is imported only when there are tensors.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from safetensors import safe_open
-from safetensors.torch import save
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
 
-from remtta.deltas.delta_files import CHECKSUM, check_content, check_header_size, content_sha256
 from remtta.files import write_atomically
 from remtta.models.hashing import tensors_sha256
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CHECKSUM = "content_sha256"
+"""Header entry: a hash of the tensors and the other header entries."""
+
+UNREADABLE = (SafetensorError, OSError, ValueError)
+"""Exceptions raised on reading a file that is damaged or not a safetensors file."""
+
+_MAX_HEADER_BYTES = 8 * 1024**2  # a hundred times a large model's
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str], *, checksum: bool = True) -> str:
@@ -24,6 +37,8 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
     Raises:
         OutputError: If the file cannot be written.
     """
+    from safetensors.torch import save
+
     whole = {**header, **({CHECKSUM: content_sha256(header, tensors_sha256(tensors))} if checksum else {})}
     # safetensors' own save_file makes files that only their owner can read.
     content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=whole)
@@ -51,3 +66,27 @@ def file_sha256(path: str | Path) -> str:
     """Return the SHA-256 of a file's bytes."""
     with open(path, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def check_header_size(path: str | Path) -> None:
+    """Raise one of `UNREADABLE` if a file's header is longer than that of any model, before reading it."""
+    if Path(path).exists() and not Path(path).is_file():  # a device may be endless
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    with open(path, "rb") as content:
+        num_bytes = int.from_bytes(content.read(8), "little")
+    if num_bytes > _MAX_HEADER_BYTES:
+        raise ValueError("its header is too long")
+
+
+def check_content(header: Mapping[str, str], sha256: str) -> None:
+    """Raise ValueError, one of `UNREADABLE`, if the header has a checksum that does not match the tensors."""
+    if CHECKSUM in header and header[CHECKSUM] != content_sha256(header, sha256):
+        raise ValueError("its content does not match its checksum")
+
+
+def content_sha256(header: Mapping[str, str], sha256: str) -> str:
+    """Return a checksum of the tensors' hash and the other header entries."""
+    digest = hashlib.sha256(sha256.encode())
+    for name in sorted(header.keys() - {CHECKSUM}):
+        digest.update(f"\n{len(name)} {name} {header[name]}".encode())
+    return digest.hexdigest()
