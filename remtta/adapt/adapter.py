@@ -146,7 +146,7 @@ class Adapter(ObservedMethod):
         """
         pixels = self._pixels(images)
         with self._lock, torch.autocast(self.card.device.type, enabled=False):  # precision is a setting
-            self.method.net.check(pixels)  # before the pace counts the batch
+            self.method.net.check(pixels)  # before the batch counts for adapt_every
             fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)
             answers = self.predict(pixels, fit, left_out=self.left_out(fit) is not None)
             self.log_events()

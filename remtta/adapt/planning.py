@@ -18,7 +18,6 @@ from remtta.errors import UsageError, counted
 from remtta.guard.accuracy import WINDOW, Calibration, Estimator
 from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
-from remtta.guard.pace import pace_of
 from remtta.guard.smoothing import Smoother
 from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.method import Method, build_method
@@ -119,7 +118,7 @@ def set_up(
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
     return (
-        ObservedMethod(built, [each for each in (pace_of(built), guard, estimator, smoother) if each]),
+        ObservedMethod(built, [each for each in (guard, estimator, smoother) if each]),
         config,
         learned,
     )

@@ -20,7 +20,6 @@ from remtta.backbones.families import compile_blocks
 from remtta.bench.subjects import FORWARD, BenchOptions
 from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
-from remtta.guard.pace import pace_of
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, algorithm_of, method_config
 from remtta.models.building import create
@@ -114,7 +113,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     method = build_method(subject, model, config)
     preset = METHOD_TABLE[subject].preset
     guard = guarded(method, GuardOptions(preset.action, preset.answer), config)
-    observed = ObservedMethod(method, [each for each in (pace_of(method), guard) if each])
+    observed = ObservedMethod(method, [guard] if guard else [])
     fit = torch.ones(len(images), dtype=torch.bool)
 
     def step() -> None:

@@ -19,7 +19,6 @@ from remtta.errors import UsageError
 from remtta.evaluation.domains import Dataset, title_of
 from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
-from remtta.guard.pace import pace_of
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, method_config
@@ -117,7 +116,7 @@ class EvalPlan:
         if added and (guard is None or guard.options.action == "off"):
             raise UsageError(f"{method_of(name)} changes no weights that a guard could restore; leave +guard out")
         smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
-        return ObservedMethod(method, [each for each in (pace_of(method), guard, smoother) if each])
+        return ObservedMethod(method, [each for each in (guard, smoother) if each])
 
     def _learn(
         self, method: Method, name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None

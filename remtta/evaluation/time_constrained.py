@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from remtta.evaluation.ledger import Position
-from remtta.guard.pace import BETWEEN_UPDATES
+from remtta.guard.observed import BETWEEN_UPDATES
 from remtta.methods.method import Method
 from remtta.runs.batch import BatchResult
 from remtta.runs.session import OUT_OF_TIME, Policy

@@ -8,25 +8,41 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from remtta.errors import UsageError
 from remtta.guard.guard import Guard
 from remtta.guard.observer import Answers, Observer
 from remtta.methods.method import Method
 
 T = TypeVar("T", bound=Observer)
 
+BETWEEN_UPDATES = "between updates"
+"""Reason why a frame is not learned from: `adapt_every`."""
+
+_BATCHES = "pace.batches"
+
 
 class ObservedMethod:
-    """Predicts and learns with a method; observers monitor it and may change predictions.
+    """Predicts with a method, and learns from every batch or every N-th; observers monitor it and change predictions.
 
     Attributes:
         guard: The guard, if there is one.
         frozen: Whether it only predicts from now on: no weight changes any more, nor what logits are centred by.
 
     Args:
-        observers: Pace, guard, estimator and smoother, in this order.
+        observers: Guard, estimator and smoother, in this order.
+
+    Raises:
+        UsageError: If `adapt_every` is above 1, and the method's updates do not last beyond their batch.
     """
 
     def __init__(self, method: Method, observers: Sequence[Observer] = ()) -> None:
+        self._every = method.objective.config.adapt_every
+        self._batches = 0  # since the start, or since the source weights came back
+        if self._every > 1 and not method.persists:
+            raise UsageError(
+                f"with adapt_every={self._every}, updates must last to the next batch, and these do not (a method "
+                "without training, or episodic); use adapt_every=1"
+            )
         self.method, self.observers, self.frozen = method, observers, False
         self.guard = self.find(Guard)
         self._waiting: Answers | None = None  # predicted with `later`; `learn` adapts to them
@@ -56,9 +72,10 @@ class ObservedMethod:
 
     def left_out(self, fit: Tensor) -> str | None:
         """Return why the next batch, of which `fit` (B,) may be learned from, is excluded from learning, or None."""
-        if self.retired or not fit.any():
+        if self._every == 1 or self.retired or not fit.any():
             return None
-        return next((reason for each in self.observers if (reason := each.before())), None)
+        self._batches += 1
+        return None if self._batches % self._every == 1 else BETWEEN_UPDATES
 
     def predict(
         self,
@@ -123,12 +140,14 @@ class ObservedMethod:
     def reset(self) -> None:
         """Restore the source weights, exactly."""
         self.method.reset()
+        self._batches = 0
         for observer in self.observers:
             observer.reset()
 
     def restart(self) -> None:
         """Restore the source weights for an independent stream, of which nothing is known yet."""
         self.method.reset()
+        self._batches = 0
         for observer in self.observers:
             observer.restart()
 
@@ -139,11 +158,14 @@ class ObservedMethod:
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next update and decision depend on."""
         states = {each.prefix + name: tensor for each in self.observers for name, tensor in each.state().items()}
-        return {**self.method.state(), **states}
+        pace = {_BATCHES: torch.tensor(self._batches)} if self._every > 1 else {}
+        return {**self.method.state(), **pace, **states}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         for each in self.observers:
             own = {name.removeprefix(each.prefix): state[name] for name in state if name.startswith(each.prefix)}
             each.load_state(own)
+        if self._every > 1:
+            self._batches = int(state[_BATCHES])
         self.method.load_state(state)  # last, since the guard sets its learning rate

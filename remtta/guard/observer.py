@@ -105,10 +105,6 @@ class Observer:
 
     prefix: ClassVar[str]
 
-    def before(self) -> str | None:
-        """Return why the next batch is excluded from learning, or None."""
-        return None
-
     def learned(self, answers: Answers) -> None:
         """Handle an update on a batch's learned images."""
 

@@ -11,8 +11,7 @@ import torch
 
 from remtta.errors import UsageError
 from remtta.guard.guard import Guard
-from remtta.guard.observed import ObservedMethod
-from remtta.guard.pace import BETWEEN_UPDATES
+from remtta.guard.observed import BETWEEN_UPDATES, ObservedMethod
 from remtta.methods.method import build_method
 from remtta.methods.settings import MethodConfig, method_config
 from remtta.methods.tent import TentConfig
