@@ -119,8 +119,7 @@ def evaluate(
         classifier = load_classifier(chosen, running.device, start=start, quiet=running.quiet)
         dataset = _open(root, classifier, data, options)
         running.compile(classifier)
-        resize = "always" if options.protocol and data.resize == "auto" else data.resize
-        preprocessing = choose_preprocessing(classifier, dataset, resize=resize)
+        preprocessing = choose_preprocessing(classifier, dataset, resize=data.resize, protocol=options.protocol)
         results = measure(
             classifier,
             dataset,

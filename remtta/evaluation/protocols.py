@@ -11,7 +11,7 @@ from torch import nn
 from remtta.errors import UsageError
 from remtta.evaluation.domains import Dataset
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
-from remtta.options.evaluation import Resize
+from remtta.options.evaluation import ProtocolName, Resize
 
 _PLAIN = {"interpolation": "bilinear", "mean": (0.0,) * 3, "std": (1.0,) * 3}
 
@@ -24,16 +24,21 @@ and cropped to 224 pixels, CIFAR-C's resized to 384. Batch sizes are defaults of
 """
 
 
-def choose_preprocessing(model: nn.Module, dataset: Dataset, *, resize: Resize = "auto") -> Preprocessing:
+def choose_preprocessing(
+    model: nn.Module, dataset: Dataset, *, resize: Resize = "auto", protocol: ProtocolName | None = None
+) -> Preprocessing:
     """Return the model's preprocessing, but without resizing if all images already have the input size.
 
     Args:
         model: A timm model; a protocol's values are in its `pretrained_cfg`.
-        resize: "auto" as above; "always" as the model is configured; "never" requires images of the input size.
+        resize: "auto" as above, or "always" under a protocol; "always" as the model is configured; "never" requires
+            images of the input size.
 
     Raises:
         UsageError: If only some images have the input size, or `resize` is "never" and none has.
     """
+    if resize == "auto" and protocol is not None:
+        resize = "always"
     configured = preprocessing_of(model)
     height, width = configured.input_size
     fitting, total = dataset.sizes.get((width, height), 0), sum(dataset.sizes.values())
