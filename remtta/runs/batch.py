@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from remtta.guard.observer import Answers
 from remtta.streams.batches import Batch
@@ -45,10 +45,10 @@ class BatchResult:
         answers: Predictions of the K readable frames, from before the update; their logits are finite, on the CPU.
         update: Number of updates since the last reset at the time of the prediction.
         updates_after: The same after the batch.
-        adapted: Whether the batch led to an update.
-        excluded: Reasons why readable frames were excluded from learning, by frame index.
         counts_before: `frames_in_delta` and `frames_since_reset` before the batch.
+        adapted: Whether the batch led to an update.
         called: Whether the method was called on the batch, and has its views in `last_views`.
+        excluded: Reasons why readable frames were excluded from learning, by frame index.
         answer_seconds: Duration of the prediction.
         seconds: Duration of the batch, including the update.
     """
@@ -57,12 +57,12 @@ class BatchResult:
     answers: Answers
     update: int
     updates_after: int
-    adapted: bool
-    excluded: Mapping[int, str]
     counts_before: tuple[int, int]
-    called: bool
-    answer_seconds: float
-    seconds: float
+    adapted: bool = False
+    called: bool = False
+    excluded: Mapping[int, str] = field(default_factory=dict)
+    answer_seconds: float = 0.0
+    seconds: float = 0.0
 
     @property
     def num_learned(self) -> int:

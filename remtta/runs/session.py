@@ -164,52 +164,58 @@ class Session:
 
     def _answer(self, batch: Batch) -> BatchResult:
         """Return the predictions of a batch, and update unless that comes later."""
+        counts_before = self._prepare(batch)
         method, frames = self.adapter.method, batch.readable
-        answers = Answers(method)
-        excluded: dict[int, str] = {}
-        called = False
-        counts_before = self.counts.frames_in_delta, self.counts.frames_since_reset
+        update = method.num_updates
+        if not frames:
+            return BatchResult(batch, Answers(method), update, update, counts_before)
+        images = torch.stack([frame.image for frame in frames if frame.image is not None])
+        pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
+        fit, excluded, left_out = self._exclusions(batch, pixels)
+        learns = bool(fit.any()) and not left_out and not self.adapter.retired
+        labels = None if batch.labels is None else batch.labels.to(self._card.device)
+        started = time.monotonic()
+        answers = self.adapter.predict(
+            pixels, fit, labels, left_out=left_out, later=self._answer_early, early=batch.early
+        )
+        answers.logits = answers.logits.cpu()
+        if not torch.isfinite(answers.logits).all():
+            self._before, self.committed = None, ({}, 0)  # neither state nor weights are worth keeping
+            raise _not_finite(batch)
+        seconds = time.monotonic() - started
+        return BatchResult(
+            batch,
+            answers,
+            update,
+            update,
+            counts_before,
+            adapted=learns,  # assumed, if the update comes later
+            called=learns,
+            excluded=excluded,
+            answer_seconds=seconds,
+            seconds=seconds,
+        )
+
+    def _prepare(self, batch: Batch) -> tuple[int, int]:
+        """Freeze or reset the weights if it is time to; return `frames_in_delta` and `frames_since_reset`."""
         before = self._counts_before or self.counts  # without frames of this batch that were predicted early
         if self._adapt_for is not None and before.frames >= self._adapt_for:
             self.adapter.frozen = True
         episodic, every = self._resets
         due = every is not None and self.counts.frames_since_reset >= every
-        if frames and (episodic or (due and batch.learn and not self.adapter.frozen)):
+        if batch.readable and (episodic or (due and batch.learn and not self.adapter.frozen)):
             self.adapter.reset()
-            counts_before = 0, 0
-        answer_seconds, update = 0.0, method.num_updates
-        if frames:
-            images = torch.stack([frame.image for frame in frames if frame.image is not None])
-            pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
-            learn = batch.learn and method.adapts and not self.adapter.frozen
-            excluded = dict(self._policy.excluded(batch, pixels)) if learn else {}
-            fit = torch.tensor([learn and excluded.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
-            why = OUT_OF_TIME if OUT_OF_TIME in excluded.values() else self.adapter.left_out(fit)
-            excluded = {frame.index: why for frame in frames if why} | excluded
-            called = bool(fit.any()) and not why and not self.adapter.retired
-            labels = None if batch.labels is None else batch.labels.to(self._card.device)
-            started = time.monotonic()
-            update = method.num_updates
-            answers = self.adapter.predict(
-                pixels, fit, labels, left_out=why is not None, later=self._answer_early, early=batch.early
-            )
-            answers.logits = answers.logits.cpu()
-            if not torch.isfinite(answers.logits).all():
-                self._before, self.committed = None, ({}, 0)  # neither state nor weights are worth keeping
-                raise _not_finite(batch)
-            answer_seconds = time.monotonic() - started
-        return BatchResult(
-            batch=batch,
-            answers=answers,
-            update=update,
-            updates_after=update,
-            adapted=called,  # assumed, if the update comes later
-            excluded=excluded,
-            counts_before=counts_before,
-            called=called,
-            answer_seconds=answer_seconds,
-            seconds=answer_seconds,
-        )
+            return 0, 0
+        return self.counts.frames_in_delta, self.counts.frames_since_reset
+
+    def _exclusions(self, batch: Batch, pixels: Tensor) -> tuple[Tensor, Mapping[int, str], bool]:
+        """Return which readable frames may be learned from (K,), why which are excluded, and whether all are."""
+        frames = batch.readable
+        learn = batch.learn and self.adapter.method.adapts and not self.adapter.frozen
+        excluded = self._policy.excluded(batch, pixels) if learn else {}
+        fit = torch.tensor([learn and excluded.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
+        why = OUT_OF_TIME if OUT_OF_TIME in excluded.values() else self.adapter.left_out(fit)
+        return fit, {**{frame.index: why for frame in frames if why}, **excluded}, why is not None
 
     def _write(self, result: BatchResult) -> None:
         self._listener.answered(result)

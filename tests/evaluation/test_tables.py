@@ -110,7 +110,7 @@ def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
     told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "excluded": {}}
     answers = Answers(cast(Any, None), logits=logits)
-    result = BatchResult(batch, answers, **told, counts_before=(0, 0), called=False, answer_seconds=0.0, seconds=0.0)
+    result = BatchResult(batch, answers, **told, counts_before=(0, 0))
 
     images = [(0, place) for place in range(4)]  # of a domain whose labels do not matter here
     rows = evaluation_rows(result, tree, images, RowFormat(None), None)

@@ -42,8 +42,7 @@ def _rows(frames: list[DecodedFrame], answered: torch.Tensor | None, **changes: 
     form = RowFormat(**{"labels": ["cat", "dog", "owl"], "topk": 2, **changes})
     answers = Answers(cast(Any, None), logits=torch.empty(0) if answered is None else answered, weight=weight)
     told: dict[str, Any] = {"update": 3, "updates_after": 4, "counts_before": (0, 0), "adapted": True, "called": True}
-    told |= {"excluded": excluded, "answer_seconds": 0.0, "seconds": 0.0}
-    result = BatchResult(Batch(frames), answers, **told)
+    result = BatchResult(Batch(frames), answers, **told, excluded=excluded)
     return prediction_rows(result, form)
 
 
