@@ -22,61 +22,32 @@ from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 
 
-def _features(model: Any, images: Tensor) -> Tensor:
-    """Return the features, normalised."""
-    with torch.no_grad():
-        features: Tensor = model.norm(model.blocks(model.norm_pre(model._pos_embed(model.patch_embed(images)))))[:, 0]
-    unit: Tensor = features / features.norm(dim=1, keepdim=True)
-    return unit
-
-
-def _plain(model: Any, images: Tensor, neighbours: int) -> Tensor:
-    unit = _features(model, images)
-    with torch.no_grad():
-        q: Tensor = model(images).softmax(1)
-    distance = torch.cdist(unit, unit)
-    z = q.clone()
-    near = [[j for j in distance[i].argsort().tolist() if j != i][:neighbours] for i in range(len(q))]
-    for _ in range(100):
-        # every row from the same z, and the rows sum to one
-        z = torch.stack([q[i] * z[near[i]].sum(0).exp() for i in range(len(q))])
-        z = z / z.sum(1, keepdim=True)
-    return z
-
-
-def test_corrected_predictions_equal_a_plain_loop() -> None:
+@pytest.mark.parametrize(("affinity", "neighbours"), [("knn", 3), ("rbf", 3), ("rbf", 50), ("linear", 5)])
+def test_corrected_predictions_equal_a_plain_loop(affinity: Any, neighbours: int) -> None:
     model, images = tiny_vit(), random_images(9)
-    lame = made(LAME, tiny_vit(), LAMEConfig(neighbours=3))
-    corrected = lame(images).softmax(1)
-    torch.testing.assert_close(corrected, _plain(model, images, 3), atol=1e-5, rtol=1e-3)
     with torch.no_grad():
-        assert (corrected - model(images).softmax(1)).abs().max() > 0.05
-    assert lame.last_views is not None
-    assert torch.equal(lame.last_views[0].softmax(1), corrected)
-
-
-@pytest.mark.parametrize(("affinity", "neighbours"), [("rbf", 3), ("rbf", 50), ("linear", 5)])
-def test_dense_affinities_equal_a_plain_loop(affinity: Any, neighbours: int) -> None:
-    model, images = tiny_vit(), random_images(9)
-    unit = _features(model, images)
-    with torch.no_grad():
+        features: Tensor = model.forward_features(images)[:, 0]
         q: Tensor = model(images).softmax(1)
+    unit = features / features.norm(dim=1, keepdim=True)
     distance = [[float((one - other).norm()) for other in unit] for one in unit]
-    # an image is its own first neighbour, and no batch has more than its images
+    # an image is its own first neighbour, but for knn, and no batch has more than its images
     scale = sum(sorted(row)[min(neighbours, 9) - 1] for row in distance) / 9
+
+    def near(i: int, j: int) -> Any:
+        if affinity == "knn":
+            return i != j and distance[i][j] <= sorted(distance[i])[neighbours]
+        return math.exp(-(distance[i][j] ** 2) / (2 * scale**2)) if affinity == "rbf" else unit[i] @ unit[j]
+
     z = q.clone()
-    for _ in range(100):
-        rows = []
-        for i in range(9):
-            pull = torch.zeros(len(q[i]))
-            for j in range(9):
-                near = math.exp(-(distance[i][j] ** 2) / (2 * scale**2)) if affinity == "rbf" else unit[i] @ unit[j]
-                pull = pull + near * z[j]
-            rows.append(q[i] * pull.exp() / (q[i] * pull.exp()).sum())
-        z = torch.stack(rows)
-    corrected = made(LAME, tiny_vit(), LAMEConfig(affinity=affinity, neighbours=neighbours))(images).softmax(1)
+    for _ in range(100):  # every row from the same z
+        rows = [q[i] * torch.stack([near(i, j) * z[j] for j in range(9)]).sum(0).exp() for i in range(9)]
+        z = torch.stack([row / row.sum() for row in rows])
+    lame = made(LAME, tiny_vit(), LAMEConfig(affinity=affinity, neighbours=neighbours))
+    corrected = lame(images).softmax(1)
     torch.testing.assert_close(corrected, z, atol=1e-4, rtol=1e-3)
     assert (corrected - q).abs().max() > 0.05
+    assert lame.last_views is not None
+    assert torch.equal(lame.last_views[0].softmax(1), corrected)
 
 
 def test_equal_images_and_a_single_one_have_dense_affinities() -> None:
