@@ -217,11 +217,6 @@ def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Pat
     adapt_tiny(folders["yard"], tmp_path / "one", "source")
     with pytest.raises(UsageError, match="one holds the run of a single stream"):
         adapt_site(folders, tmp_path / "one")
-    adapt_site({"yard": folders["yard"]}, tmp_path / "site", "source")
-    with pytest.raises(UsageError, match="site holds the runs of many streams"):
-        adapt_tiny(folders["yard"], tmp_path / "site")
-    with pytest.raises(UsageError, match="site holds earlier runs of streams"):
-        adapt_site(folders, tmp_path / "site")
 
 
 def test_an_error_in_one_update_ends_that_stream_alone(

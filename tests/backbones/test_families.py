@@ -293,7 +293,7 @@ def test_a_run_moves_the_norms_of_the_first_blocks_and_continues_from_its_state(
     assert torch.equal(through.predict(images_for(name)), before)
 
 
-@pytest.mark.parametrize("name", ["EVA-02, apart", "hybrid", "hybrid with batch norms"])
+@pytest.mark.parametrize("name", ["EVA-02, apart", "hybrid", "hybrid with batch norms", "norm before"])
 def test_all_norms_are_those_of_the_stem_the_blocks_and_the_head(name: str) -> None:
     model = make(name)
     chosen = {part.rpartition(".")[0] for part in adapted_norms(backbone_of(model), "all")}
@@ -303,7 +303,7 @@ def test_all_norms_are_those_of_the_stem_the_blocks_and_the_head(name: str) -> N
     if "hybrid" in name:
         assert backbone_of(model).patch_size == ((8, 8) if name == "hybrid" else (16, 16))
         assert any(part.startswith("patch_embed.backbone") for part in chosen)
-    assert chosen & {"norm", "fc_norm"}
+    assert chosen & {"norm", "fc_norm"} and ("norm_pre" in chosen) == (name == "norm before")
 
 
 @pytest.mark.parametrize(

@@ -45,18 +45,6 @@ def test_blocks_are_chosen_by_number_and_listed_in_model_order(choice: str | Non
     assert all(parameter is parameters[name] for name, parameter in chosen.items())
 
 
-def test_all_adds_the_norms_outside_the_chosen_blocks() -> None:
-    assert list(adapted_norms(backbone_of(tiny_vit(depth=4)), "all")) == [
-        *_names(0, 1, 2, 3),
-        "norm.weight",
-        "norm.bias",
-    ]
-    pooled = adapted_norms(backbone_of(tiny_vit(depth=4, global_pool="avg", pre_norm=True)), "all")
-    assert set(pooled) - set(_names(0, 1, 2, 3)) == {
-        f"{norm}.{p}" for norm in ("norm_pre", "fc_norm") for p in ("weight", "bias")
-    }
-
-
 def test_auto_is_all_with_batch_norms_and_else_three_quarters() -> None:
     vit, net = backbone_of(tiny_vit(depth=4)), backbone_of(timm.create_model("test_efficientnet"))
     assert list(adapted_norms(vit, "auto")) == list(adapted_norms(vit)) == _names(0, 1, 2)

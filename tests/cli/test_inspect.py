@@ -133,17 +133,9 @@ def header_of(path: Path) -> dict[str, str]:
         return dict(file.metadata())
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("model", "x", "AttributeError: 'str' object has no attribute 'get'"),
-        ("counts", {"frames": 3, "updates": 0}, "KeyError: 'skipped'"),
-        ("guard", 3, "AttributeError: 'int' object has no attribute 'get'"),
-    ],
-)
-def test_a_damaged_record_is_reported(run: Path, tmp_path: Path, name: str, value: object, reason: str) -> None:
-    record = json.loads((run / "run.json").read_text())
-    (tmp_path / "run.json").write_text(json.dumps({**record, name: value}))
+def test_a_damaged_record_is_reported(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({**json.loads((run / "run.json").read_text()), "model": "x"}))
+    reason = "AttributeError: 'str' object has no attribute 'get'"
     assert told(tmp_path) == (1, "", f"Error: {tmp_path} is damaged ({reason})\n")
 
 

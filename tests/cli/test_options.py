@@ -6,24 +6,19 @@ import dataclasses
 import inspect
 import re
 from collections import defaultdict
-from dataclasses import fields, is_dataclass
-from typing import Any, get_args
+from dataclasses import is_dataclass
+from typing import get_args
 
 import pytest
 from typer.models import ArgumentInfo
 
-from remtta.bench.subjects import BenchOptions
 from remtta.cli import COMMANDS
 from remtta.cli.groups import flat
-from remtta.corruptions.choices import CorruptOptions
 from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, REMConfig, method_config
 from remtta.methods.settings.chosen import MethodOptions, MethodsOptions
 from remtta.methods.source import SourceConfig
-from remtta.options import DataOptions, EvalOptions, ModelOptions, RunOptions, StreamOptions
 from remtta.options.option import Member
 from tests.command import refusal_of, remtta_here
-
-LIBRARY = (RunOptions, EvalOptions, DataOptions, StreamOptions, ModelOptions, CorruptOptions, BenchOptions)
 
 OPTIONS: dict[str, dict[str, Member]] = {
     name: {member.flag: member for member in flat(command).members.values() if member.option}  # type: ignore[attr-defined]
@@ -45,11 +40,6 @@ def test_every_option_says_something_and_no_two_say_the_same() -> None:
             assert member.option and member.option.help
             helps[member.option.help].add(flag)
     assert all(len(flags) == 1 for flags in helps.values()), helps
-
-
-@pytest.mark.parametrize("group", LIBRARY)
-def test_the_librarys_defaults_are_good_and_need_no_words_of_their_own(group: Any) -> None:
-    assert group() == group(**{each.name: getattr(group(), each.name) for each in fields(group) if each.init})
 
 
 def test_methods_that_are_not_named_are_remtta_and_the_source() -> None:

@@ -93,13 +93,6 @@ def test_completion_imports_no_torch() -> None:
     assert done.stdout == "deyo\nset()\n"
 
 
-def test_the_module_as_a_program_tells_wrong_use_the_same_way(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "remtta", "adapt", "a.jpg", "b.jpg"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == b"Error: got 2 sources; quote the pattern: '*.jpg', or name the folder\n"
-
-
 # --- Messages as JSON lines ------------------------------------------------------------------------------------------
 
 

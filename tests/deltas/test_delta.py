@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from datetime import datetime, timedelta
@@ -233,14 +232,6 @@ def test_the_folder_of_an_evaluation_tells_where_its_deltas_are(tmp_path: Path) 
     (tmp_path / "deltas").mkdir()
     with pytest.raises(UsageError, match=r"no such delta file; the deltas of an evaluation are in .*deltas$"):
         load_delta(tmp_path)
-
-
-def test_a_run_folder_stands_for_its_delta(tmp_path: Path) -> None:
-    path = tmp_path / "delta.safetensors"
-    save_delta(path, Delta({"norm.weight": torch.tensor([0.5])}, NAME, "ab", "rem"))
-    delta = load_delta(tmp_path)
-    assert delta.path == str(path)
-    assert delta.file_sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_a_centred_heads_bias_tells_which_classes_it_says_more_or_less_often() -> None:

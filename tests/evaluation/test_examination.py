@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from remtta.demo.signs import render_sign
-from remtta.evaluation.examination import Candidate, Finding, are_telling, better_than, candidates_of
+from remtta.evaluation.examination import Candidate, Finding, are_telling, candidates_of
 from remtta.models.embedded import CLASS_NAMES
 from remtta.models.preprocessing import Preprocessing
 from tests.command import refusal_of, remtta_here
@@ -81,11 +81,3 @@ def test_candidates_have_each_preprocessing_once() -> None:
     own = Preprocessing((48, 48), (0.4,) * 3, (0.5,) * 3, "bilinear", 0.875, "center")
     assert candidates_of(own)[0] == Candidate("mean, std: as configured", own)
     assert len(candidates_of(own)) == 10
-
-
-def test_higher_mutual_information_is_better() -> None:
-    blurred, sharp = EYE.repeat(8, 1) / 9, EYE.repeat(8, 1)
-    better = better_than([finding(blurred), finding(sharp, mean=(0.4,) * 3)])
-    assert better is not None
-    assert better["lead"] > 3 * better["standard_error"] > 0
-    assert better_than([finding(sharp), finding(blurred, mean=(0.4,) * 3)]) is None

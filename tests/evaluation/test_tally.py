@@ -65,12 +65,6 @@ def tally(right: str, names: Sequence[str] | None = None) -> Tally:
     return Tally.of(rows, NUMBERS)
 
 
-def test_in_one_domain_it_is_the_binomial_one() -> None:
-    # p = 0.25, n = 4: sqrt(0.25 * 0.75 / 4)
-    assert standard_error([{"fog": tally("1101")}], ["fog"]) == pytest.approx(100 * math.sqrt(0.1875 / 4))
-    assert standard_error([{"fog": tally("1111")}], ["fog"]) == 0
-
-
 def test_domains_of_other_images_make_the_mean_surer_and_those_of_the_same_do_not() -> None:
     fog, other = tally("1100"), tally("1100", names="abcd")
     # One domain: sqrt(0.25 / 4) = 25 points. Two independent ones: 25 / sqrt(2).
@@ -84,13 +78,6 @@ def test_domains_of_unequal_size_count_by_their_share_in_the_mean() -> None:
     # u = (x - 1/2) / (2 * 2) twice, and (x - 1/2) / (2 * 4) four times: 2 / 64 + 4 / 256.
     runs = [{"fog": tally("10", names="ab"), "snow": tally("1100", names="cdef")}]
     assert standard_error(runs, ["fog", "snow"]) == pytest.approx(100 * math.sqrt(2 / 64 + 4 / 256))
-
-
-def test_more_seeds_of_the_same_images_do_not_make_it_surer() -> None:
-    assert standard_error([{"fog": tally("1100")}] * 3, ["fog"]) == pytest.approx(25)
-    # Images that are right half of the time: 0, 1/2, 1/2, 1 about 1/2, so sqrt((1/4 + 1/4) / 16).
-    runs = [{"fog": tally("1100")}, {"fog": tally("1010")}]
-    assert standard_error(runs, ["fog"]) == pytest.approx(100 * math.sqrt(0.5) / 4)
 
 
 def test_a_difference_is_as_sure_as_mcnemar_has_it() -> None:

@@ -107,13 +107,6 @@ def test_a_mixture_is_that_of_the_probabilities() -> None:
     torch.testing.assert_close(certain.exp(), torch.tensor([[0.25, 0.75]]))
 
 
-def test_both_count_for_half_whatever_the_lead() -> None:
-    for lead in (-1.0, 0.0, 0.5, -math.inf):
-        both, adapted = (Judge(GuardOptions(answer=answer)) for answer in ("both", "adapted"))
-        both.now.lead = adapted.now.lead = lead
-        assert (both.weight, adapted.weight) == (0.5, 1.0)
-
-
 # --- Answers -----------------------------------------------------------------------------------------------------
 
 

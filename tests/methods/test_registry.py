@@ -13,10 +13,10 @@ from remtta.errors import UsageError
 from remtta.methods.continual_mae import hog_size
 from remtta.methods.method import Method, build_method
 from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT, REMConfig, algorithm_of, method_config
+from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT, algorithm_of, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options.option import read_pairs
-from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.conftest import random_images, tiny_vit
 from tests.methods.making import come_of, descend, entropies, norms
 
 AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself has taught
@@ -257,15 +257,6 @@ def test_a_reset_leaves_no_gradients_to_the_next_method() -> None:
     assert any(parameter.grad is not None for parameter in model.parameters())
     tent.reset()
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_the_views_of_the_last_batch_are_kept() -> None:
-    rem = build_method("rem", tiny_vit(), REMConfig(lr=0.01, micro_batch=2))
-    logits = run(rem, 0)
-    assert rem.last_views is not None
-    assert rem.last_views.shape == (3, 5, NUM_CLASSES)
-    assert torch.equal(rem.last_views[0], logits)
-    assert (rem.objective.passes()[0], build_method("rem-n1", tiny_vit()).objective.passes()[0]) == (3, 2)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.backbones.batchnorm import batch_norms
-from remtta.errors import ModelError, UsageError
+from remtta.errors import UsageError
 from remtta.methods.becotta import BECoTTA, BECoTTAConfig, mutual_information
 from remtta.methods.ecotta import EcoTTA, EcoTTAConfig
 from remtta.methods.method import build_method
@@ -161,8 +161,6 @@ def test_what_cannot_be_is_refused(name: str) -> None:
         made(kind, compiled)
     with pytest.raises(UsageError, match="micro-batch"):
         EcoTTAConfig(micro_batch=2)
-    with pytest.raises(ModelError, match="has none"):
-        made(BECoTTA, tiny("resnet"))
 
 
 def test_predictions_of_the_source_are_the_models_own() -> None:

@@ -117,12 +117,6 @@ def test_half_precision_weights_are_widened_exactly(tmp_path: Path) -> None:
     assert dtypes == dict.fromkeys(half, torch.float16)
 
 
-def test_dtypes_are_listed_under_the_models_own_names(tmp_path: Path) -> None:
-    state = {f"module.{name}": tensor.bfloat16() for name, tensor in _state().items()}
-    torch.save({"state_dict": state}, tmp_path / "vit.pth")
-    assert checkpoint_dtypes(_vit(), tmp_path / "vit.pth") == dict.fromkeys(_state(), torch.bfloat16)
-
-
 def _google_arrays(vit: nn.Module, prefix: str = "") -> dict[str, Any]:
     """A one-block ViT in the layout of Google's releases: kernels are (in, out), heads have their own axis."""
     weights = {name: tensor.numpy() for name, tensor in vit.state_dict().items()}
@@ -339,10 +333,6 @@ def test_those_of_a_model_with_rotary_positions_are_too(tmp_path: Path) -> None:
 def test_tensors_that_are_no_plain_numbers_are_refused_and_the_model_untouched(
     change: Callable[[Tensor], Tensor], message: str, tmp_path: Path
 ) -> None:
-    model = tiny_vit()
-    before = state_sha256(model)
-    state = dict(tiny_vit(seed=1).state_dict())
+    state = _state()
     torch.save({**state, "head.weight": change(state["head.weight"])}, tmp_path / "odd.pth")
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(model, tmp_path / "odd.pth")
-    assert state_sha256(model) == before
+    assert message in _refusal(tmp_path / "odd.pth")

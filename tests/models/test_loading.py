@@ -205,12 +205,6 @@ def test_an_unknown_name_is_refused_with_names_like_it() -> None:
             load_model(nothing_like)
 
 
-def test_another_number_of_classes_than_the_pretrained_head_needs_a_checkpoint(local_dir: Path) -> None:
-    with pytest.raises(UsageError, match=r"comes with a head for 7 classes; with --num-classes 3 .* --checkpoint$"):
-        load_model(f"local-dir:{local_dir}", num_classes=3)
-    assert load_model(f"local-dir:{local_dir}", num_classes=7).num_classes == 7
-
-
 @pytest.mark.parametrize(
     ("override", "message"),
     [

@@ -79,11 +79,6 @@ def test_a_frame_that_cannot_be_read_has_its_reason_and_nothing_else() -> None:
     assert row == {"index": 2, "source": "clip.mp4", "frame": 7, "time_s": 0.28, "error": "is damaged"}
 
 
-def test_no_more_classes_are_listed_than_there_are() -> None:
-    (row,) = _rows([_still(0)], LOGITS, topk=5)
-    assert [entry["class"] for entry in row["topk"]] == [1, 2, 0]
-
-
 def test_logits_are_added_on_request_and_restore_every_float() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)) * 7
     rows = _rows([_still(i) for i in range(4)], logits, labels=None, **LISTED)

@@ -138,7 +138,8 @@ def test_passwords_are_not_shown(address: str, shown: str) -> None:
 
 
 def test_a_password_is_not_shown_where_an_address_is_not_utf8() -> None:
-    with pytest.raises(StreamError, match=r"^http://\*\*\*@host/\udce9 cannot be opened"):
+    told = r"^http://\*\*\*@host/\udce9 cannot be opened as a video: its name is not valid UTF-8; rename it$"
+    with pytest.raises(StreamError, match=told):
         open_capture("http://admin:secret@host/\udce9")
 
 

@@ -40,7 +40,7 @@ def test_a_source_of_nothing_but_undecodable_frames_is_lost() -> None:
     assert [frame.gap is not None for frame in frames] == [False] * 6 + [True]
     assert frames[-1].gap is not None
     assert frames[-1].gap.reason == "no frame that could be decoded within 5 s"
-    assert levels(frames[:1]) + levels(frames[-1:]) == [10, 20]
+    assert levels(frames[:1]) + levels(frames[-1:]) == [10, 20] and len({*numbers(frames)}) == 7
     for frame in frames[1:-1]:
         with pytest.raises(FrameError):
             frame.load()
@@ -145,16 +145,3 @@ def test_nothing_but_refused_parts_is_a_loss() -> None:
     assert levels(frames) == [10, 20, 40] and numbers(frames) == [0, 1, 2]
     reasons = [frame.gap and frame.gap.reason for frame in frames]
     assert reasons == [None, "no frame that could be decoded within 5 s", "the connection ended"]
-
-
-def test_frames_after_a_connection_without_readable_frames_have_numbers_of_their_own() -> None:
-    clock = Clock()
-
-    class Slow(FakeCapture):
-        def grab(self) -> bool:
-            clock.now += 6.0
-            return super().grab()
-
-    captures = iter([Slow([10, *[UNDECODABLE] * 3]), FakeCapture([20])])
-    frames = list(islice(source_of(captures.__next__, clock).frames(), 5))
-    assert len({*numbers(frames)}) == len(frames)

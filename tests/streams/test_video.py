@@ -95,11 +95,6 @@ def test_a_text_or_a_part_named_mp4_is_a_stream_error(tmp_path: Path, content: s
         list(open_stream(path).frames)
 
 
-def test_a_name_that_is_not_utf8_is_a_stream_error() -> None:
-    with pytest.raises(StreamError, match=r"its name is not valid UTF-8; rename it$"):
-        list(iter_video("clip\udcff.avi"))
-
-
 def test_a_broken_video_among_paths_is_one_unreadable_frame(tmp_path: Path) -> None:
     broken = tmp_path / "b.mp4"
     broken.write_text("not a video\n")
