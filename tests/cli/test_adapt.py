@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
+import re
+import sys
 import time
 from pathlib import Path
 
@@ -32,6 +35,35 @@ def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
         "100 of 500 frames, 2 updates, 10.0 images/s",
         "200 of 500 frames, 4 updates, 20.0 images/s",
     ]
+
+
+@pytest.mark.parametrize("coloured", [True, False])
+def test_on_a_terminal_a_bar_tells_it_without_colours_if_they_are_not_wanted(
+    coloured: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from remtta.cli.progress import progress
+    from remtta.runs.place import Place
+    from remtta.runs.summary import RunSummary
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("NO_COLOR", "" if coloured else "1")
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress(500, hidden=False) as advance:
+        advance(RunSummary(Path("run"), Place(frames=50, updates=1, seconds=10)))
+    assert "50/500" in terminal.getvalue() and "1 update" in terminal.getvalue()
+    assert bool(re.search(r"\x1b\[[\d;]*m", terminal.getvalue())) == coloured
+
+
+def test_a_seed_decides_every_random_choice(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "4"]
+    options += ["--method", "rem", "--set", "masking=random"]
+    for number, seed in enumerate(("0", "7", "7")):
+        assert remtta_here("adapt", frames, *options, "--seed", seed, "-o", tmp_path / str(number)) == 0
+    first, second, third = (load_file(tmp_path / str(number) / "delta.safetensors") for number in range(3))
+    assert all(torch.equal(second[name], third[name]) for name in second)
+    assert any(not torch.equal(first[name], second[name]) for name in second)
 
 
 def test_resume_continues_in_the_folder_it_is_given(

@@ -31,16 +31,32 @@ def test_the_command_prints_the_fields_lines_and_a_table(
     assert results["settings"]["methods"]["rem"]["lr"] == 0.01
     assert results["settings"]["model"]["checkpoint"] == str(checkpoint)
     assert len(results["settings"]["model"]["base_sha256"]) == 64
+    assert {"remtta", "torch", "timm", "python"} <= results["environment"].keys()
+    costs = {
+        name: (each["forwards_per_image"], each["trainable_parameters"]) for name, each in results["methods"].items()
+    }
+    assert costs == {"source": (1, 0), "tent": (1, 480), "rem": (3, 192)}
+    assert all(each["timing"]["peak_memory_bytes"] > 10**6 for each in results["methods"].values())
 
 
-def test_a_protocol_sets_inputs_and_batch(checkpoint: Path, tmp_path: Path) -> None:
-    root = write_tree(tmp_path / "c", ["fog"], each=1)
-    options = ["--domains", "fog", "--methods", "source", "--no-plots", "--limit", "1"]
-    options += ["--protocol", "rem-paper-cifar", "--checkpoint", str(checkpoint), "--output", str(tmp_path / "run")]
-    assert remtta_here("eval", root, *TINY_OPTIONS, *options) == 0
+@pytest.mark.parametrize(
+    ("protocol", "size", "crop_pct", "batch_size"),
+    [("rem-paper", 224, 224 / 256, 50), ("rem-paper-cifar", 384, 1.0, 20)],
+)
+def test_a_protocol_sets_inputs_and_batch(
+    protocol: str, size: int, crop_pct: float, batch_size: int, checkpoint: Path, tmp_path: Path
+) -> None:
+    root = write_tree(tmp_path / "c", ["fog"], each=1, size=size)  # which would be used as they are otherwise
+    tiny = [option for option in TINY_OPTIONS if option not in ("--crop-pct", "1.0")]
+    options = ["--domains", "fog", "--limit", "1", "--methods", "source", "--no-plots", "--protocol", protocol]
+    assert remtta_here("eval", root, *tiny, "--checkpoint", checkpoint, *options, "-o", tmp_path / "run") == 0
     found = json_of(tmp_path / "run" / "results.json")["settings"]
-    inputs, size = found["preprocessing"], found["options"]["batch_size"]
-    assert (inputs["input_size"], inputs["mean"], inputs["std"], size) == ([384, 384], [0, 0, 0], [1, 1, 1], 20)
+    plain = {"mean": [0, 0, 0], "std": [1, 1, 1], "interpolation": "bilinear"}
+    assert {"input_size": [size, size], "crop_pct": crop_pct, **plain}.items() <= found["preprocessing"].items()
+    assert found["options"]["batch_size"] == batch_size
+    options += ["--resize", "never", "-o", f"{tmp_path / 'uncropped'}"]
+    assert remtta_here("eval", root, *tiny, "--checkpoint", checkpoint, *options) == 0
+    assert json_of(tmp_path / "uncropped" / "results.json")["settings"]["preprocessing"]["crop_pct"] == 1
 
 
 def test_the_table_is_printed_before_any_picture_can_fail(

@@ -7,18 +7,26 @@ import inspect
 import re
 from collections import defaultdict
 from dataclasses import is_dataclass
+from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
+from torch import nn
 from typer.models import ArgumentInfo
 
 from remtta.cli import COMMANDS
 from remtta.cli.groups import flat
+from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, REMConfig, method_config
 from remtta.methods.settings.chosen import MethodOptions, MethodsOptions
 from remtta.methods.source import SourceConfig
+from remtta.options import StreamOptions
 from remtta.options.option import Member
+from remtta.options.stream import LiveOptions
 from tests.command import refusal_of, remtta_here
+from tests.conftest import TINY_OPTIONS
+from tests.evaluation.trees import write_tree
 
 OPTIONS: dict[str, dict[str, Member]] = {
     name: {member.flag: member for member in flat(command).members.values() if member.option}  # type: ignore[attr-defined]
@@ -95,6 +103,37 @@ def test_numbers_are_bounded(args: list[str], told: str, capfd: pytest.CaptureFi
 def test_empty_values_are_refused(args: list[str], what: str, capfd: pytest.CaptureFixture[str]) -> None:
     told = f"Error: {what} is empty (is a variable of the shell not set?); give a value, or leave it out"
     assert refusal_of(capfd, *args) == (2, told)
+
+
+@pytest.mark.parametrize(
+    "command", [["adapt"], ["eval", "--no-plots", "--methods", "source"]], ids=lambda args: args[0]
+)
+def test_blocks_are_compiled_and_threads_set_if_asked_for(
+    command: list[str], checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, compiled, threads = write_tree(tmp_path / "c", ["fog"], classes=["0"], each=1), list[str](), list[int]()
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **_: compiled.append(type(self).__name__))
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    name, *more = command
+    for number, asked in enumerate(([], ["--compile", "--threads", "2"])):
+        assert (compiled, threads) == ([], [])
+        options: list[str | Path] = [*more, *TINY_OPTIONS, "--checkpoint", checkpoint, "-q"]
+        options += ["-o", tmp_path / str(number)]
+        assert remtta_here(name, root, *options, *asked) == 0
+    assert (compiled, threads) == (["Block", "Block"], [2])
+
+
+def test_options_of_live_sources_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[LiveOptions | None, bool]] = []
+
+    def opened(source: str, options: StreamOptions, *, wait_at_start: bool) -> None:
+        seen.append((options.live, wait_at_start))
+        raise UsageError(source)
+
+    monkeypatch.setattr("remtta.streams.sources.open_with", opened)
+    for options in ([], ["--buffer", "all", "--reconnect-for", "3"]):
+        assert remtta_here("adapt", "rtsp://camera/1", *options) == 2
+    assert seen == [(None, False), (LiveOptions(reconnect_for=3.0, buffer="all"), True)]
 
 
 # --- Help ------------------------------------------------------------------------------------------------------------

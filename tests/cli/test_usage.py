@@ -93,6 +93,14 @@ def test_completion_imports_no_torch() -> None:
     assert done.stdout == "deyo\nset()\n"
 
 
+def test_debug_adds_the_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for more in ([], ["--debug"]):
+        assert remtta_here("adapt", tmp_path / "nowhere", *more) == 2
+        told = capfd.readouterr().err
+        assert told.startswith("Traceback") == bool(more)
+        assert told.splitlines()[-1] == f"Error: {tmp_path / 'nowhere'}: no such file or folder"
+
+
 # --- Messages as JSON lines ------------------------------------------------------------------------------------------
 
 

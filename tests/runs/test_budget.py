@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from remtta.methods.settings import REMConfig
 from remtta.options import RunOptions
 from remtta.runs.budget import Latencies, TimeBudget
 from remtta.streams.prefetch import DecodedFrame
-from tests.conftest import tiny_vit
+from tests.conftest import draw_video, tiny_vit
 from tests.records import record_of, rows_of
 
 
@@ -91,6 +92,19 @@ def test_realtime_adapts_only_while_the_stream_has_not_run_ahead(steps: list[Ste
 def test_realtime_goes_by_the_frames_that_can_be_read() -> None:
     broken = DecodedFrame(0, "clip", None, None, None, "is truncated")
     assert TimeBudget(realtime=True).allows([broken, *batch([0.0, 0.5])])
+
+
+@pytest.mark.parametrize("realtime", [False, True])
+def test_a_run_that_is_behind_its_video_learns_from_the_first_batch_only(
+    realtime: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter(range(0, 10**6, 60))
+    monkeypatch.setattr("remtta.runs.run.TimeBudget", partial(TimeBudget, clock=lambda: next(clock)))
+    options = RunOptions(batch_size=3, realtime=realtime)
+    adapt_stream(tiny_vit(), draw_video(tmp_path / "clip.avi", range(9)), tmp_path / "run", options=options)
+    rows = rows_of(tmp_path / "run")
+    assert [row["adapted"] for row in rows] == [True] * 3 + [not realtime] * 6
+    assert {row.get("not_adapted") for row in rows[3:]} == {"out of time" if realtime else None}
 
 
 def test_latencies_are_reported_within_four_percent() -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from remtta.errors import FrameError
 from remtta.options.stream import Sort
 from remtta.streams import pillow
-from remtta.streams.images import image_suffixes, list_files, load_image, natural_key, to_rgb
+from remtta.streams.images import image_suffixes, list_files, load_image, natural_key, sort_files, to_rgb
 from tests.conftest import draw_image
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
@@ -245,3 +245,9 @@ def test_files_sort_by_the_time_they_were_modified(tmp_path: Path) -> None:
         os.utime(tmp_path / name, (0, 9))
     assert _listed(tmp_path, "mtime") == ["c/d.png", "b.png", "a.png", "frame_2.png", "frame_10.png"]
     assert sorted(_listed(tmp_path, "none")) == sorted(_listed(tmp_path))
+
+
+def test_none_leaves_the_order_as_it_was_found() -> None:
+    found = [Path("b10"), Path("b9"), Path("a")]
+    assert sort_files(iter(found), "none") == found
+    assert [path.name for path in sort_files(iter(found), "name")] == ["a", "b9", "b10"]
