@@ -101,6 +101,7 @@ def adapt_stream(
         summary = run.execute()
     if stream.left_out:
         _log.info("ignored files in %s: %s", stream.name, shown_counts(stream.left_out))
-    if plan.adapter.method.persists and summary.num_updates and summary.num_predicted <= options.batch_size:
+    few = summary.exit_reason == "completed" and summary.num_predicted <= options.batch_size
+    if few and plan.adapter.method.persists and summary.num_updates:
         _log.info("all frames fit in one batch, predicted before the update; a smaller --batch-size adapts earlier")
     return summary

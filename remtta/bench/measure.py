@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import platform
@@ -30,6 +31,8 @@ from remtta.models.prompts import is_zero_shot
 from remtta.options import GuardOptions
 
 MEMORY_STEPS = 2
+
+_log = logging.getLogger("remtta")
 
 Step = Callable[[], object]
 
@@ -68,10 +71,12 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
     names = [FORWARD, *(name for name in options.subjects if name != FORWARD)]
     prepared = {name: prepare(name, options) for name in names}
     device = select_device(options.device)
-    for subject in prepared.values():
-        subject.step()  # warms up
+    for name, subject in prepared.items():
+        _log.info("warming up %s", name)
+        subject.step()
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
-    for _ in range(options.repeats):
+    for number in range(1, options.repeats + 1):
+        _log.info("round %d of %d", number, options.repeats)
         for name, subject in prepared.items():
             times[name].append(_timed(subject, device))
     del prepared
@@ -158,6 +163,7 @@ def _wait(device: torch.device) -> None:
 
 def _peak_in_a_process(subject: str, options: BenchOptions) -> int:
     """Measure in a fresh process, since this one's peak includes the other subjects."""
+    _log.info("measuring the memory of %s", subject)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure_peak, (subject, options))
 

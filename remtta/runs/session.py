@@ -209,7 +209,7 @@ class Session:
         return self.counts.frames_in_delta, self.counts.frames_since_reset
 
     def _exclusions(self, batch: Batch, pixels: Tensor) -> tuple[Tensor, Mapping[int, str], bool]:
-        """Return which readable frames may be learned from (K,), why which are excluded, and whether all are."""
+        """Return which readable frames are fit (K,), the reasons of those excluded, and whether the whole batch is."""
         frames = batch.readable
         learn = batch.learn and self.adapter.method.adapts and not self.adapter.frozen
         excluded = self._policy.excluded(batch, pixels) if learn else {}

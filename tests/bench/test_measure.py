@@ -43,7 +43,9 @@ def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -
     kwargs = [part for key, value in TINY.items() for part in ("--model-kwargs", f"{key}={value}")]
     options = ["--model", "vit_tiny_patch16_224", *kwargs, "-b", "2", "--repeats", "1", "--no-memory"]
     assert remtta_here("bench", *options, "--methods", "rem,tent") == 0
-    lines = capfd.readouterr().out.splitlines()
+    captured = capfd.readouterr()
+    lines = captured.out.splitlines()
+    assert "warming up tent\nround 1 of 1\n" in captured.err
     assert "core" in lines[0] and "PyTorch uses" in lines[0]
     assert lines[1].split() == ["ms/step", "forwards", "images/s", "CPU", "s/1k", "peak", "MiB"]
     assert [line.split()[0] for line in lines[2:]] == ["forward", "rem", "tent"]
