@@ -87,6 +87,19 @@ def test_a_single_batch_is_reported_as_predicted_before_its_update(
     assert ("all frames fit in one batch, predicted before the update" in caplog.text) == told
 
 
+def test_a_single_batch_before_an_early_end_is_not_reported_as_all(
+    frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Closed(io.BytesIO):
+        def write(self, *_: object) -> int:
+            raise BrokenPipeError
+
+    caplog.set_level(logging.INFO, "remtta")
+    summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=6), echo=Closed())
+    assert (summary.exit_reason, summary.num_predicted, summary.num_updates) == ("closed pipe", 6, 1)
+    assert "all frames fit in one batch" not in caplog.text
+
+
 def test_on_error_stop_keeps_what_came_before(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
     (frames / "frame_2b.png").write_text("no image")
     with pytest.raises(StreamError, match=r"frame_2b\.png: not an image .*frame 3"):
