@@ -15,6 +15,8 @@ def test_every_public_name_can_be_imported_and_is_documented() -> None:
         public = getattr(remtta, name)
         assert isinstance(public, str) or public.__doc__
     assert dir(remtta) == sorted(remtta.__all__)
+    page = (ROOT / "docs/api.rst").read_text()
+    assert all(f"``{name}``" in page for name in remtta.__all__ if name != "__version__")
 
 
 def test_the_changelog_names_the_version() -> None:

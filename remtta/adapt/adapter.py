@@ -6,21 +6,19 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
-from remtta.adapt.given_pictures import pictures_of
+from remtta.adapt.given_images import GivenImages, Images
 from remtta.adapt.planning import Setup, own_guard, set_up
-from remtta.backbones.backbone import check_images
-from remtta.deltas.delta import Delta
+from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import UsageError
 from remtta.guard.judge import log_event
 from remtta.guard.observed import ObservedMethod
+from remtta.guard.observer import Answers
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, check_method, method_config
 from remtta.methods.settings.base import Optimizer, Precision
 from remtta.methods.settings.rem_config import Masking
@@ -31,14 +29,11 @@ from remtta.models.preprocessing import Preprocessing
 from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
 from remtta.options.guard_options import Action, Answer
 from remtta.options.run_options import Smooth
+from remtta.runs.record import delta_of
 from remtta.runs.states import load_whole
 
-Images = Tensor | Sequence[Image.Image | np.ndarray]
-"""Preprocessed float32 or raw uint8 images (B, 3, H, W) of the model's size; or pictures, RGB or gray, of any size."""
-
-_FROZEN = "frozen"
+_FROZEN, _FRAMES = "frozen", "frames"
 _FIRST: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # hash of each model at its first adapter
-_FAR = 30  # times the largest value of a preprocessed image
 
 _log = logging.getLogger("remtta")
 
@@ -73,6 +68,7 @@ class Adapter(ObservedMethod):
         card: The model's preprocessing, labels and number of classes.
         options: The run's options.
         config: The method's settings.
+        images: Turns images into the model's inputs.
 
     Args:
         model: A classifier of images (B, 3, H, W); adapted in place, in eval mode.
@@ -132,11 +128,14 @@ class Adapter(ObservedMethod):
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers are as if there were no adapter
             built, self.config, _ = set_up(given, self.card, setup, lambda: None)
         super().__init__(built.method, built.observers)
+        self._name = method
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
+        self._frames = delta.frames if delta else 0  # learned by the weights as they are
         self._lock = threading.RLock()
-        self._warned = self._warned_of_range = False
+        self._warned = False
         inside = look_inside(given)
-        self._guesses = preprocessing is None and not inside.is_timms and inside.front is None
+        guessed = preprocessing is None and not inside.is_timms and inside.front is None
+        self.images = GivenImages(self.card, guessed=guessed)
 
     def __call__(self, images: Images) -> Tensor:
         """Predict images, then learn from them; return class probabilities (B, C), on the CPU.
@@ -144,7 +143,7 @@ class Adapter(ObservedMethod):
         Raises:
             ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
         """
-        pixels = self._pixels(images)
+        pixels = self.images.inputs(images)
         with self._lock, torch.autocast(self.card.device.type, enabled=False):  # precision is a setting
             self.method.net.check(pixels)  # before the batch counts for adapt_every
             fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)
@@ -152,6 +151,15 @@ class Adapter(ObservedMethod):
             self.log_events()
             self._warn_of_few(len(pixels))
         return answers.logits.float().softmax(-1).cpu()
+
+    def predict(self, images: Tensor, *args: Any, **how: Any) -> Answers:
+        """Do as `ObservedMethod.predict`, and count the frames that were learned."""
+        before = self.method.num_updates
+        answers = super().predict(images, *args, **how)
+        after = self.method.num_updates
+        learned = int(answers.learned.sum()) if 0 < after != before else 0
+        self._frames = learned + (after >= before) * self._frames  # fewer: the source weights were restored
+        return answers
 
     def in_turn(self, work: Callable[[], None]) -> None:
         """Call `work` while no other thread uses the model."""
@@ -166,16 +174,33 @@ class Adapter(ObservedMethod):
         """Go back to the source weights, exactly; a frozen adapter stays frozen."""
         with self._lock:
             super().reset()
+            self._frames = 0
 
     def delta(self) -> dict[str, Tensor]:
         """Return adapted minus source weights by parameter name; a linear head's bias has the centring's offset."""
         with self._lock:
             return self.method.delta()
 
+    def save_delta(self, path: str | Path) -> None:
+        """Write the delta and its origin to a file, as `remtta adapt` does, for `load_delta` and `remtta apply`.
+
+        Raises:
+            UsageError: If the method changes no weights.
+            DeltaError: If a value is not finite; an existing file is kept.
+            OutputError: If the file cannot be written; an existing file is kept.
+        """
+        with self._lock:
+            tensors, updates = self.method.committed
+            if not tensors:
+                raise UsageError(f"{self._name} changes no weights, so there is no delta to save")
+            settings = {**self.config.used(), "batch_size": self.options.batch_size}
+            save_delta(path, delta_of(self.card, self._name, settings, (tensors, updates), self._frames))
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""
         with self._lock:
-            return {**self.state(), **self._origin, _FROZEN: torch.tensor(self.frozen)}
+            own = {_FROZEN: torch.tensor(self.frozen), _FRAMES: torch.tensor(self._frames)}
+            return {**self.state(), **self._origin, **own}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned, of an adapter with the same model and method.
@@ -189,48 +214,13 @@ class Adapter(ObservedMethod):
                 for name, wanted in self._origin.items():
                     if name not in state or state[name].tolist() != wanted.tolist():
                         raise ValueError(f"its {name} is another or missing")
-                own_names = (_FROZEN, *self._origin)
+                own_names = (_FROZEN, _FRAMES, *self._origin)
                 load_whole({name: tensor for name, tensor in state.items() if name not in own_names}, self)
-                self.frozen = bool(state[_FROZEN])
+                self.frozen, self._frames = bool(state[_FROZEN]), int(state[_FRAMES])
             except (ValueError, KeyError) as error:
                 self.load_state(before)
                 text = f"the state does not fit an adapter of this model, method and settings ({error})"
                 raise UsageError(text) from error
-
-    def _pixels(self, images: Images) -> Tensor:
-        """Return the model's inputs, on its device."""
-        if not isinstance(images, Tensor):
-            transform = self.card.preprocessing.transform()
-            images = torch.stack([transform(picture) for picture in pictures_of(images)])
-        if images.dtype == torch.uint8:
-            self.warn_of_guess()
-            check_images(images, None, torch.uint8)  # before their channels meet the mean's
-            return self.card.preprocessing.normalise(images.to(self.card.device))
-        if images.is_floating_point() and not bool(images.isfinite().all()):
-            raise ValueError("the images hold values that are not finite numbers")
-        if images.numel():
-            self._warn_of_range(images)
-        return images.to(self.card.device)
-
-    def _warn_of_range(self, images: Tensor) -> None:
-        """Warn once of values that no preprocessed image has."""
-        mean, std = (torch.tensor(values) for values in (self.card.preprocessing.mean, self.card.preprocessing.std))
-        usual, largest = float((torch.maximum(mean, 1 - mean) / std).max()), float(images.abs().max())
-        if largest > _FAR * usual and not self._warned_of_range:
-            _log.warning(
-                "float images must be preprocessed (up to %.1f), but these reach %.0f; raw images must be uint8",
-                usual,
-                largest,
-            )
-            self._warned_of_range = True
-
-    def warn_of_guess(self) -> None:
-        """Warn once if the model's preprocessing is not known."""
-        if self._guesses:
-            height, width = self.card.preprocessing.input_size
-            unknown = "the model's preprocessing is unknown: images get ImageNet's mean and standard deviation at"
-            _log.warning("%s %d x %d; pass preprocessing= to change that", unknown, height, width)
-            self._guesses = False
 
     def log_events(self) -> None:
         """Log the guard's decisions since the last call."""

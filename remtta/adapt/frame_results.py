@@ -88,7 +88,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         UsageError: If there is no such source.
         StreamError: If it fails.
     """
-    adapter.warn_of_guess()
+    adapter.images.warn_of_guess()
     opened = source if isinstance(source, Stream) else open_stream(source)
     batches, listener = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
     place = Place()

@@ -74,9 +74,14 @@ def save_delta(path: str | Path, delta: Delta) -> None:
     """Write a delta atomically.
 
     Raises:
+        UsageError: If it is not a Delta.
         DeltaError: If a value is not finite; an existing file is kept.
         OutputError: If the file cannot be written; an existing file is kept.
     """
+    if not isinstance(delta, Delta):
+        raise UsageError(
+            f"a delta is a remtta.Delta, got {type(delta).__name__}; to save an Adapter's, use its save_delta"
+        )
     for name, tensor in delta.tensors.items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise DeltaError(f"the adapted {name} holds values that are not finite numbers; nothing was saved")

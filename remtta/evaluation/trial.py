@@ -192,7 +192,7 @@ class Trial(Listener):
             path.parent.mkdir(exist_ok=True)
         settings = {**plan.methods[name].used(), "batch_size": plan.options.batch_size}
         whole = whole_tensors(tensors, plan.model, plan.numbers, plan.num_classes)
-        save_delta(path, delta_of(plan.card, name, settings, (whole, updates), self._position))
+        save_delta(path, delta_of(plan.card, name, settings, (whole, updates), self._position.frames_in_delta))
 
     def _record(self) -> dict[str, Any]:
         """Return the trial's record."""

@@ -90,12 +90,13 @@ def delta_of(
     method: str,
     settings: Mapping[str, Any],
     committed: tuple[Mapping[str, Tensor], int],
-    counts: Counts,
+    frames: int,
 ) -> Delta:
     """Return the delta of an adaptation, with its origin.
 
     Args:
         committed: Adapted minus source weights, and the number of updates that led to them.
+        frames: Number of frames used in these updates.
     """
     tensors, updates = committed
     return Delta(
@@ -104,7 +105,7 @@ def delta_of(
         base_sha256=card.sha256,
         method=method,
         hyperparameters=settings,
-        frames=counts.frames_in_delta,
+        frames=frames,
         updates=updates,
         model_options=card.options,
         preprocessing=card.preprocessing.as_dict(),

@@ -83,7 +83,7 @@ class Saver:
         committed, plan = self._session.committed, self._plan
         if not committed[0] or not self._saves_delta:
             return
-        delta = delta_of(plan.card, plan.method, plan.hyperparameters, committed, self._session.counts)
+        delta = delta_of(plan.card, plan.method, plan.hyperparameters, committed, self._session.counts.frames_in_delta)
         try:
             save_delta(self._summary.output / DELTA, delta)
         except DeltaError as error:  # the outputs will not be finite either, and stop the run

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import remtta
-from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, apply_delta, load_delta, stream
+from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, apply_delta, load_delta, save_delta, stream
 from remtta.adapt.adapter import Settings
 from remtta.errors import ModelError, UsageError
 from remtta.methods.settings.rem_config import REMConfig
@@ -129,6 +129,31 @@ def test_a_state_continues_in_another_adapter_to_the_same_answers() -> None:
             third.load_state_dict(state)
         after = third.state_dict()
         assert after.keys() == before.keys() and all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_a_saved_delta_says_what_was_learned_and_starts_another_adapter(tmp_path: Path) -> None:
+    adapter, path = adapter_of(anchor=0.0), tmp_path / "delta.safetensors"
+    first, second, last = batches(3)
+    adapter(first)
+    resumed = adapter_of(anchor=0.0)
+    resumed.load_state_dict(adapter.state_dict())
+    resumed(second)
+    resumed.save_delta(path)
+    delta = load_delta(path)
+    assert (delta.method, delta.frames, delta.updates) == ("remtta", 10, 2) and delta.hyperparameters["batch_size"] == 5
+    assert all(torch.equal(tensor, delta.tensors[name]) for name, tensor in resumed.delta().items())
+    apply_delta(tiny_vit(), delta)  # which would refuse another base
+    started = adapter_of(delta=delta)
+    started(last)
+    started.save_delta(path)
+    assert load_delta(path).frames == 15
+    started.reset()
+    started.save_delta(path)
+    assert load_delta(path).frames == 0
+    with pytest.raises(UsageError, match="source changes no weights"):
+        Adapter(tiny_vit(), "source").save_delta(path)
+    with pytest.raises(UsageError, match="got dict; to save an Adapter's, use its save_delta"):
+        save_delta(path, adapter.delta())  # type: ignore[arg-type]
 
 
 def test_the_state_of_another_model_or_method_is_refused_and_changes_nothing() -> None:
