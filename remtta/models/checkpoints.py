@@ -210,6 +210,10 @@ def mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
     ):
         if names:
             problems.append(f"{title}: {_listed(names)}")
+    fitting = sum(name in state and name not in wrong for name in own)
+    if fitting < len(own) / 2:
+        share = f"{fitting} of the model's {len(own)} tensors"
+        problems.insert(0, f"it holds {share}, so it is of another architecture or size, or incomplete")
     return "; ".join(problems) or None
 
 
