@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from remtta.cli import app
+from remtta.cli import app, wait_briefly
 from tests.command import refusal_of
 from tests.test_options_page import COMMANDS
 
@@ -48,3 +49,10 @@ def test_a_variable_that_is_nearly_an_options_is_named(
         app(["methods", "rem"])
     told = "REMTTA_BATCHSIZE is ignored: no option has this name; did you mean REMTTA_BATCH_SIZE?\n"
     assert capfd.readouterr().err == told
+
+
+def test_threads_wait_for_each_other_briefly_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, spins in (({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)):
+        monkeypatch.setattr(os, "environ", dict(given))
+        wait_briefly()
+        assert os.environ.get("GOMP_SPINCOUNT") == spins
