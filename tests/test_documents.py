@@ -15,7 +15,7 @@ from tests.test_options_page import COMMANDS, ELSEWHERE, KNOWN, MAIN, OPTION
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-OTHERS = {"--build", "--no-healthcheck", "--read-only", "--tmpfs", "--unbuffered"}  # of podman and jq
+OTHERS = {"--build", "--cpus", "--no-healthcheck", "--read-only", "--tmpfs", "--unbuffered"}  # of podman, docker and jq
 TEXTS = {page: page.read_text() for page in PAGES}
 
 

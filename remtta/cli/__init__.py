@@ -26,6 +26,7 @@ from remtta.cli.report import report
 from remtta.cli.reporting import open_standard_descriptors, print_version
 from remtta.cli.text_embed import text_embed
 from remtta.cli.usage import Application, Command, print_all_help, warn_of_variables
+from remtta.machine import num_cores, usable_cores
 from remtta.models.peak_memory import keep_freed_memory
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -69,14 +70,16 @@ def common(
     warn_of_variables(ctx.command.commands.values())  # type: ignore[attr-defined]
 
 
-def wait_briefly() -> None:
-    """Let PyTorch's threads wait for each other in a loop only briefly; call it before torch is imported.
+def share_cores() -> None:
+    """Make PyTorch's threads share cores with other work; call it before torch is imported.
 
-    By default GNU OpenMP loops for milliseconds. If another program is on one of the cores, or decoding is, the thread
-    that is waited for does not get there, and a run takes 6 to 11 times as long as with this.
+    They wait for each other in a loop, in GNU OpenMP for milliseconds. If another program is on one of the cores, or
+    decoding is, the thread that is waited for does not get there, and a run takes 6 to 11 times as long as with this.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    if num_cores() < usable_cores():  # in a container; otherwise PyTorch's own choice is better
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_cores()))
 
 
 def main() -> None:
@@ -85,5 +88,5 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # for signs that a terminal cannot encode
     keep_freed_memory()
-    wait_briefly()
+    share_cores()
     app()

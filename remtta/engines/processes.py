@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
+from remtta.machine import num_cores
 
 RETRIES = 2
 """Number of times a task is restarted if its worker dies."""
@@ -49,9 +50,7 @@ _stop: Any = None  # in a worker: the number of the signal to stop by, or 0
 
 def num_jobs(wanted: int | None) -> int:
     """Return the number of processes: `wanted`, or one per core available to this process."""
-    if wanted is not None:
-        return wanted
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return num_cores() if wanted is None else wanted
 
 
 def in_processes(

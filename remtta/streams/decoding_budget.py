@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from pathlib import Path
 
 from remtta.errors import FrameError
+from remtta.machine import machine_bytes
 
 _MIB = 2**20
 _PART = 4  # one over the share of the available memory
 _LEAST = 256 * _MIB  # enough for a phone's photograph in any format
 _MAX, _FALLBACK = 2048 * _MIB, 1024 * _MIB
-
-_CGROUPS = Path("/sys/fs/cgroup")
 
 
 def decoding_bytes(max_memory: int | None) -> int:
@@ -26,28 +23,6 @@ def decoding_bytes(max_memory: int | None) -> int:
         return max(_LEAST, max_memory // _PART)
     there = machine_bytes()
     return max(_LEAST, min(_MAX, there // _PART)) if there else _FALLBACK
-
-
-def machine_bytes() -> int:
-    """Return the memory of the machine or of its container, whichever is less; 0 if unknown."""
-    with contextlib.suppress(AttributeError, ValueError, OSError):  # Windows has no sysconf
-        return min([os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), *_limits()])
-    return 0
-
-
-def _limits() -> Iterator[int]:
-    """Yield the memory limits of this process's control groups, of either version."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, name = line.split(":", 2)
-            if controllers not in ("", "memory"):
-                continue
-            root, file = (_CGROUPS / controllers, "memory.limit_in_bytes") if controllers else (_CGROUPS, "memory.max")
-            place = root / name.lstrip("/")
-            for folder in (place, *place.parents):
-                if folder.is_relative_to(root):
-                    with contextlib.suppress(OSError, ValueError):  # missing, or "max"
-                        yield int((folder / file).read_text())
 
 
 class Budget:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextvars
-import os
 import queue
 import threading
 import time
@@ -16,6 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from remtta.errors import FrameError
+from remtta.machine import num_cores
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame, Gap
 
@@ -75,7 +75,7 @@ def prefetch(
     ready: _Ready = queue.SimpleQueue()
     room = threading.Semaphore(max(1, ahead))
     stop = threading.Event()
-    pool = futures.ThreadPoolExecutor(workers or min(8, os.cpu_count() or 1), thread_name_prefix="remtta-decode")
+    pool = futures.ThreadPoolExecutor(workers or min(8, num_cores()), thread_name_prefix="remtta-decode")
     decode = partial(_decode, transform=transform, memory=memory or Budget())
     # A daemon thread: a reader blocked on a pipe or a camera must not keep the process alive.
     read = partial(_read, enumerate(frames, first), decode, pool, ready, room, demand, stop)

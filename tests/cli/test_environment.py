@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from remtta.cli import app, wait_briefly
+from remtta.cli import app, share_cores
 from tests.command import refusal_of
 from tests.test_options_page import COMMANDS
 
@@ -54,5 +54,15 @@ def test_a_variable_that_is_nearly_an_options_is_named(
 def test_threads_wait_for_each_other_briefly_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     for given, spins in (({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)):
         monkeypatch.setattr(os, "environ", dict(given))
-        wait_briefly()
+        share_cores()
         assert os.environ.get("GOMP_SPINCOUNT") == spins
+        assert "OMP_NUM_THREADS" not in os.environ
+
+
+def test_a_container_has_threads_for_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remtta.cli.usable_cores", lambda: 16)
+    monkeypatch.setattr("remtta.cli.num_cores", lambda: 2)
+    for given, threads in (({}, "2"), ({"OMP_NUM_THREADS": "4"}, "4")):
+        monkeypatch.setattr(os, "environ", dict(given))
+        share_cores()
+        assert os.environ["OMP_NUM_THREADS"] == threads

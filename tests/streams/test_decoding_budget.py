@@ -13,7 +13,7 @@ from PIL import Image
 from remtta.errors import FrameError
 from remtta.models.preprocessing import Preprocessing
 from remtta.streams import decoding_budget
-from remtta.streams.decoding_budget import Budget, current_share, decoding_bytes, machine_bytes
+from remtta.streams.decoding_budget import Budget, current_share, decoding_bytes
 from remtta.streams.images import load_image
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import open_stream
@@ -40,12 +40,6 @@ def test_a_limit_on_the_process_leaves_a_quarter_to_decoding() -> None:
 def test_without_a_limit_the_machine_says(there: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoding_budget, "machine_bytes", lambda: there)
     assert decoding_bytes(None) == expected * MIB
-
-
-def test_a_container_has_what_its_control_group_allows(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = machine_bytes()
-    monkeypatch.setattr(decoding_budget, "_limits", lambda: iter([300 * MIB, 2**62]))
-    assert machine_bytes() == min(whole, 300 * MIB)
 
 
 def test_images_decode_together_only_while_there_is_room() -> None:

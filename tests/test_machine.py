@@ -1,0 +1,52 @@
+"""What a container may use of its machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from remtta import machine
+from remtta.machine import machine_bytes, num_cores, usable_cores
+
+MIB = 2**20
+OLD = {
+    "cpu,cpuacct/box/cpu.cfs_quota_us": "{quota}",
+    "cpu,cpuacct/box/cpu.cfs_period_us": "100000",
+    "cpu,cpuacct/cpu.cfs_quota_us": "-1",
+    "cpu,cpuacct/cpu.cfs_period_us": "100000",
+    "memory/box/memory.limit_in_bytes": f"{300 * MIB}",
+    "memory/memory.limit_in_bytes": f"{2**62}",
+}
+NEW = {
+    "box/cpu.max": "max 100000",
+    "cpu.max": "{quota} 100000",
+    "box/memory.max": f"{300 * MIB}",
+    "memory.max": "max",
+}
+
+
+@pytest.mark.parametrize("quota", [50_000, 150_000])
+@pytest.mark.parametrize(
+    ("own", "files"),
+    [("5:cpu,cpuacct:/box\n4:memory:/box\n3:pids:/\n", OLD), ("0::/box\n", NEW)],
+    ids=["version 1", "version 2"],
+)
+def test_a_container_has_what_its_control_groups_allow(
+    quota: int, own: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text.format(quota=quota) + "\n")
+    if "cpu,cpuacct:" in own:
+        (tmp_path / "cpu").symlink_to("cpu,cpuacct")
+    (tmp_path / "own").write_text(own)
+    monkeypatch.setattr(machine, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 16)
+    assert (num_cores(), machine_bytes()) == (-(-quota // 100_000), 300 * MIB)
+
+
+def test_without_control_groups_all_usable_cores_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_OWN", tmp_path / "missing")
+    assert num_cores() == usable_cores() >= 1
