@@ -165,14 +165,16 @@ class RowWriter:
 
         Raises:
             ReaderGone: If the reader closed the pipe; the file has every row.
-            Stopped: If the reader did not take all of it in time.
+            Stopped: If a signal has arrived, and the reader closed the pipe or did not take all of it in time.
             OutputError: If it fails for another reason.
         """
         if self._pipe is None:
             return
+        interrupts = interrupts or Interrupts()
         try:
-            _send_to_pipe(self._pipe, self._lines, interrupts or Interrupts())
+            _send_to_pipe(self._pipe, self._lines, interrupts)
         except BrokenPipeError as error:
+            interrupts.stop_now()  # Ctrl-C in a pipeline ends the reader, too
             raise ReaderGone from error
         except OSError as error:
             raise OutputError(

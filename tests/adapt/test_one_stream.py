@@ -87,16 +87,28 @@ def test_a_single_batch_is_reported_as_predicted_before_its_update(
     assert ("all frames fit in one batch, predicted before the update" in caplog.text) == told
 
 
-def test_a_single_batch_before_an_early_end_is_not_reported_as_all(
-    frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_closed_pipe_ends_a_run_by_itself_or_with_the_signal_that_closed_it(
+    interrupted: bool, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    signals: list[int] = []
+
     class Closed(io.BytesIO):
         def write(self, *_: object) -> int:
+            if interrupted and not signals:  # Ctrl-C in a pipeline ends its reader, too
+                signals.append(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
             raise BrokenPipeError
 
     caplog.set_level(logging.INFO, "remtta")
-    summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=6), echo=Closed())
-    assert (summary.exit_reason, summary.num_predicted, summary.num_updates) == ("closed pipe", 6, 1)
+    given: dict[str, Any] = {"options": RunOptions(batch_size=6), "echo": Closed()}
+    with Interrupts() as interrupts:
+        summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", interrupts=interrupts, **given)
+    assert (summary.exit_reason, summary.num_predicted, summary.num_updates) == (
+        "SIGINT" if interrupted else "closed pipe",
+        6,
+        1,
+    )
     assert "all frames fit in one batch" not in caplog.text
 
 
