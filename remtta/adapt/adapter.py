@@ -29,7 +29,7 @@ from remtta.models.preprocessing import Preprocessing
 from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
 from remtta.options.guard_options import Action, Answer
 from remtta.options.run_options import Smooth
-from remtta.runs.record import delta_of
+from remtta.runs.record import delta_of, used_settings
 from remtta.runs.states import load_whole
 
 _FROZEN, _FRAMES = "frozen", "frames"
@@ -68,7 +68,7 @@ class Adapter(ObservedMethod):
         card: The model's preprocessing, labels and number of classes.
         options: The run's options.
         config: The method's settings.
-        images: Turns images into the model's inputs.
+        given_images: Turns images into the model's inputs.
 
     Args:
         model: A classifier of images (B, 3, H, W); adapted in place, in eval mode.
@@ -135,7 +135,7 @@ class Adapter(ObservedMethod):
         self._warned = False
         inside = look_inside(given)
         guessed = preprocessing is None and not inside.is_timms and inside.front is None
-        self.images = GivenImages(self.card, guessed=guessed)
+        self.given_images = GivenImages(self.card, guessed=guessed)
 
     def __call__(self, images: Images) -> Tensor:
         """Predict images, then learn from them; return class probabilities (B, C), on the CPU.
@@ -143,7 +143,7 @@ class Adapter(ObservedMethod):
         Raises:
             ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
         """
-        pixels = self.images.inputs(images)
+        pixels = self.given_images.inputs(images)
         with self._lock, torch.autocast(self.card.device.type, enabled=False):  # precision is a setting
             self.method.net.check(pixels)  # before the batch counts for adapt_every
             fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)
@@ -154,7 +154,9 @@ class Adapter(ObservedMethod):
 
     def predict(self, images: Tensor, *args: Any, **how: Any) -> Answers:
         """Do as `ObservedMethod.predict`, and count the frames that were learned."""
-        before = self.method.num_updates
+        if self.config.episodic:
+            self._frames = 0
+        before = 0 if self.config.episodic else self.method.num_updates
         answers = super().predict(images, *args, **how)
         after = self.method.num_updates
         learned = int(answers.learned.sum()) if 0 < after != before else 0
@@ -176,6 +178,12 @@ class Adapter(ObservedMethod):
             super().reset()
             self._frames = 0
 
+    def restart(self) -> None:
+        """Go back to the source weights for another stream, of which nothing is known yet."""
+        with self._lock:
+            super().restart()
+            self._frames = 0
+
     def delta(self) -> dict[str, Tensor]:
         """Return adapted minus source weights by parameter name; a linear head's bias has the centring's offset."""
         with self._lock:
@@ -185,16 +193,18 @@ class Adapter(ObservedMethod):
         """Write the delta and its origin to a file, as `remtta adapt` does, for `load_delta` and `remtta apply`.
 
         Raises:
-            UsageError: If the method changes no weights.
+            UsageError: If the method changes no weights that a delta can hold.
             DeltaError: If a value is not finite; an existing file is kept.
             OutputError: If the file cannot be written; an existing file is kept.
         """
         with self._lock:
-            tensors, updates = self.method.committed
-            if not tensors:
-                raise UsageError(f"{self._name} changes no weights, so there is no delta to save")
-            settings = {**self.config.used(), "batch_size": self.options.batch_size}
-            save_delta(path, delta_of(self.card, self._name, settings, (tensors, updates), self._frames))
+            committed = self.method.committed
+            if refusal := self.method.objective.delta_refusal:
+                raise UsageError(f"there is no delta to save: {refusal}")
+            if not committed[0]:
+                raise UsageError(f"there is no delta to save: {self._name} changes no weights")
+            settings = used_settings(self.config, self.options.batch_size)
+            save_delta(path, delta_of(self.card, self._name, settings, committed, self._frames))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""

@@ -88,7 +88,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         UsageError: If there is no such source.
         StreamError: If it fails.
     """
-    adapter.images.warn_of_guess()
+    adapter.given_images.warn_of_guess()
     opened = source if isinstance(source, Stream) else open_stream(source)
     batches, listener = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
     place = Place()
@@ -102,7 +102,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         episodic=adapter.config.episodic,
     )
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
-    with contextlib.closing(opened), contextlib.closing(decoded):
+    with contextlib.closing(decoded), contextlib.closing(opened):
         for batch in batches.of(decoded):
             session.run([batch])
             yield from listener.results

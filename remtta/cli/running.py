@@ -35,7 +35,7 @@ class RunningOptions:
         bool, _output("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))
     ] = False
     threads: Annotated[
-        int | None, _output("Number of CPU threads.", min=1, max=_MAX_THREADS, default="all cores", common=True)
+        int | None, _output("Number of CPU threads.", min=1, max=_MAX_THREADS, default="all usable cores", common=True)
     ] = None
     log_format: Annotated[
         Literal["text", "json"], _output("Format of messages: text, or JSON Lines with time, level and message.")

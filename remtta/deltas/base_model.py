@@ -60,7 +60,10 @@ def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOption
     if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):
         raise DeltaError(f"the delta was made on {delta.model}, not on {chosen['name']}; leave --model out")
     if delta.model == UNKNOWN and not chosen.get("name"):
-        raise UsageError("the delta was made on a model that load_model did not build; name an equal one with --model")
+        raise UsageError(
+            "the delta was made on a model that load_model did not build; name an equal one with --model, or call "
+            "remtta.apply_delta(model, delta) in Python"
+        )
     preprocessing = {name: delta.preprocessing.get(name) for name in _PREPROCESSING}
     own = dict(delta.model_options)
     if delta.path is not None:

@@ -17,6 +17,7 @@ from remtta._version import __version__
 from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.deltas.delta_files import FORMAT_VERSION, read_arrays
 from remtta.errors import DeltaError, UsageError
+from remtta.models.card import UNKNOWN
 from remtta.models.hashing import state_sha256
 from remtta.models.inside import look_inside
 from remtta.models.tensor_files import save_tensors
@@ -120,9 +121,10 @@ def check_base(delta: Delta, base_sha256: str) -> None:
             f"a delta is what remtta.load_delta returns, got {got}; to continue an Adapter, use load_state_dict"
         )
     if delta.base_sha256 != base_sha256:
+        named = "weights" if delta.model == UNKNOWN else f"{delta.model} checkpoint"
         raise DeltaError(
             f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is "
-            f"{base_sha256[:12]}...); load the {delta.model} checkpoint it was adapted from, with the same input size "
+            f"{base_sha256[:12]}...); load the {named} it was adapted from, with the same input size "
             "and model arguments"
         )
 

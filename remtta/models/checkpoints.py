@@ -212,8 +212,8 @@ def mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
             problems.append(f"{title}: {_listed(names)}")
     fitting = sum(name in state and name not in wrong for name in own)
     if fitting < len(own) / 2:
-        share = f"{fitting} of the model's {len(own)} tensors"
-        problems.insert(0, f"it holds {share}, so it is of another architecture or size, or incomplete")
+        share = f"only {fitting} of the model's {len(own)} tensors are in it, by name and shape"
+        problems.insert(0, f"{share}, so it is of another architecture or size, has other names, or is incomplete")
     return "; ".join(problems) or None
 
 

@@ -68,7 +68,7 @@ class Plan:
     @property
     def hyperparameters(self) -> dict[str, Any]:
         """The settings that the method uses, as stored in records and deltas."""
-        return {**self.config.used(), "batch_size": self.options.batch_size}
+        return used_settings(self.config, self.options.batch_size)
 
     @property
     def last_bytes(self) -> int:
@@ -83,6 +83,11 @@ class Plan:
         if self.adapter.guard:
             room += self.adapter.guard.max_bytes(self.card.num_classes)
         return min(room, _MAX_BYTES)
+
+
+def used_settings(config: MethodConfig, batch_size: int) -> dict[str, Any]:
+    """Return the settings that a method uses, for records and deltas."""
+    return {**config.used(), "batch_size": batch_size}
 
 
 def delta_of(

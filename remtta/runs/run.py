@@ -95,7 +95,7 @@ class Run:
             row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.place.frames else None
             unseen = unseen_frames(stream, summary.place, row, self.plan.card.preprocessing.transform())
             decoded = self._stream_batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
-            with contextlib.closing(stream), contextlib.closing(decoded) as frames:
+            with contextlib.closing(decoded) as frames, contextlib.closing(stream):
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
                     _raise_if_empty(stream)

@@ -20,7 +20,7 @@ from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame, Gap
 
 _POLL_S = 0.1
-_GOODBYE_S = 0.3  # longer than a poll and than reading a frame
+_GOODBYE_S = 0.3  # longer than a poll
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def prefetch(
     finally:
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
-        reader.join(_GOODBYE_S)  # OpenCV aborts the process if it ends in the middle of a call
+        reader.join(_GOODBYE_S)  # OpenCV aborts a process that ends in the middle of a call
 
 
 def _read(

@@ -150,6 +150,17 @@ def test_a_saved_delta_says_what_was_learned_and_starts_another_adapter(tmp_path
     started.reset()
     started.save_delta(path)
     assert load_delta(path).frames == 0
+    started(last)
+    started.restart()
+    started.save_delta(path)
+    assert (load_delta(path).frames, load_delta(path).updates) == (0, 0)
+    episodic = adapter_of(method="tent", episodic=True)
+    episodic(first)
+    episodic(second[:4])
+    episodic.save_delta(path)
+    assert (load_delta(path).frames, load_delta(path).updates) == (4, 1)
+    with pytest.raises(UsageError, match="no delta to save: MEMO puts its weights back after every image"):
+        Adapter(tiny_vit(), "memo").save_delta(path)
     with pytest.raises(UsageError, match="source changes no weights"):
         Adapter(tiny_vit(), "source").save_delta(path)
     with pytest.raises(UsageError, match="got dict; to save an Adapter's, use its save_delta"):

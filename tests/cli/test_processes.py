@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -76,6 +77,25 @@ def test_an_interrupt_while_the_command_line_is_loaded_ends_it_quietly(monkeypat
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130
+
+
+def test_a_reader_that_is_still_in_a_call_does_not_abort_the_exit(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run() -> None:
+        print("the last line")
+        threading.Thread(target=wanted.wait, daemon=True).start()
+        raise SystemExit(130)
+
+    wanted, codes = threading.Event(), list[int]()
+    module = ModuleType("remtta.cli")
+    module.main = run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "remtta.cli", module)
+    monkeypatch.setattr("os._exit", codes.append)
+    with pytest.raises(SystemExit):
+        main()
+    wanted.set()
+    assert codes == [130] and capfd.readouterr().out == "the last line\n"
 
 
 def as_shells_do() -> None:

@@ -271,7 +271,7 @@ def test_counters_of_batch_norms_may_be_missing(tmp_path: Path) -> None:
         ),
         (
             {"embed_dim": 24, "num_classes": 7},
-            "architecture or size, or incomplete; cls_token is 1x1x12 in the file and 1x1x24 in the model",
+            "has other names, or is incomplete; cls_token is 1x1x12 in the file and 1x1x24 in the model",
         ),
         (
             {"depth": 2},

@@ -84,7 +84,8 @@ def test_preprocessing_and_labels_are_the_models_and_a_checkpoint_works_offline(
     assert torch.equal(other.cls_token.flatten(), own.visual.class_embedding + 1)
     torch.save({"logit_scale": torch.zeros(())}, tmp_path / "part.pt")
     with pytest.raises(
-        CheckpointError, match=r"does not fit the model: it holds 1 of the model's 86 tensors, .*; missing in the file"
+        CheckpointError,
+        match=r"does not fit the model: only 1 of the model's 86 tensors are in it, .*; missing in the file",
     ):
         load_model(name, labels=NAMES, checkpoint=tmp_path / "part.pt")
 
