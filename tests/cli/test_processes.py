@@ -74,6 +74,7 @@ class Interrupted(ModuleType):
 
 def test_an_interrupt_while_the_command_line_is_loaded_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "remtta.cli", Interrupted("remtta.cli"))
+    monkeypatch.setattr("os._exit", sys.exit)  # called if another test left a thread
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130
