@@ -52,7 +52,7 @@ def _guard(guard: dict[str, Any] | None, options: Any) -> str:
 
 def _more(counts: dict[str, int]) -> str:
     """Return the counts that are usually 0."""
-    texts = {"not_adapted": "not adapted on", "dropped": "dropped for newer ones", "gaps": "gaps"}
+    texts = {"not_adapted": "only predicted", "dropped": "dropped for newer ones", "gaps": "gaps"}
     return "".join(f"; {counts[name]} {text}" for name, text in texts.items() if counts.get(name))
 
 

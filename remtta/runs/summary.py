@@ -140,7 +140,7 @@ class RunSummary:
         lines = {
             f"{counted(self.num_frames, 'frame')}, {self.num_predicted} predicted, {self.num_skipped} skipped, "
             f"{dropped}{counted(self.num_updates, 'update')}, {self.images_per_s:.1f} images/s{how}": True,
-            f"not adapted on: {counted(place.not_adapted, 'frame')}": place.not_adapted,
+            f"predicted without learning: {counted(place.not_adapted, 'frame')}": place.not_adapted,
             f"guard: {counted(self.num_alarms, 'alarm')}, {by_source}": self.num_alarms or place.by_source,
             f"answered by both models: {counted(place.by_both, 'frame')}": place.by_both,
             f"smoothed over time: {smoothed}": self.smooths,

@@ -61,7 +61,7 @@ def test_inspect_tells_a_killed_run_from_a_live_one(
     assert remtta_here("inspect", run) == 0
     told = capfd.readouterr().out
     assert told.startswith("run          running; started")
-    assert "1 update; 8 not adapted on\n" in told
+    assert "1 update; 8 only predicted\n" in told
     lock.release()
     assert remtta_here("inspect", run) == 0
     assert capfd.readouterr().out.startswith("run          was killed; --resume continues it; started")
