@@ -51,6 +51,14 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}{advice}") from error
 
 
+def read_text(path: str | Path, option: str) -> str:
+    """Return the text of a file that an option names; raise UsageError if it cannot be read as UTF-8."""
+    try:
+        return Path(path).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{option}: {path} cannot be read as UTF-8 text: {error}") from error
+
+
 def check_can_hold(folder: Path, what: str, option: str) -> None:
     """Raise UsageError if a folder or one of its parents is a file, OutputError if it is not writable.
 
@@ -173,7 +181,7 @@ def check_not_in_use(folder: Path) -> None:
 
 
 class FolderLock:
-    """A lock on a folder for a single writing process; released when the process ends, however it ends.
+    """A lock on a folder, created if needed, for a single writing process; released when that ends, however it ends.
 
     Raises:
         UsageError: If another run is writing to it.
@@ -181,6 +189,8 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LOCK
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         with writing(self._path):
             if self._path.is_symlink():  # do not write through a link
                 self._path.unlink()

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from remtta.files import FolderLock, remove_leftovers, write_json, writing
+from remtta.files import FolderLock, remove_leftovers, write_json
 from remtta.runs.folder import SITE
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
@@ -102,8 +102,6 @@ class Site(abc.ABC):
     def locked(self) -> Iterator[None]:
         """Hold the folder's lock; create the folder if needed, and remove it again if it stays empty."""
         made = not self.folder.exists()
-        with writing(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(self.folder)
         remove_leftovers(self.folder, (SITE,))
         try:

@@ -18,7 +18,7 @@ from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
 from remtta.options import DEFAULT_MODEL, DataOptions, EvalOptions, ModelOptions
 from remtta.options.option import Only, Option
-from remtta.runs.folder import run_folder
+from remtta.runs.folder import RESULTS, check_folder, run_folder
 
 if TYPE_CHECKING:
     from torch import nn
@@ -105,7 +105,6 @@ def evaluate(
         output = during.enter_context(table.folder(options))
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
-        from remtta.evaluation.evaluating import check_output
         from remtta.evaluation.evaluating import evaluate as measure
         from remtta.evaluation.protocols import choose_preprocessing
         from remtta.methods.source_data import check_source_data
@@ -113,7 +112,7 @@ def evaluate(
 
         check_source_data(map(method_of, configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)
-        check_output(output, overwrite=options.overwrite, resume=options.resume)
+        check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         start = load_start(methods.shared.delta)
         chosen = _with_classes(root, _with_protocol(model, options), data)
         classifier = load_classifier(chosen, running.device, start=start, quiet=running.quiet)

@@ -19,6 +19,7 @@ from remtta.corruptions.parameters import (
     parameter_set_of,
     parts_of,
 )
+from remtta.errors import check, unknown
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,18 +45,16 @@ def corrupt(
         A new RGB image of the same size.
 
     Raises:
-        ValueError: If there is no such corruption or severity, or the image is not RGB or too long.
+        UsageError: If there is no such corruption or severity, or the image is not RGB or too long.
         RemttaError: If OpenCV cannot be loaded.
 
     Source: Hendrycks and Dietterich, 2019.
     """
     for part in parts_of(name):
         if part not in PARAMETERS:
-            raise ValueError(f"no corruption {part!r}; there are {', '.join(CORRUPTIONS)}")
-    if severity not in SEVERITIES:
-        raise ValueError(f"severity must be 1 to 5, got {severity}")
-    if image.mode != "RGB":
-        raise ValueError(f"image must be RGB, got {image.mode}; see PIL.Image.Image.convert")
+            raise unknown("corruption", part, CORRUPTIONS)
+    check(severity in SEVERITIES, "severity", severity, "1 to 5")
+    check(image.mode == "RGB", "image", image.mode, "RGB (see PIL.Image.Image.convert)")
     from remtta.corruptions.digital import to_float, to_image
     from remtta.corruptions.filters import MAX_SIDE
     from remtta.corruptions.functions import FUNCTIONS

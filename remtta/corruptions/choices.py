@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from remtta.corruptions.parameters import CIFAR_UP_TO, CORRUPTIONS, HOLD_OUTS, STANDARD, ParameterSet, parts_of
-from remtta.errors import UsageError
+from remtta.errors import UsageError, unknown
 from remtta.options.option import Option, check_options
 from remtta.options.run_options import Engine
 
@@ -71,7 +70,7 @@ class CorruptOptions:
     def __post_init__(self) -> None:
         for name in (part for combined in self.corruptions for part in parts_of(combined)):
             if name not in CORRUPTIONS:
-                raise UsageError(f"no corruption {name!r}{_near(name)}; there are {', '.join(CORRUPTIONS)}")
+                raise unknown("corruption", name, [*CORRUPTIONS, *_GROUPS])
         check_options(self)
         for field in ("corruptions", "severities"):
             if not getattr(self, field):
@@ -95,8 +94,3 @@ def in_order(names: Iterable[str]) -> list[str]:
     """Each name once: single corruptions in their standard order, then combinations as given."""
     given = list(dict.fromkeys(names))
     return [name for name in CORRUPTIONS if name in given] + [name for name in given if name not in CORRUPTIONS]
-
-
-def _near(name: str) -> str:
-    close = difflib.get_close_matches(name, [*CORRUPTIONS, *_GROUPS], n=1)
-    return f", did you mean {close[0]}" if close else ""

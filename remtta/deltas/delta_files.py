@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load
 
 from remtta.deltas import DELTA
 from remtta.errors import DeltaError, UsageError
-from remtta.models.hashing import parts_sha256
-from remtta.models.tensor_files import UNREADABLE, check_content, check_header_size
+from remtta.models.tensor_files import UNREADABLE, file_sha256, read_tensors
 
 FORMAT_VERSION = "1"
 
@@ -40,7 +37,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """
     path = delta_file(path)
     try:
-        header, arrays, sha256 = _read(path)
+        (header, arrays), sha256 = read_tensors(path, "np"), file_sha256(path)
     except UNREADABLE as error:
         raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
     fields = _fields(path, header)
@@ -48,25 +45,6 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         if array.dtype.kind != "f" or not np.isfinite(array).all():
             raise DeltaError(f"the delta's {name} holds values that are not finite numbers")
     return {**fields, "path": str(path), "file_sha256": sha256}, arrays
-
-
-def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray], str]:
-    """Return a file's header, its arrays after verifying their checksum, and the file's hash."""
-    check_header_size(path)
-    content = path.read_bytes()
-    try:
-        arrays = load(content)
-    except (TypeError, AttributeError, KeyError) as error:
-        raise ValueError(f"it holds values of an unexpected type ({error})") from error
-    # `load` succeeded, so there is a JSON header after its length.
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")]).get("__metadata__") or {}
-    parts = ((name, f"torch.{arrays[name].dtype}", arrays[name].shape, _bytes(arrays[name])) for name in sorted(arrays))
-    check_content(header, parts_sha256(parts))
-    return header, arrays, hashlib.sha256(content).hexdigest()
-
-
-def _bytes(array: np.ndarray) -> memoryview:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _fields(path: Path, header: Mapping[str, str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from remtta.evaluation.class_maps import ALPHABETICAL, map_classes, restricted_s
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, image_sizes, wanted_domains
 from remtta.evaluation.stored import LABELS, find_arrays, find_shards, open_arrays, open_list, open_shards
 from remtta.evaluation.trees import choose_folders, scan_tree, tree_domain
+from remtta.files import read_text
 
 _AFTER_NAME = re.compile(r"(\s+[^\s./]+)+$")  # such as the class number
 
@@ -112,10 +113,7 @@ def read_image_list(path: Path) -> list[str]:
     """Return "class folder/file name" for each line of an image list, without later words that have no dot; raise
     UsageError if the file cannot be read, or a line names no folder.
     """
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--image-list: {path} cannot be read: {error}") from error
+    lines = [line.strip() for line in read_text(path, "--image-list").splitlines() if line.strip()]
     names = ["/".join(_AFTER_NAME.sub("", line).split("/")[-2:]) for line in lines]
     bare = next((name for name in names if "/" not in name), None)
     if bare is not None or not names:

@@ -38,7 +38,7 @@ from remtta.models.heads import restricted_classes, restricted_tensors
 from remtta.models.inside import is_timms
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import EvalOptions
-from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, RESULTS, refuse_others_files
+from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
 from remtta.runs.reading import read_rows
 from remtta.runs.record import environment
 from remtta.runs.states import load_position, save_state
@@ -138,27 +138,6 @@ def _named(model: nn.Module, names: Sequence[str]) -> nn.Module:
     return model
 
 
-def check_output(folder: Path, *, overwrite: bool, resume: bool) -> None:
-    """Raise UsageError before any work if a folder cannot hold the evaluation."""
-    _refuse_earlier(folder, overwrite=overwrite, resume=resume)
-    if not overwrite and not (folder / RESULTS).exists():
-        refuse_others_files(folder)
-
-
-def _refuse_earlier(folder: Path, *, overwrite: bool, resume: bool) -> None:
-    """Raise UsageError if a folder holds a run, or an evaluation that may not be replaced and cannot be resumed."""
-    if (folder / RECORD).exists():
-        raise UsageError(f"{folder} holds a run of remtta adapt; choose another --output")
-    earlier = [name for name in (RESULTS, PREDICTIONS) if (folder / name).exists()]
-    if earlier == [PREDICTIONS] and resume:
-        raise UsageError(f"{folder} has no {RESULTS}, so it cannot be resumed; --overwrite replaces it")
-    if earlier and not (overwrite or resume):
-        raise UsageError(
-            f"{folder} holds an earlier evaluation; continue it with --resume, replace it with --overwrite, "
-            "or choose another --output"
-        )
-
-
 class _Evaluation:
     """All trials of one evaluation, in one folder."""
 
@@ -168,17 +147,15 @@ class _Evaluation:
 
     def execute(self, source_data: str | Path | None = None) -> dict[str, Any]:
         """Run or resume the evaluation and return its results."""
-        folder = self._folder
+        folder, options = self._folder, self._plan.options
         self._plan.check_methods()
-        with writing(folder):
-            folder.mkdir(parents=True, exist_ok=True)
         lock = FolderLock(folder)
         remove_leftovers(folder, (RESULTS, TABLE, PROGRESS))
         for name, pattern in _KEPT_IN.items():
             remove_leftovers(folder / name, (pattern,))
         try:
+            check_free(folder, RESULTS, overwrite=options.overwrite, resume=options.resume)
             if source_data is not None:
-                _refuse_earlier(folder, overwrite=self._plan.options.overwrite, resume=self._plan.options.resume)
                 self._plan.learn(source_data, self._interrupts.check)
             return self._run_or_resume()
         finally:
@@ -247,8 +224,7 @@ class _Evaluation:
 
     def _begin(self) -> None:
         """Prepare the folder: remove what is left of an earlier evaluation."""
-        folder, options = self._folder, self._plan.options
-        _refuse_earlier(folder, overwrite=options.overwrite, resume=options.resume)
+        folder = self._folder
         with writing(folder):
             (folder / PROGRESS).unlink(missing_ok=True)
             shutil.rmtree(folder / TRIALS, ignore_errors=True)

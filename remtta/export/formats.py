@@ -34,8 +34,6 @@ def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool
         RemttaError: If the export fails, or its logits differ from the model's.
     """
     check_can_hold(output, "the folder of an export", "--output")
-    with writing(output):
-        output.mkdir(parents=True, exist_ok=True)
     with writing(output), _place(output) as place:
         try:
             _WRITERS[form](adapted, place)

@@ -12,6 +12,7 @@ from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
 from remtta.errors import UsageError
+from remtta.files import read_text
 from remtta.models.hashing import state_sha256
 from remtta.models.inside import config_of, look_inside, num_classes_of
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
@@ -86,12 +87,7 @@ def read_labels(labels: Sequence[str] | str | Path | None) -> Sequence[str] | No
     """
     if not isinstance(labels, (str, Path)):
         return labels
-    try:
-        lines = Path(labels).read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
-    except FileNotFoundError:
-        raise UsageError(f"--labels: no such file: {labels}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--labels: {labels} cannot be read as UTF-8 text: {error}") from error
+    lines = read_text(labels, "--labels").removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines]
 
 

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-Part = tuple[str, str, tuple[int, ...], memoryview]
-"""Name, dtype as torch writes it, shape, and bytes of an array."""
-
-
-def parts_sha256(parts: Iterable[Part]) -> str:
-    """Return the SHA-256 of the names, dtypes, shapes and bytes of arrays, given in the order of their names."""
-    digest = hashlib.sha256()
-    for name, dtype, shape, content in parts:
-        digest.update(f"{name} {dtype} {shape}\n".encode())
-        digest.update(content)
-    return digest.hexdigest()
 
 
 def json_sha256(content: object) -> str:
@@ -33,13 +23,20 @@ def state_sha256(model: nn.Module) -> str:
     return tensors_sha256(model.state_dict())
 
 
-def tensors_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """Return the hash of tensors, in the order of names."""
-    return parts_sha256(_part(name, tensors[name]) for name in sorted(tensors))
+def tensors_sha256(tensors: Mapping[str, Tensor] | Mapping[str, np.ndarray]) -> str:
+    """Return the hash of the names, dtypes, shapes and bytes of tensors or arrays, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        digest.update(f"{name} torch.{dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
 
 
-def _part(name: str, tensor: Tensor) -> Part:
+def _bytes(tensor: Tensor | np.ndarray) -> memoryview:
+    if isinstance(tensor, np.ndarray):
+        return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
     import torch
 
-    content = tensor.detach().cpu().contiguous()
-    return name, str(content.dtype), tuple(content.shape), content.reshape(-1).view(torch.uint8).numpy().data
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from remtta.errors import UsageError
+from remtta.files import read_text
 
 CLIP = "clip:"
 """Prefix of a zero-shot model's name."""
@@ -64,10 +65,7 @@ def templates_of(prompts: str | Sequence[str]) -> tuple[str, ...]:
         raise UsageError(
             f'unknown prompts "{prompts}"; choose {", ".join(TEMPLATES)}, or a file with one template per line'
         )
-    try:
-        lines = Path(prompts).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--prompts: {prompts} cannot be read: {error}") from error
+    lines = read_text(prompts, "--prompts").splitlines()
     return _checked(tuple(line.strip() for line in lines if line.strip()), prompts)
 
 

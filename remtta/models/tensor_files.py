@@ -9,7 +9,7 @@ import errno
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
@@ -24,8 +24,6 @@ CHECKSUM = "content_sha256"
 
 UNREADABLE = (SafetensorError, OSError, ValueError)
 """Exceptions raised on reading a file that is damaged or not a safetensors file."""
-
-_MAX_HEADER_BYTES = 8 * 1024**2  # a hundred times a large model's
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str], *, checksum: bool = True) -> str:
@@ -46,19 +44,23 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
     return hashlib.sha256(content).hexdigest()
 
 
-def read_tensors(path: str | Path) -> tuple[dict[str, str], dict[str, Tensor]]:
-    """Return the header, empty if there is none, and the tensors by name.
+def read_tensors(path: str | Path, framework: Literal["pt", "np"] = "pt") -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the header, empty if there is none, and the tensors by name, as those of torch or as NumPy's arrays.
 
     Raises:
-        SafetensorError, OSError, ValueError: Members of `UNREADABLE`, if the file is malformed or its content does not
-            match its checksum. A file without a checksum is not verified.
+        SafetensorError, OSError, ValueError: Members of `UNREADABLE`, if the file is malformed, its content does not
+            match its checksum, or NumPy has no such type. A file without a checksum is not verified.
     """
-    check_header_size(path)
-    with safe_open(path, framework="pt") as file:
-        header = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    if CHECKSUM in header:
-        check_content(header, tensors_sha256(tensors))
+    if Path(path).exists() and not Path(path).is_file():  # a device may be endless
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    try:
+        with safe_open(path, framework=framework) as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"it holds values of an unexpected type ({error})") from error
+    if CHECKSUM in header and header[CHECKSUM] != content_sha256(header, tensors_sha256(tensors)):
+        raise ValueError("its content does not match its checksum")
     return header, tensors
 
 
@@ -66,22 +68,6 @@ def file_sha256(path: str | Path) -> str:
     """Return the SHA-256 of a file's bytes."""
     with open(path, "rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()
-
-
-def check_header_size(path: str | Path) -> None:
-    """Raise one of `UNREADABLE` if a file's header is longer than that of any model, before reading it."""
-    if Path(path).exists() and not Path(path).is_file():  # a device may be endless
-        raise OSError(errno.EINVAL, "it is not a regular file")
-    with open(path, "rb") as content:
-        num_bytes = int.from_bytes(content.read(8), "little")
-    if num_bytes > _MAX_HEADER_BYTES:
-        raise ValueError("its header is too long")
-
-
-def check_content(header: Mapping[str, str], sha256: str) -> None:
-    """Raise ValueError, one of `UNREADABLE`, if the header has a checksum that does not match the tensors."""
-    if CHECKSUM in header and header[CHECKSUM] != content_sha256(header, sha256):
-        raise ValueError("its content does not match its checksum")
 
 
 def content_sha256(header: Mapping[str, str], sha256: str) -> str:

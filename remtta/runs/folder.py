@@ -25,6 +25,13 @@ SITE = "site.json"  # of many streams that share a model, with their folders bes
 OWN_FILES = (PREDICTIONS, DELTA, RECORD, RESULTS, STATE, EVENTS, MQTT, SITE, RESERVE, LOCK)
 """What runs write, and nothing else may."""
 
+_KINDS = {
+    RECORD: ("a run of remtta adapt", (PREDICTIONS, DELTA, RECORD)),
+    RESULTS: ("an evaluation", (RESULTS, PREDICTIONS)),
+    SITE: ("the runs of many streams", (SITE,)),
+}
+"""What a folder can hold, by the file that says so, and the files of each."""
+
 _LONGEST_SHOWN, _MOST_SHOWN = 60, 3
 
 
@@ -62,21 +69,39 @@ def _made(folder: Path) -> bool:
     return True
 
 
-def check_folder(folder: Path, *, overwrite: bool, resume: bool = False) -> None:
-    """Raise if a run folder is in use or not writable, or holds what may not be overwritten; changes nothing."""
-    if folder == Path("-"):
+def check_folder(folder: Path, own: str = RECORD, *, overwrite: bool, resume: bool = False) -> None:
+    """Raise if a folder is in use or not writable, or holds what may not be overwritten; changes nothing.
+
+    Args:
+        own: The file that will say what it holds: RECORD, RESULTS or SITE.
+    """
+    if own == RECORD and folder == Path("-"):
         raise UsageError('--output is a folder; for predictions on standard output, use "--predictions -"')
     check_not_in_use(folder)
-    if (folder / RESULTS).exists():
-        raise UsageError(f"{folder} holds an evaluation; choose another --output")
-    if (folder / SITE).exists():
-        raise UsageError(f"{folder} holds the runs of many streams; choose another --output, or add --streams")
-    _check_free(folder, overwrite=overwrite or resume)
-    if not overwrite and not (folder / RECORD).exists():
-        refuse_others_files(folder)
+    check_free(folder, own, overwrite=overwrite, resume=resume)
+    check_can_hold(folder, "a folder of results", "--output")
 
 
-def refuse_others_files(folder: Path) -> None:
+def check_free(folder: Path, own: str = RECORD, *, overwrite: bool, resume: bool) -> None:
+    """Raise UsageError if a folder holds what may not be overwritten."""
+    for name, (what, _) in _KINDS.items():
+        if name != own and (folder / name).exists():
+            raise UsageError(f"{folder} holds {what}; choose another --output")
+    what, files = _KINDS[own]
+    earlier = [name for name in files if (folder / name).exists()]
+    if earlier and not (overwrite or resume):
+        raise UsageError(
+            f"{folder} holds {what} already ({', '.join(earlier)}); choose another --output, or add --overwrite to "
+            "replace it, --resume to continue it"
+        )
+    if own in earlier or own == SITE or overwrite:  # of many streams, each run has a folder of its own
+        return
+    if any((folder / name).stat().st_size for name in earlier):
+        raise UsageError(f"{folder} has lost its {own}, so it cannot be resumed; --overwrite replaces it")
+    _refuse_others_files(folder)
+
+
+def _refuse_others_files(folder: Path) -> None:
     """Raise UsageError if a folder holds files but no run, so that results are not written among images by mistake.
 
     Hidden files do not count, nor do .json files: a failed run may have left its health file.
@@ -92,26 +117,9 @@ def refuse_others_files(folder: Path) -> None:
 
 def check_site(folder: Path, names: Iterable[str], *, overwrite: bool, resume: bool) -> None:
     """Raise if a folder cannot hold the runs of these streams, each in a folder of its own; changes nothing."""
-    check_not_in_use(folder)
-    check_can_hold(folder, "a run folder", "--output")
-    if (folder / RECORD).exists():
-        raise UsageError(f"{folder} holds the run of a single stream; choose another --output for --streams")
-    if (folder / SITE).exists() and not (overwrite or resume):
-        raise UsageError(
-            f"{folder} holds earlier runs of streams; choose another --output, or add --overwrite or --resume"
-        )
+    check_folder(folder, SITE, overwrite=overwrite, resume=resume)
     for name in names:
         check_folder(folder / name, overwrite=overwrite, resume=resume)
-
-
-def _check_free(folder: Path, *, overwrite: bool) -> None:
-    earlier = [name for name in (PREDICTIONS, DELTA, RECORD) if (folder / name).exists()]
-    if earlier and not overwrite:
-        raise UsageError(
-            f"{folder} holds an earlier run ({', '.join(earlier)}); choose another --output, or add --overwrite to "
-            "replace it, --resume to continue it"
-        )
-    check_can_hold(folder, "a run folder", "--output")
 
 
 def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -150,22 +158,14 @@ class RunFolder:
 
     def lock(self) -> None:
         """Create the folder if needed, and lock it for this process; raise UsageError if another run writes to it."""
-        with writing(self.path):
-            self.path.mkdir(parents=True, exist_ok=True)
         self._lock = FolderLock(self.path)
         remove_leftovers(self.path, OWN_FILES)
 
     def claim(self) -> None:
         """Prepare the folder for a new run; raise UsageError if it holds one that may not be replaced."""
-        left = [name for name in (PREDICTIONS, DELTA) if (path := self.path / name).is_file() and path.stat().st_size]
-        if self._resume and left:
-            raise UsageError(
-                f"{self.path} has lost its {RECORD}, so its run cannot be resumed; --overwrite replaces it"
-            )
-        overwrite = self._overwrite or self._resume
-        check_folder(self.path, overwrite=overwrite, resume=self._resume)
+        check_folder(self.path, overwrite=self._overwrite, resume=self._resume)
         self.lock()
-        _check_free(self.path, overwrite=overwrite)  # another run may just have ended there
+        check_free(self.path, overwrite=self._overwrite, resume=self._resume)  # another run may just have ended there
         with writing(self.path):
             (self.path / PREDICTIONS).touch()
             for name in (DELTA, STATE, EVENTS, MQTT):

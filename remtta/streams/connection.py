@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol
+from typing import Any
 
 from remtta.errors import RemttaError, StreamError
 from remtta.streams.addresses import why_not_open
@@ -16,22 +16,12 @@ from remtta.streams.video import MAX_REFUSED, cannot_open, codec_of, no_frame_ad
 from remtta.streams.watchdog import Watchdog
 
 
-class Capture(Protocol):
-    """The methods used of `cv2.VideoCapture`."""
-
-    def isOpened(self) -> bool: ...
-    def grab(self) -> bool: ...
-    def retrieve(self) -> tuple[bool, Any]: ...
-    def get(self, prop: int, /) -> float: ...
-    def release(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Feed:
     """A live source, and how to read it."""
 
     source: str | int  # camera index, device or URL
-    connect: Callable[[], Capture]
+    connect: Callable[[], Any]  # returns a cv2.VideoCapture
     stride: int  # only every stride-th frame is used; the others are not converted
 
     @property
@@ -116,7 +106,7 @@ class Connection:
         finally:
             capture.release()  # before the end is announced: a camera can be opened only once
 
-    def _read(self, cv2: Any, capture: Capture) -> None:
+    def _read(self, cv2: Any, capture: Any) -> None:
         watchdog, finite = self._watchdog, self.promised > 0
         arrived = watchdog.open()
         refused, tries = 0, MAX_REFUSED if "://" in self._feed.name and not finite else 1
@@ -146,7 +136,7 @@ class Connection:
     def _is_taken(self) -> bool:
         return self.number % self._feed.stride == 0
 
-    def _decoded(self, cv2: Any, capture: Capture, arrived: float) -> Shot:
+    def _decoded(self, cv2: Any, capture: Any, arrived: float) -> Shot:
         decoded, pixels = capture.retrieve()
         whole = decoded and pixels is not None and pixels.size > 0
         position_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000 if self.promised else None

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from remtta.errors import UsageError
+from remtta.files import read_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FORM = "name=address on each line"
@@ -44,11 +45,5 @@ def _lines(path: Path) -> list[tuple[int, str]]:
     """Return the lines with content, with their numbers."""
     if not path.is_file():
         raise UsageError(f"{path} is not a file; --streams takes a list of sources, {_FORM}")
-    try:
-        text = path.read_text("utf-8-sig")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not UTF-8 text; --streams takes a list of sources, {_FORM}") from error
-    lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
+    lines = ((number, line.strip()) for number, line in enumerate(read_text(path, "--streams").splitlines(), 1))
     return [(number, line) for number, line in lines if line and not line.startswith("#")]

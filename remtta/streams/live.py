@@ -10,12 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from remtta.errors import StreamError
 from remtta.options import LiveOptions
 from remtta.streams.buffer import Backlog, Shot, ShotBuffer
-from remtta.streams.connection import Capture, Connection, Feed
+from remtta.streams.connection import Connection, Feed
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.opencv import load_opencv
 from remtta.streams.video import open_capture, video_frame, warn_if_cut
@@ -55,7 +55,7 @@ class LiveSource:
         options: LiveOptions | None = None,
         *,
         stride: int = 1,
-        connect: Callable[[], Capture] | None = None,
+        connect: Callable[[], Any] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
         jitter: Callable[[], float] = random.random,

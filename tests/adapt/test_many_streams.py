@@ -215,7 +215,7 @@ def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Pat
         adapt_site({}, tmp_path / "site")
     assert not (tmp_path / "site").exists()
     adapt_tiny(folders["yard"], tmp_path / "one", "source")
-    with pytest.raises(UsageError, match="one holds the run of a single stream"):
+    with pytest.raises(UsageError, match="one holds a run of remtta adapt"):
         adapt_site(folders, tmp_path / "one")
 
 

@@ -193,7 +193,7 @@ def test_a_stop_before_the_first_frame_keeps_an_earlier_run(frames: Path, tmp_pa
 def test_an_earlier_run_is_overwritten_only_when_asked(made: Made, frames: Path, tmp_path: Path) -> None:
     shutil.copytree(made.run, tmp_path / "run")
     kept = (tmp_path / "run" / "predictions.jsonl").read_bytes()
-    with pytest.raises(UsageError, match="holds an earlier run"):
+    with pytest.raises(UsageError, match="holds a run of remtta adapt already"):
         adapt_stream(tiny_vit(), frames, tmp_path / "run")
     assert (tmp_path / "run" / "predictions.jsonl").read_bytes() == kept
     adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=12, overwrite=True))

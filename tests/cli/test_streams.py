@@ -135,5 +135,5 @@ def test_folders_of_others_and_of_streams_are_kept_whatever_the_options(
     assert code == 2 and "site holds the runs of many streams" in line
     Path("cams.txt").write_text("other=short")
     code, line = refusal_of(capfd, *site, "-o", "site")
-    assert code == 2 and "site holds earlier runs of streams" in line
+    assert code == 2 and "site holds the runs of many streams already" in line
     assert set(json_of(Path("site/site.json"))["streams"]) == {"long", "short"}

@@ -139,7 +139,7 @@ def test_runs_and_evaluations_do_not_share_a_folder(tree: Dataset, frames: Path,
 
 def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset, tmp_path: Path) -> None:
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
-    with pytest.raises(UsageError, match="holds an earlier evaluation; continue it with --resume"):
+    with pytest.raises(UsageError, match="holds an evaluation already"):
         evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
     resume = EvalOptions(resume=True)
     again = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"), options=resume)
@@ -152,7 +152,7 @@ def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset,
     begun = evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
     assert begun["methods"]["source"]["mean"] == results["methods"]["source"]["mean"]
     (tmp_path / "new" / "results.json").unlink()
-    with pytest.raises(UsageError, match=r"has no results\.json"):
+    with pytest.raises(UsageError, match=r"has lost its results\.json"):
         evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
     (tmp_path / "new" / "results.json").write_text("[]")
     with pytest.raises(RemttaError, match=r"results\.json is damaged"):

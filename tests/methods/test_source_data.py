@@ -214,7 +214,7 @@ def test_an_evaluation_learns_once_for_all_seeds_and_records_it(clean: Path, tmp
     record = results["settings"]["source_statistics"]
     assert list(record) == ["anchored"]
     assert (Path(record["anchored"]["path"]).parent, record["anchored"]["images"]) == (tmp_path / "cache", 5)
-    with pytest.raises(UsageError, match="holds an earlier evaluation"):
+    with pytest.raises(UsageError, match="holds an evaluation already"):
         evaluation(tree, tmp_path / "out", clean / "below")
     assert Anchored.computed == 1  # refused before any work
     with pytest.raises(UsageError, match="anchored learns from clean images"):

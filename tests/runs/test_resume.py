@@ -366,7 +366,7 @@ def test_results_without_a_record_are_neither_gone_on_with_nor_replaced(frames: 
     finish(frames, tmp_path / "run")
     (tmp_path / "run" / RECORD).unlink()
     before = (tmp_path / "run" / PREDICTIONS).read_bytes()
-    with pytest.raises(UsageError, match=r"has lost its run\.json, so its run cannot be resumed; --overwrite"):
+    with pytest.raises(UsageError, match=r"has lost its run\.json, so it cannot be resumed; --overwrite"):
         adapt_tiny(frames, tmp_path / "run", resume=True)
     assert (tmp_path / "run" / PREDICTIONS).read_bytes() == before
 
