@@ -22,7 +22,7 @@ from remtta.guard.observer import Answers
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, check_method, method_config
 from remtta.methods.settings.base import Optimizer, Precision
 from remtta.methods.settings.rem_config import Masking
-from remtta.models.card import card_of
+from remtta.models.card import card_of, checked_labels
 from remtta.models.described import Described, Output
 from remtta.models.inside import look_inside
 from remtta.models.preprocessing import Preprocessing
@@ -117,8 +117,8 @@ class Adapter(ObservedMethod):
                 "the model's weights have changed since its first Adapter; this one starts from them as they are now "
                 "(the first one's reset() restores its own)"
             )
-        if labels is not None and len(labels) != self.card.num_classes:
-            raise UsageError(f"{len(labels)} labels, but the model has {self.card.num_classes} classes")
+        if labels is not None:
+            checked_labels(labels, self.card)
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
         self.options = own_guard(method, options)
         if guard == "stop":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ Scores = Literal["attention", "features", "gradcam"]
 """Scores of patches: attention of the class token or the pool, norm of their features, or Grad-CAM."""
 
 
-@runtime_checkable
 class Backbone(Protocol):
     """An image classifier whose views may leave out patches.
 

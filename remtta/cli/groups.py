@@ -13,7 +13,6 @@ from dataclasses import MISSING
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 import typer
-from typer.models import OptionInfo
 
 from remtta.options.option import PANELS, Given, Member, Only, is_list, member_of, members_of, read_pairs, read_value
 
@@ -64,7 +63,7 @@ def _leaves(member: Member) -> Iterator[_Leaf]:
         yield from (_Leaf(each, None) for each in members_of(given.config) if each.option)
     elif member.is_group:
         yield from _chosen(member.first(Only), [leaf for each in members_of(member.type) for leaf in _leaves(each)])
-    elif member.option or member.first(OptionInfo) or member.first(typer.models.ArgumentInfo):
+    elif member.option or member.first(typer.models.ArgumentInfo):
         yield _Leaf(member)
 
 
@@ -119,7 +118,7 @@ def _parameter(leaf: _Leaf) -> inspect.Parameter:
     """Return a leaf as a parameter for Typer."""
     member, option = leaf.member, leaf.member.option
     kind, default = _kind(member), _default(leaf)
-    metadata: Any = member.first(OptionInfo) or member.first(typer.models.ArgumentInfo)
+    metadata: Any = member.first(typer.models.ArgumentInfo)
     if option:
         takes_bounds = kind in (int, float)
         metadata = typer.Option(

@@ -24,8 +24,6 @@ _WORDS = {
     ": Value error, ": ": ",
     "Input should be greater than or equal to": "must be at least",
     "Input should be less than or equal to": "must be at most",
-    "Input should be greater than": "must be greater than",
-    "Input should be less than": "must be less than",
     "Input should be a valid integer, unable to parse string as an integer": "must be a whole number",
     "Input should be a valid number, unable to parse string as a number": "must be a number",
     "Input should be a valid boolean, unable to interpret input": "must be true or false",

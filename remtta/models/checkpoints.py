@@ -63,7 +63,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
 
 def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the weights in a file under timm's names, and the preprocessing implied by their names."""
-    state = _strip_wrappers(read_weights(path, use_ema), model)
+    state = without_wrappers(read_weights(path, use_ema), model)
     try:
         translated, theirs = from_torchvision(state), from_transformers(state)
     except (ValueError, RuntimeError) as error:
@@ -158,8 +158,8 @@ def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
     return found
 
 
-def _strip_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Remove the prefixes that DataParallel, torch.compile and Lightning put before every name."""
+def without_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return a state without the prefixes that DataParallel, torch.compile and Lightning put before every name."""
     known = model.state_dict().keys()
     stripped = dict(state)
     while not stripped.keys() & known:

@@ -16,7 +16,7 @@ from torch import nn
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, needed
 from remtta.models.building import reachable_or_offline
 from remtta.models.card import built_from
-from remtta.models.checkpoints import mismatch, read_weights
+from remtta.models.checkpoints import mismatch, read_weights, without_wrappers
 from remtta.models.image_towers import timm_tower
 from remtta.models.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
 from remtta.models.text_tower import OnTexts, TextTower
@@ -148,9 +148,7 @@ def _load(model: Any, path: Path, use_ema: bool) -> None:
     from open_clip.convert import convert_state_dict
     from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 
-    state = read_weights(path, use_ema)
-    if all(each.startswith("module.") for each in state):
-        state = {each.removeprefix("module."): tensor for each, tensor in state.items()}
+    state = without_wrappers(read_weights(path, use_ema), model)
     try:
         with _quiet():
             state = convert_state_dict(model, dict(state))
