@@ -26,7 +26,7 @@ from tests.methods import test_registry as registry
 from tests.records import json_of
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "plugin"
-NAME = "tent-every"
+NAME = "tent-diverse"
 
 
 def install(site: Path, package: str, points: Mapping[str, str], group: str = METHODS) -> None:
@@ -59,12 +59,12 @@ def example(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_package_s_methods_are_listed_without_importing_it(example: None, site: Path) -> None:
     code = (
         "import sys; from remtta.cli import app; app(['methods'], standalone_mode=False); "
-        "app(['adapt', '--help'], standalone_mode=False); print(sys.modules.keys() & {'torch', 'remtta_tent_every'})"
+        "app(['adapt', '--help'], standalone_mode=False); print(sys.modules.keys() & {'torch', 'remtta_tent_diverse'})"
     )
     path = os.pathsep.join(map(str, (site, EXAMPLE, EXAMPLE.parent.parent)))
     env = {**os.environ, "PYTHONPATH": path, "TERMINAL_WIDTH": "200"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
-    assert f"{NAME:<13}  In a line (package remtta-tent-every)\n" in done.stdout
+    assert f"{NAME:<13}  In a line (package remtta-tent-diverse)\n" in done.stdout
     assert f"tpt, {NAME};" in " ".join(done.stdout.replace("│", " ").split())
     assert done.stdout.endswith("set()\n")
 
@@ -91,29 +91,31 @@ def test_a_package_whose_entry_points_cannot_be_read_is_left_out(site: Path) -> 
 def test_its_settings_are_checked_as_others_are(example: None, capfd: pytest.CaptureFixture[str]) -> None:
     config = method_config(NAME, {}, batch_size=16)
     assert (config.lr, config.anchor) == (1e-3 / 4, 0.01)  # Tent's, in proportion to the batch; its preset's
-    with pytest.raises(UsageError, match="every must be >= 1, got 0"):
-        method_config(NAME, {"every": 0}, batch_size=16)
+    with pytest.raises(UsageError, match="diversity must be > 0"):
+        method_config(NAME, {"diversity": 0}, batch_size=16)
+    with pytest.raises(UsageError, match="micro-batch must be left out"):
+        method_config(NAME, {"micro_batch": 4}, batch_size=16)
     assert remtta_here("methods", NAME) == 0
     told = capfd.readouterr().out
-    assert told.startswith(f"{NAME}: In a line (package remtta-tent-every)\nguard rollback, answer both\n")
+    assert told.startswith(f"{NAME}: In a line (package remtta-tent-diverse)\nguard rollback, answer both\n")
     assert "  anchor = 0.01\n" in told
-    assert "  every = 10\n      Learn from the last of so many batches.\n" in told
+    assert "  diversity = 1.0\n      Weight of the entropy of the mean prediction.\n" in told
 
 
 def test_a_run_and_an_evaluation_take_it(
     example: None, frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2"]
-    run: list[str | Path] = ["--method", NAME, "--set", "every=3", "--output", tmp_path / "run"]
+    run: list[str | Path] = ["--method", NAME, "--set", "diversity=2", "--output", tmp_path / "run"]
     assert remtta_here("adapt", frames, *model, *run) == 0, capfd.readouterr().err
     record = json_of(tmp_path / "run" / "run.json")
-    assert (record["method"]["every"], record["counts"]["updates"]) == (3, 2)  # of 6 batches
+    assert (record["method"]["diversity"], record["counts"]["updates"]) == (2.0, 6)
     guard = record["options"]["guard"]
     assert (guard["action"], guard["answer"]) == ("rollback", "both")
     tree = write_tree(tmp_path / "c", domains=["fog"], each=1)
-    table = f"--methods source,{NAME},often={NAME} --set often.every=1 --output {tmp_path / 'out'}".split()
+    table = f"--methods source,{NAME},more={NAME} --set more.diversity=3 --output {tmp_path / 'out'}".split()
     assert remtta_here("eval", tree, *model, *table, "--no-plots") == 0, capfd.readouterr().err
-    assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"often={NAME}"]
+    assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"more={NAME}"]
 
 
 def test_a_variant_of_rem_runs_as_rem_does_or_by_its_preset(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
