@@ -22,7 +22,7 @@ from remtta.bench.subjects import FORWARD, BenchOptions
 from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.method import Method, build_method
-from remtta.methods.settings import METHOD_TABLE, algorithm_of, method_config
+from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.building import create
 from remtta.models.loading import load, select_device
 from remtta.models.peak_memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
@@ -112,7 +112,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     if subject == FORWARD:
         return Prepared(lambda: _forward(model, images), model)
     settings: dict[str, Any] = {"precision": options.precision}
-    if algorithm_of(subject) == "rem" and options.mask_ratios:
+    if options.mask_ratios and subject in ("rem", "remtta"):
         settings["mask_ratios"] = options.mask_ratios
     config = method_config(subject, settings, batch_size=options.batch_size)
     method = build_method(subject, model, config)

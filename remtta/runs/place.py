@@ -14,7 +14,6 @@ from PIL.Image import Image
 from torch import Tensor
 
 from remtta.errors import FrameError, UsageError, counted
-from remtta.methods.settings import algorithm_of
 from remtta.options import RunOptions
 from remtta.options.option import fixed_fields
 from remtta.runs.batch import Counts
@@ -71,7 +70,7 @@ class Place(Counts):
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UsageError if a run's record and the one of now differ in a setting that changes predictions."""
     before, name = ((record.get("method") or {}).get("name", "") for record in (earlier, now))
-    if algorithm_of(before) != algorithm_of(name):
+    if before != name:
         raise UsageError(f"--resume needs the method that the run began with: it was {before}, is {name}")
     begun, settings = _settings(earlier), _settings(json.loads(json.dumps(now)))
     if begun["labels_sha256"] is None:  # the record of a version without it
@@ -89,7 +88,7 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
         "start_delta": model.get("start_delta"),
         "preprocessing": record.get("preprocessing"),
         "source_statistics": (record.get("source_statistics") or {}).get("file_sha256"),
-        "method": {**method, "name": algorithm_of(method["name"])} if "name" in method else method,
+        "method": method,
         **{name: options.get(name, default) for name, default in fixed_fields(RunOptions).items() if name != "guard"},
         "guard": options.get("guard"),
     }

@@ -38,7 +38,6 @@ class Named:
 
     place: str | EntryPoint  # its objective: module and class in `remtta.methods`, or the entry point of a package
     summary: str  # a one-line description
-    algorithm: str | None = None  # the published method that it runs; its own name if None
     own: Preset = PUBLISHED  # its preset; a method of another package has its own
     kind: type[MethodConfig] | None = None  # the class of its settings, if it is known without loading torch
 
@@ -80,15 +79,13 @@ METHOD_TABLE: dict[str, Named] = {
     "remtta": Named(
         "rem.RankedEntropy",
         "the default: REM with centred logits, a higher rate and an anchor, averaged with the source model",
-        "rem",
         REMTTA,
         REMConfig,
     ),
-    "light": Named("tent.Tent", "remtta with Tent's loss, on every second batch: two forward passes", "tent", LIGHT),
+    "light": Named("tent.Tent", "remtta with Tent's loss, on every second batch: two forward passes", LIGHT),
     "fast": Named(
         "source.CentredSource",
         "centre, with recent statistics in batch norms: no training, one forward pass (two with batch norms)",
-        "centre",
         FAST,
     ),
     "source": Named("source.Source", "no adaptation: the baseline"),
@@ -166,12 +163,6 @@ ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
 
 METHOD_SUMMARIES: dict[str, str] = {name: named.summary for name, named in METHOD_TABLE.items()}
 """A one-line description of every method, by its name on the command line."""
-
-
-def algorithm_of(name: str) -> str:
-    """Return the name of the published method that a name runs: `rem` for `remtta`."""
-    named = METHOD_TABLE.get(name)
-    return named.algorithm or name if named else name
 
 
 def check_method(name: str, known: Collection[str]) -> None:
