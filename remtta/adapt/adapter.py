@@ -134,7 +134,7 @@ class Adapter(ObservedMethod):
         self._lock = threading.RLock()
         self._warned = False
         inside = look_inside(given)
-        guessed = preprocessing is None and not inside.is_timms and inside.front is None
+        guessed = preprocessing is None and not inside.is_timm and inside.front is None
         self.given_images = GivenImages(self.card, guessed=guessed)
 
     def __call__(self, images: Images) -> Tensor:

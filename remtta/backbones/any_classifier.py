@@ -81,7 +81,7 @@ class AnyClassifier(Backbone):
 
     @property
     def num_classes(self) -> int:
-        return super().num_classes if self._inside.is_timms else self._inside.trace.num_classes
+        return super().num_classes if self._inside.is_timm else self._inside.trace.num_classes
 
     @property
     def classifiers(self) -> Mapping[str, nn.Module]:

@@ -37,7 +37,7 @@ def backbone_of(model: nn.Module) -> Backbone:
     raise ModelError, with the reason, if it cannot be adapted.
     """
     inside = look_inside(model)
-    if inside.is_timms:
+    if inside.is_timm:
         for kind, backbone in FAMILIES.items():
             if isinstance(inside.module, kind) and not _runs_otherwise(inside.module, backbone):
                 return backbone(inside.module)

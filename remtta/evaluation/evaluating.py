@@ -35,7 +35,7 @@ from remtta.models.card import card_of, labels_of, set_labels
 from remtta.models.described import Described
 from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes, restricted_tensors
-from remtta.models.inside import is_timms
+from remtta.models.inside import is_timm_model
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import EvalOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
@@ -130,7 +130,7 @@ def _named(model: nn.Module, names: Sequence[str]) -> nn.Module:
     """
     own = labels_of(model)
     if own is None:
-        if not is_timms(model):
+        if not is_timm_model(model):
             return Described(model, labels=names)
         set_labels(model, names)
     elif list(map_classes(names, num_classes=len(own), labels=own).numbers.values()) != list(range(len(own))):

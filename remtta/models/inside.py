@@ -72,9 +72,9 @@ class Inside:
     front: Front | None = None  # the part of the wrappers that changes images, if there is one
 
     @property
-    def is_timms(self) -> bool:
+    def is_timm(self) -> bool:
         """True if it has the interface of a timm model."""
-        return is_timms(self.module) and output_of(self.given) is None
+        return is_timm_model(self.module) and output_of(self.given) is None
 
     @property
     def trace(self) -> Trace:
@@ -95,7 +95,7 @@ def look_inside(model: nn.Module) -> Inside:
         ModelError: If it is not an image classifier; the message says what to do.
     """
     outer = _unwrapped(model)
-    if is_timms(outer) and output_of(model) is None:
+    if is_timm_model(outer) and output_of(model) is None:
         return Inside(outer, model)
     trace = trace_of(model)
     module = outer.get_submodule(trace.place)
@@ -106,7 +106,7 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     """Return a model's own metadata on labels, preprocessing and origin, in the form of timm's `pretrained_cfg`."""
     inside = look_inside(model)
     config = dict(getattr(inside.module, "pretrained_cfg", None) or {})
-    if not inside.is_timms:
+    if not inside.is_timm:
         names = getattr(getattr(inside.module, "config", None), "id2label", None) or {}  # transformers'
         config |= {"input_size": (3, *inside.trace.input_size)}
         config |= {} if list(names.values())[:1] in ([], ["LABEL_0"]) else {"label_names": list(names.values())}
@@ -122,10 +122,10 @@ def config_of(model: nn.Module) -> dict[str, Any]:
 def num_classes_of(model: nn.Module) -> int:
     """Return the number of classes of a classifier, 0 for a timm model without a head."""
     inside = look_inside(model)
-    return int(inside.module.num_classes or 0) if inside.is_timms else inside.trace.num_classes  # type: ignore[arg-type]
+    return int(inside.module.num_classes or 0) if inside.is_timm else inside.trace.num_classes  # type: ignore[arg-type]
 
 
-def is_timms(model: nn.Module) -> bool:
+def is_timm_model(model: nn.Module) -> bool:
     """Return True if a model has the metadata of a timm model."""
     return hasattr(model, "pretrained_cfg") or hasattr(model, "get_classifier")
 
@@ -195,7 +195,7 @@ def _place_in(
         answers = left is returned or (logits is not None and _equal(getattr(left, "logits", left), logits))
         if takes_images and answers and len(list(layer.parameters())) == num_weights:
             changed = not _equal(entered, images)
-            if changed or is_timms(layer):
+            if changed or is_timm_model(layer):
                 return name, changed
     return "", False
 
