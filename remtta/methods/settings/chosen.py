@@ -75,7 +75,7 @@ class MethodOptions:
         """
         kind = METHOD_TABLE[self.method].config
         for name in self.shared.given:
-            if name not in used_settings(kind):
+            if name not in setting_names(kind):
                 raise UsageError(
                     f"{self.method} has no {flag_of(name)}; remtta methods {self.method} lists its settings"
                 )
@@ -126,7 +126,7 @@ class MethodsOptions:
         own, configs = self._own_settings(), {}
         used: set[str] = set()
         for name in self.methods:
-            known = used_settings(METHOD_TABLE[method_of(name)].config)
+            known = setting_names(METHOD_TABLE[method_of(name)].config)
             applying = {key: value for key, value in self.shared.given.items() if key in known}
             used |= applying.keys()
             configs[name] = method_config(method_of(name), {**applying, **own[name]}, batch_size=batch_size)
@@ -148,8 +148,8 @@ class MethodsOptions:
         return own
 
 
-def used_settings(kind: type[MethodConfig]) -> set[str]:
-    """Return the settings of a config that its method uses."""
+def setting_names(kind: type[MethodConfig]) -> set[str]:
+    """Return the names of the settings that a method uses."""
     return {each.name for each in fields(kind)} - set(kind.unused)
 
 
