@@ -24,6 +24,7 @@ from remtta.guard.observed import ObservedMethod
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.building import create
+from remtta.models.embedded import EMBEDDED
 from remtta.models.loading import load, select_device
 from remtta.models.peak_memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.models.preprocessing import preprocessing_of
@@ -131,7 +132,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
 def _model(options: BenchOptions) -> Any:
     given = options.model
     name = given.name or ""
-    if is_zero_shot(name) or given.checkpoint is not None:
+    if is_zero_shot(name) or name == EMBEDDED or given.checkpoint is not None:
         return load(given)
     kwargs = dict(given.model_kwargs)
     if given.num_classes is not None:

@@ -22,8 +22,9 @@ def delta_file(path: Path) -> Path:
     """Return the delta at a path, or in the run folder there; raise UsageError if there is none."""
     file = path / DELTA if path.is_dir() else path
     if not file.exists():
-        deltas = file.parent / "deltas"
-        hint = f"; the deltas of an evaluation are in {deltas}" if deltas.is_dir() else ""
+        found = (*file.parent.glob(f"*/{DELTA}"), *file.parent.glob("deltas/*.safetensors"))
+        below = sorted({str(each.parent) for each in found})  # of many streams, a demo or an evaluation
+        hint = f"; there are deltas in {', '.join(below)}" if below else ""
         raise UsageError(f"{file}: no such delta file{hint}")
     return file
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from os.path import isdir, isfile  # False for links in a loop, where DirEntry's methods raise
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +125,7 @@ def tree_domain(
 def _listed(title: str, folders: Mapping[str, Path], names: Sequence[str]) -> list[tuple[str, str]]:
     parts = [name.partition("/") for name in names]
     files = [(folder, os.path.join(folders.get(folder, ""), file)) for folder, _, file in parts]
-    there = [folder in folders and os.path.isfile(path) for folder, path in files]
+    there = [folder in folders and isfile(path) for folder, path in files]
     if not all(there):
         missing, first = there.count(False), names[there.index(False)]
         raise UsageError(f"{title} lacks {missing} of the image list's {len(names)} images, such as {first}")
@@ -134,7 +135,8 @@ def _listed(title: str, folders: Mapping[str, Path], names: Sequence[str]) -> li
 def _images(folder: Path) -> list[str]:
     """Return the images directly in a folder, in natural order."""
     suffixes = image_suffixes()
-    paths = [entry.path for entry in os.scandir(folder) if entry.is_file() and not entry.name.startswith(".")]
+    files = (entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False) or isfile(entry.path))
+    paths = [entry.path for entry in files if not entry.name.startswith(".")]
     return sorted((path for path in paths if has_suffix(path, suffixes)), key=natural_key)
 
 
@@ -148,7 +150,7 @@ def _first_with_images(root: Path) -> Path | None:
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:
-    names = [entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith(".")]
+    names = [entry.name for entry in os.scandir(folder) if isdir(entry.path) and not entry.name.startswith(".")]
     return {name: folder / name for name in sorted(names, key=natural_key)}
 
 

@@ -48,5 +48,6 @@ def write_peft(adapted: AdaptedModel, folder: Path) -> None:
                     parameter
                 )
     tuned.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # a form to fill in
     again = peft.PeftModel.from_pretrained(base, str(folder)).eval()
     adapted.check("PEFT", again)

@@ -179,8 +179,8 @@ def describe(event: Mapping[str, Any]) -> str:
     kind, numbers = event["event"], ""
     if kind == "expired":
         return (
-            f"the estimated accuracy of the last frames is {100 * event['estimate']:.0f} %, below "
-            f"{100 * event['expire_below']:.0f} %: train the model again"
+            f"the estimated accuracy of the last frames is {100 * event['estimate']:.1f} %, below "
+            f"{100 * event['expire_below']:g} %: train the model again"
         )
     if "gap" in event:
         gap, side = event["gap"], "above" if event["gap"] > 0 else "below"

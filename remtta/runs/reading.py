@@ -31,7 +31,11 @@ def reading(place: Path) -> Iterator[None]:
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows of a JSON Lines file such as `predictions.jsonl`; raise RemttaError if a line is damaged."""
+    """Yield the rows of a JSON Lines file such as `predictions.jsonl`, without a last one that is not complete yet.
+
+    Raises:
+        RemttaError: If another line is damaged.
+    """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -39,6 +43,8 @@ def read_rows(path: Path) -> Iterator[Row]:
                 if not isinstance(row, dict):
                     raise ValueError("it is not a JSON object")
             except (ValueError, RecursionError) as error:
+                if not line.endswith(b"\n"):
+                    return
                 raise RemttaError(f"{path}, line {number} is damaged: {error}") from error
             yield row
 

@@ -55,6 +55,8 @@ def notes(results: Mapping[str, Any]) -> list[str]:
         "±": f"± standard deviation over {num_seeds} seeds",
     }
     entries = [text for sign, text in meanings.items() if sign in cells]
+    if start := results["settings"].get("start_delta"):
+        entries.append(f"all methods, source included, start from {start['path']}")
     return [*entries, "SE standard error of the mean, by the number of images"]
 
 

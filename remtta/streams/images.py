@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from remtta.errors import FrameError
+from remtta.errors import FrameError, UsageError
 from remtta.options.stream import Sort
 from remtta.streams.decoding_budget import Share, current_share
 from remtta.streams.pillow import load_plugins, opened
@@ -59,14 +59,20 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, left_out: Co
     hidden files, such as the `._x.jpg` that macOS leaves beside a picture.
 
     Args:
-        left_out: Counts the other files, by their suffix, or as "hidden" or "no file".
+        left_out: Counts the other files, by their suffix, or as "hidden", "no file" or "unreadable folder".
+
+    Raises:
+        UsageError: If the folder itself cannot be read.
     """
-
-    def report(error: OSError) -> None:
-        _log.warning("skipping the folder %s: %s", error.filename, error.strerror)
-
     found: list[Path] = []
     others: Counter[str] = Counter() if left_out is None else left_out
+
+    def report(error: OSError) -> None:
+        if error.filename == str(folder):
+            raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
+        _log.warning("skipping the folder %s: %s", error.filename, error.strerror)
+        others["unreadable folder"] += 1
+
     walked = {os.path.realpath(folder)}
     for root, below, names in os.walk(folder, onerror=report, followlinks=True):
         for name in names:
@@ -141,6 +147,8 @@ def load_image(path: Path) -> Image.Image:
         raise FrameError(f"too large: {error}") from error
     except FileNotFoundError as error:
         raise FrameError("no such file") from error
+    except PermissionError as error:
+        raise FrameError("permission denied") from error
     except Exception as error:  # Pillow's decoders raise many types on damaged data
         raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
 

@@ -97,6 +97,8 @@ def test_a_convolutional_model_is_measured() -> None:
         ModelOptions("test_resnet", input_size=(64, 96)), batch_size=2, repeats=1, memory=False, subjects=("rem",)
     )
     assert [each.subject for each in run_bench(options)] == [FORWARD, "rem"]
+    embedded = replace(options, model=ModelOptions("remtta-demo"))
+    assert [each.subject for each in run_bench(embedded)] == [FORWARD, "rem"]
 
 
 def test_zero_shot_models_are_measured_with_imagenets_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,7 @@ def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(
     settings = json_of(tmp_path / "b" / "results.json")["settings"]
     assert (settings["start_delta"]["updates"], settings["options"]["reset_every"]) == (2, 4)
     assert [row["update"] for row in rows_of(tmp_path / "b")] == [2] * 4 + [0] * 3
+    assert f"all methods, source included, start from {delta}" in (tmp_path / "b" / "table.md").read_text()
 
 
 def test_one_table_takes_a_method_with_several_settings(

@@ -228,9 +228,11 @@ def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
         load_delta(tmp_path)
 
 
-def test_the_folder_of_an_evaluation_tells_where_its_deltas_are(tmp_path: Path) -> None:
-    (tmp_path / "deltas").mkdir()
-    with pytest.raises(UsageError, match=r"no such delta file; the deltas of an evaluation are in .*deltas$"):
+@pytest.mark.parametrize("name", ["deltas/rem_seed0.safetensors", "yard/delta.safetensors"])
+def test_a_folder_of_several_runs_tells_where_their_deltas_are(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).touch()
+    with pytest.raises(UsageError, match=rf"no such delta file; there are deltas in {(tmp_path / name).parent}$"):
         load_delta(tmp_path)
 
 

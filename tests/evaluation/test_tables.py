@@ -47,7 +47,7 @@ def results_of(tmp_path: Path, *rows: list[dict[str, Any]], num_classes: int = 1
     runs = list(dict.fromkeys((row["method"], row["seed"]) for own in rows for row in own))
     records = [{**RUN, "method": method, "seed": seed} for method, seed in runs]
     domains = list(dict.fromkeys(row["domain"] for own in rows for row in own))
-    return {"methods": summarise(tally_rows(path), records, domains, num_classes)}
+    return {"settings": {}, "methods": summarise(tally_rows(path), records, domains, num_classes)}
 
 
 def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> None:

@@ -139,6 +139,8 @@ def test_a_line_that_is_no_row_is_named(tmp_path: Path) -> None:
     path.write_bytes(b'{"index": 0}\n[1]\n')
     with pytest.raises(RemttaError, match="line 2 is damaged: it is not a JSON object"):
         list(read_rows(path))
+    path.write_bytes(b'{"index": 0}\n{"ind')  # the last one is still being written
+    assert list(read_rows(path)) == [{"index": 0}]
 
 
 def test_memory_is_no_matter_for_methods_that_train_no_weights(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image, _imaging
 
-from remtta.errors import FrameError
+from remtta.errors import FrameError, UsageError
 from remtta.streams import pillow
-from remtta.streams.images import load_image
+from remtta.streams.images import list_files, load_image
 from remtta.streams.pillow import load_plugins
 from remtta.streams.sources import open_stream
 from tests.command import remtta_here
@@ -130,3 +133,17 @@ def test_what_was_left_out_of_a_folder_is_reported_and_recorded(
     [line] = [line for line in capfd.readouterr().err.splitlines() if line.startswith("ignored files")]
     assert line.startswith(f"ignored files in {frames}: 2 ")
     assert set(line.split(": ")[1].split(", ")) == {f"{count} {what}" for what, count in left_out.items()}
+
+
+def test_a_folder_that_cannot_be_read_is_counted_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def scan(place: str) -> Any:
+        if str(place).endswith("locked"):  # the tests may run as root, who may read everything
+            raise PermissionError(13, "Permission denied", str(place))
+        return scandir(place)
+
+    scandir, left_out = os.scandir, Counter[str]()
+    monkeypatch.setattr(os, "scandir", scan)
+    (tmp_path / "locked").mkdir()
+    assert list_files(tmp_path, {".png"}, "name", left_out) == [] and left_out == {"unreadable folder": 1}
+    with pytest.raises(UsageError, match="locked cannot be read: Permission denied"):
+        list_files(tmp_path / "locked", {".png"}, "name")
