@@ -68,7 +68,7 @@ def check_can_hold(folder: Path, what: str, option: str) -> None:
     if not nearest.is_dir():
         raise UsageError(f"{nearest} is a file, so {folder} cannot be {what}; choose another {option}")
     if not os.access(nearest, os.W_OK | os.X_OK):
-        raise OutputError(f"{nearest} is not writable; choose another {option}")
+        raise OutputError(f"{nearest} is not writable; make it so, or choose another {option}")
 
 
 def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_by_then: Path | None = None) -> None:

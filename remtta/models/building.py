@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError
+from remtta.models.embedded import EMBEDDED
 from remtta.models.huggingface import build_folder, transformers_folder
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
@@ -100,7 +101,7 @@ def _check_name(name: str) -> None:
     models = timm.list_models()
     if ":" not in name and name.partition(".")[0] not in models:
         like = [each for each in models if each.startswith(name)][:_MAX_NAMED]
-        like = like or difflib.get_close_matches(name, models, n=_MAX_NAMED, cutoff=_MIN_LIKE)
+        like = like or difflib.get_close_matches(name, [*models, EMBEDDED], n=_MAX_NAMED, cutoff=_MIN_LIKE)
         hint = f"did you mean {', '.join(like)}?" if like else "remtta models lists the families that can be adapted"
         if "/" in name:
             hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"

@@ -79,7 +79,11 @@ class MethodConfig:
     lr: Annotated[
         Positive,
         Option(
-            "Learning rate.", default="rem 0.001, remtta and light 0.01", panel="Method", common=True, more="methods.md"
+            "Learning rate.",
+            default="rem 0.001, remtta and light 0.01, or less for fewer than 20 images per batch",
+            panel="Method",
+            common=True,
+            more="methods.md",
         ),
     ] = 1e-3
     optimizer: Annotated[Optimizer, Option("Optimizer, without weight decay.", default="rem adam", panel="Method")] = (
