@@ -132,16 +132,7 @@ _SIX = "gaussian_noise,defocus_blur,fog,brightness,contrast,jpeg_compression"
 
 TABLES = {
     "imagenet": Table(
-        "ImageNet photographs, fifteen corruptions",
-        {
-            f"{name}, severity {level}": _on_corruptions(name, level, 50, SHORT)
-            for name in ("vit", "deit")
-            for level in (3, 5)
-        },
-        ["photographs_c"],
-    ),
-    "long": Table(
-        "Longer streams: 650 photographs of each corruption",
+        "ImageNet photographs, fifteen corruptions, 650 of each",
         {
             f"{name}, severity {level}": _on_corruptions(name, level, 50, SHORT, "--limit 650")
             for name in ("vit", "deit")

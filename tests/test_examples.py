@@ -340,10 +340,10 @@ def test_a_reader_that_has_seen_enough_of_the_pipeline_is_no_failure(tmp_path: P
 
 
 README_ROWS = {
-    "ViT-Ti, ImageNet photographs, 3": ("long", "vit, severity 3"),
-    "ViT-Ti, ImageNet photographs, 5": ("long", "vit, severity 5"),
-    "DeiT-Ti, ImageNet photographs, 3": ("long", "deit, severity 3"),
-    "DeiT-Ti, ImageNet photographs, 5": ("long", "deit, severity 5"),
+    "ViT-Ti, ImageNet photographs, 3": ("imagenet", "vit, severity 3"),
+    "ViT-Ti, ImageNet photographs, 5": ("imagenet", "vit, severity 5"),
+    "DeiT-Ti, ImageNet photographs, 3": ("imagenet", "deit, severity 3"),
+    "DeiT-Ti, ImageNet photographs, 5": ("imagenet", "deit, severity 5"),
     "EfficientNet-Lite0, ImageNet photographs, 5": ("convolutional", "severity 5"),
     "ViT-Ti, photographs to paintings, cartoons, sketches (PACS)": ("pacs", "vit"),
     "EfficientNet-Lite0, the same": ("pacs", "lite"),
