@@ -55,8 +55,10 @@ def read_text(path: str | Path, option: str) -> str:
     """Return the text of a file that an option names; raise UsageError if it cannot be read as UTF-8."""
     try:
         return Path(path).read_text("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{option}: {path} cannot be read as UTF-8 text: {error}") from error
+    except OSError as error:
+        raise UsageError(f"{option}: {path} cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{option}: {path} is not UTF-8 text: {error}") from error
 
 
 def check_can_hold(folder: Path, what: str, option: str) -> None:

@@ -298,7 +298,7 @@ def test_a_list_has_names_and_addresses_in_its_order(tmp_path: Path) -> None:
         (b"site.json=secret", "line 1: a name has at most 64"),
         (b"a=1\n\nA=secret\n", "line 3: there is a stream called A already"),
         (b"a=-\n", "a cannot be standard input"),
-        (b"\xff\xfe\x00", "cannot be read as UTF-8 text"),
+        (b"\xff\xfe\x00", "is not UTF-8 text"),
     ],
 )
 def test_other_lists_are_refused_in_a_line_that_tells_no_address(content: bytes, problem: str, tmp_path: Path) -> None:
