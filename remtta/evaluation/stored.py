@@ -206,4 +206,8 @@ def _entries(file: Path) -> list[tuple[str, str]]:
     bad = next((image for image, _, label in entries if not (image.strip() and label.strip())), None)
     if bad is not None or not entries:
         raise UsageError(f'--labels-file: {file} needs lines such as frames/1.png,3, got "{bad or ""}"')
-    return [(image.strip(), label.strip()) for image, _, label in entries]
+    pairs = [(image.strip(), label.strip()) for image, _, label in entries]
+    last = dict(pairs)
+    if twice := next((image for image, label in pairs if last[image] != label), None):
+        raise UsageError(f"--labels-file: {file} lists {twice} with two classes")
+    return pairs

@@ -193,6 +193,7 @@ def test_the_report_says_how_a_list_names_its_classes(tmp_path: Path) -> None:
         ("", "needs lines such as"),
         ("0.png,77\n", 'the model has no class "77"'),
         ("0.png,twice\n", 'the model has no class "twice".* has a comma, separate'),
+        ("0.png,1\n0.png,2\n", "lists 0.png with two classes"),
         ("1.png,1\n2.png,1\n", "2 images of .* are missing, such as .*1.png"),
     ],
 )
