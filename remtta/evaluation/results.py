@@ -88,7 +88,7 @@ def _one_seed(
         },
         **{name: value for name, value in together.items() if name not in ("error", "top5_error", "images")},
     }
-    if ranked and "top5_error" in together:
+    if ranked:
         content["top5_error"] = {domain: summary["top5_error"] for domain, summary in domains.items()}
         content["top5"] = mean_and_std(list(content["top5_error"].values()))[0]
     content |= {phase: _errors(phases[phase]) for phase in AGAIN if phase in phases}
@@ -105,7 +105,7 @@ def _errors(outcomes: Outcomes) -> dict[str, Any]:
 def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     first = seeds[0]
     content = _by_domain_over_seeds(seeds, "error")
-    if all("top5_error" in seed for seed in seeds):
+    if "top5_error" in first:
         content["top5_error"] = _by_domain_over_seeds(seeds, "top5_error")["top5_error"]
     for name in _AVERAGED:
         if all(name in seed for seed in seeds):

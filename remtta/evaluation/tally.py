@@ -35,8 +35,7 @@ class Tally:
         bins: For each calibration bin, the number of predictions, the sum of their confidences, and the number of
             correct ones. Bins are of equal width, closed below and open above; confidences of exactly 1 have a bin of
             their own, as in torchmetrics.
-        ranks: Number of rows with the true class's rank (version 0.1.0 did not write it), and of those beyond the top
-            five.
+        beyond: Number of rows whose true class is not among the top five, in an array of one.
         distances: Number of rows with masked views, and the sum of their distances from the plain view.
         entropies: The sum of the entropies of each view.
     """
@@ -46,7 +45,7 @@ class Tally:
     pairs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     times: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     bins: np.ndarray = field(default_factory=lambda: np.zeros((ECE_BINS + 1, 3)))
-    ranks: np.ndarray = field(default_factory=lambda: np.zeros(2, np.int64))
+    beyond: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
     distances: np.ndarray = field(default_factory=lambda: np.zeros(2))
     entropies: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
@@ -63,7 +62,6 @@ class Tally:
         pairs, times = np.unique((truths << 32) + predicted, return_counts=True)
         confidence, right = np.array([row["prob"] for row in rows], np.float32), truths == predicted
         places = np.searchsorted(_EDGES, confidence, side="right") - 1
-        ranks = [row["rank_true"] for row in rows if "rank_true" in row]
         viewed = [row for row in rows if "tvd" in row]
         return cls(
             num_predictions=np.bincount(images).astype(np.int32),
@@ -71,7 +69,7 @@ class Tally:
             pairs=pairs,
             times=times,
             bins=np.stack([np.bincount(places, each, ECE_BINS + 1) for each in (None, confidence, right)], axis=1),
-            ranks=np.array([len(ranks), sum(rank > TOP for rank in ranks)]),
+            beyond=np.array([sum(row["rank_true"] > TOP for row in rows)]),
             distances=np.array([len(viewed), sum(row["tvd"] for row in viewed)]),
             entropies=np.array([sum(view) for view in zip(*(row["entropies"] for row in viewed), strict=True)]),
         )
@@ -98,10 +96,9 @@ class Tally:
         return 100 * int(self.wrong.sum()) / len(self)
 
     @property
-    def top5_error(self) -> float | None:
-        """Top-5 error in percent; None unless every row has the true class's rank."""
-        num_ranked, beyond = self.ranks.tolist()
-        return 100 * beyond / len(self) if num_ranked == len(self) else None
+    def top5_error(self) -> float:
+        """Top-5 error in percent."""
+        return 100 * int(self.beyond[0]) / len(self)
 
     @property
     def confusion(self) -> np.ndarray:
@@ -135,7 +132,7 @@ class Tally:
         summary: dict[str, Any] = {
             "images": len(self),
             "error": self.error,
-            **({} if self.top5_error is None else {"top5_error": self.top5_error}),
+            "top5_error": self.top5_error,
             "ece": self.calibration_error,
             "diversity": diversity(counts_by(predicted, times)[1]),
         }

@@ -17,7 +17,8 @@ from remtta.evaluation.tally import Tally, diversity, image_name, tally_rows
 
 
 def row_of(prob: float, right: bool, predicted: int = 3, **more: Any) -> dict[str, Any]:
-    return {"source": "a/1.png", "prob": prob, "class": predicted, "label_true": predicted if right else 4} | more
+    truth = predicted if right else 4
+    return {"source": "a/1.png", "prob": prob, "class": predicted, "label_true": truth, "rank_true": 1} | more
 
 
 def test_the_calibration_error_follows_its_definition() -> None:
@@ -53,15 +54,13 @@ def test_diversity() -> None:
 # --- Standard errors -------------------------------------------------------------------------------------------------
 
 NUMBERS: dict[str, int] = {}
+RIGHT = {"label_true": 1, "rank_true": 1, "prob": 0.5}
 
 
 def tally(right: str, names: Sequence[str] | None = None) -> Tally:
     """Return a tally with one prediction per character: 1 is right, 0 wrong."""
     names = names or [f"image {place}" for place in range(len(right))]
-    rows = [
-        {"source": name, "class": int(sign), "label_true": 1, "prob": 0.5}
-        for name, sign in zip(names, right, strict=True)
-    ]
+    rows = [{"source": name, "class": int(sign), **RIGHT} for name, sign in zip(names, right, strict=True)]
     return Tally.of(rows, NUMBERS)
 
 
@@ -99,7 +98,7 @@ def test_images_that_only_one_method_could_read_are_left_out() -> None:
 def test_an_image_has_one_name_in_all_corruptions_and_one_number_in_all_severities(tmp_path: Path) -> None:
     assert image_name("c/fog/5/class_a/1.png") == image_name("c/snow/3/class_a/1.png") == "class_a/1.png"
     assert image_name(r"c\fog\5\class_a\1.png") == "class_a/1.png"
-    common = {"method": "source", "seed": 0, "phase": "adapt", "domain": "fog", "label_true": 1, "prob": 0.5}
+    common = {"method": "source", "seed": 0, "phase": "adapt", "domain": "fog", **RIGHT}
     num_predictions = {4: {"40001": 0, "40000": 1, "40003": 0}, 1: {"1": 0, "0": 1}}
     rows = [
         common | {"severity": severity, "source": f"c/fog.npy[{row}]", "class": right}
@@ -116,7 +115,7 @@ def test_an_image_has_one_name_in_all_corruptions_and_one_number_in_all_severiti
 
 @pytest.mark.parametrize("by_path", [False, True])
 def test_images_of_a_list_may_have_the_same_names_in_several_folders(by_path: bool, tmp_path: Path) -> None:
-    common = {"method": "source", "seed": 0, "phase": "adapt", "domain": "list", "label_true": 1, "prob": 0.5}
+    common = {"method": "source", "seed": 0, "phase": "adapt", "domain": "list", **RIGHT}
     rows = [common | {"source": f"{camera}/frames/1.png", "class": number} for number, camera in enumerate("ab")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     own = tally_rows(tmp_path / "rows.jsonl", by_path=by_path)["source", 0]["adapt"]["list", None]

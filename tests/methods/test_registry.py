@@ -327,11 +327,6 @@ def test_a_setting_of_another_type_is_refused(method: str, pair: str, told: str)
     assert str(caught.value) == told
 
 
-def test_an_unknown_method_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown method"):
-        build_method("tenth", tiny_vit())
-
-
 # --- The pull towards the source weights -----------------------------------------------------------------------------
 
 
