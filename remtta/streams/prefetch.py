@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import queue
 import threading
@@ -20,7 +21,7 @@ from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame, Gap
 
 _POLL_S = 0.1
-_GOODBYE_S = 0.3  # longer than a poll
+_GOODBYE_S, _LAST_GOODBYE_S = 0.3, 3.0  # longer than a poll; than reading a frame of a video with a large stride
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ def prefetch(
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
         reader.join(_GOODBYE_S)  # OpenCV aborts a process that ends in the middle of a call
+        if reader.is_alive():
+            atexit.register(reader.join, _LAST_GOODBYE_S)
 
 
 def _read(

@@ -35,11 +35,7 @@ def _errors() -> list[Any]:
         (["adapt", "frames", *tiny, "--delta", "tiny.safetensors"], 4, "not a remtta delta"),
         (["adapt", "frames", *tiny, "--lr", "0.1", "--set", "lr=0.2"], 2, "--lr and --set lr=... are both given"),
         (["adapt", "frames", *tiny, "--set", "lrr=1"], 2, 'unknown setting of remtta "lrr"; did you mean lr?'),
-        (
-            ["adapt", "frames", *tiny, "--input-size", "33"],
-            2,
-            "--input-size 33 is no multiple of the patch size 4; choose 32 or 36",
-        ),
+        (["adapt", "frames", *tiny, "--input-size", "33"], 2, "33 is no multiple of the patch size 4; choose 32 or 36"),
         (["adapt", "frames", *tiny[:-1], "."], 2, ".: a folder; name the file in it"),
         (["adapt", "frames", *other], 4, "the file has 7 classes: see --num-classes"),
         (["apply", "tiny.safetensors", "-o", "out.pth"], 2, "must end in .safetensors"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import itertools
 import random
 import threading
@@ -165,8 +166,9 @@ def test_no_frame_is_read_before_it_is_wanted() -> None:
     assert list(frames) == []
 
 
-def test_wait_may_stop_a_stream_that_has_no_frame() -> None:
-    released = threading.Event()
+def test_wait_may_stop_a_stream_that_has_no_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    released, at_exit = threading.Event(), []
+    monkeypatch.setattr(atexit, "register", lambda *call: at_exit.append(call))
 
     def silent() -> Iterator[Frame]:
         released.wait(10)
@@ -177,6 +179,9 @@ def test_wait_may_stop_a_stream_that_has_no_frame() -> None:
             list(prefetch(silent(), to_tensor, ahead=4, wait=raise_after(2)))
     finally:
         released.set()
+    ((join, seconds),) = at_exit  # the reader is still in a call
+    join(seconds)
+    assert not join.__self__.is_alive()
 
 
 def test_the_stream_is_read_in_the_context_of_its_user() -> None:
