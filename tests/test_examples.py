@@ -359,3 +359,29 @@ def test_readme_has_the_figures_of_an_evaluation(start: str) -> None:
     (row,) = re.findall(rf"^\| {re.escape(start)} \|(.*)\|$", (DOCS.parent / "README.md").read_text(), re.MULTILINE)
     errors = [cell.strip(" *") for cell in row.split("|")]
     assert errors == [f"{methods[name]['error']:.1f}" for name in ("source", "fast", "light", "remtta")]
+
+
+@pytest.mark.parametrize(
+    ("start", "table", "methods", "case", "digits"),
+    [
+        ("## ImageNet photographs", "imagenet", "source rem fast light remtta", "{}", 1),
+        ("**Batch sizes.**", "convolutional", "norm fast light remtta", "batch {}", 0),
+    ],
+)
+def test_the_results_have_the_figures_of_the_evaluations(
+    start: str, table: str, methods: str, case: str, digits: int
+) -> None:
+    def told(row: dict[str, Any]) -> str:
+        if row["worst"] is None:
+            return f"{row['error']:.1f}"
+        worst = f"{row['worst']:+.{digits}f}" if row["worst"] else f"{0:.{digits}f}"
+        return f"{row['error']:.1f}: {row['gain']:.1f} ± {row['gain_se']:.1f} ({worst}, {row['worse']})"
+
+    figures = json.loads((DOCS / "figures.json").read_text())[table]
+    page = (DOCS / "results.md").read_text().partition(start)[2]
+    _, _, *rows = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)[0].splitlines()  # type: ignore[index]
+    assert len(rows) == 4
+    for line in rows:
+        name, *cells = (cell.strip(" *") for cell in line.strip("|").split("|"))
+        own = figures[case.format(re.sub("(ViT|DeiT)-Ti", lambda found: found[1].lower(), name))]["methods"]
+        assert cells == [told(own[method]) for method in methods.split()]
