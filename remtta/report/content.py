@@ -111,7 +111,8 @@ def _differing(row: Row) -> str:
 
 
 def _captioned(row: Row, caption: str) -> str:
-    return f"{row['index']}, {Path(row['source']).name}. {caption}"
+    place = Path(*Path(row["source"]).parts[-2:])  # files of several folders often share their names
+    return f"{row['index']}, {place}. {caption}"
 
 
 def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str]:
