@@ -368,9 +368,7 @@ def test_readme_has_the_figures_of_an_evaluation(start: str) -> None:
         ("**Batch sizes.**", "convolutional", "norm fast light remtta", "batch {}", 0),
     ],
 )
-def test_the_results_have_the_figures_of_the_evaluations(
-    start: str, table: str, methods: str, case: str, digits: int
-) -> None:
+def test_results_have_the_figures_of_evaluations(start: str, table: str, methods: str, case: str, digits: int) -> None:
     def told(row: dict[str, Any]) -> str:
         if row["worst"] is None:
             return f"{row['error']:.1f}"

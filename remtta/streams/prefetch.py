@@ -21,7 +21,8 @@ from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame, Gap
 
 _POLL_S = 0.1
-_GOODBYE_S, _LAST_GOODBYE_S = 0.3, 3.0  # longer than a poll; than reading a frame of a video with a large stride
+_GOODBYE_S = 0.3  # longer than a poll
+_EXIT_S = 3.0  # longer than reading one frame of a video with a large stride
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def prefetch(
         pool.shutdown(wait=False, cancel_futures=True)
         reader.join(_GOODBYE_S)  # OpenCV aborts a process that ends in the middle of a call
         if reader.is_alive():
-            atexit.register(reader.join, _LAST_GOODBYE_S)
+            atexit.register(reader.join, _EXIT_S)
 
 
 def _read(
