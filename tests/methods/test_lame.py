@@ -7,12 +7,7 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.lame import (
-    LAME,
-    LAMEConfig,
-    laplacian_correction,
-    neighbour_affinity,
-)
+from remtta.methods.lame import LAME, LAMEConfig, laplacian_correction, neighbour_affinity
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
 

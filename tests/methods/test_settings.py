@@ -69,12 +69,7 @@ def test_mask_ratios_may_come_as_any_sequence_of_numbers() -> None:
 def test_records_name_only_settings_that_the_method_uses() -> None:
     assert method_config("rem", {}, batch_size=50).used()["mask_ratios"] == [0.0, 0.1, 0.2]
     fast = method_config("fast", {}, batch_size=50)
-    assert fast.used() == {
-        "episodic": False,
-        "bn": "recent",
-        "bn_prior": None,
-        "precision": "auto",
-    }
+    assert fast.used() == {"episodic": False, "bn": "recent", "bn_prior": None, "precision": "auto"}
 
 
 _START = "mask ratios must start with 0 and name at least one masked view, got "
