@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
 
 from remtta.adapt.given_images import GivenImages, Images
-from remtta.adapt.planning import Setup, own_guard, set_up
+from remtta.adapt.planning import Setup, own_guard, set_up, warn_of_change
 from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import UsageError
 from remtta.guard.judge import log_event
 from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import Answers
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, check_method, method_config
-from remtta.methods.settings.base import Optimizer, Precision
+from remtta.methods.settings.base import BatchNorms, Optimizer, Precision
 from remtta.methods.settings.rem_config import Masking
 from remtta.models.card import card_of, checked_labels
 from remtta.models.described import Described, Output
-from remtta.models.inside import look_inside
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
 from remtta.options.guard_options import Action, Answer
@@ -33,7 +33,7 @@ from remtta.runs.record import delta_of, used_settings
 from remtta.runs.states import load_whole
 
 _FROZEN, _FRAMES = "frozen", "frames"
-_FIRST: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # hash of each model at its first adapter
+_USERS: WeakKeyDictionary[nn.Module, ReferenceType[Adapter]] = WeakKeyDictionary()  # last adapter of each model
 
 _log = logging.getLogger("remtta")
 
@@ -44,14 +44,22 @@ class Settings(TypedDict, total=False):
     lr: float
     optimizer: Optimizer
     momentum: float
+    nesterov: bool
     steps: int
     anchor: float | str
+    episodic: bool
+    centre: bool
     micro_batch: int
+    adapt_every: int
     adapt_layers: str
+    bn: BatchNorms
+    bn_prior: float
     precision: Precision
     mask_ratios: tuple[float, ...]
+    consistency_weight: float
     ranking_weight: float
     margin: float
+    confident_below: float
     masking: Masking
 
 
@@ -62,7 +70,8 @@ class Adapter(ObservedMethod):
         probs = adapter(images)  # (B, C); predicts, then learns
 
     It may be called from any number of threads and serves one at a time. The model belongs to it: nothing else, and no
-    other adapter, may use the model, as its weights change in place and are the source's at times.
+    other adapter, may use the model, as its weights change in place and are the source's at times. If an error ends a
+    call, the adapted weights are those before or after its update, and its images may count in the centring.
 
     Attributes:
         card: The model's preprocessing, labels and number of classes.
@@ -78,7 +87,7 @@ class Adapter(ObservedMethod):
         patch_size: Height and width of the patches that masks hide, in pixels; None to choose by the model.
         preprocessing: How pictures become inputs; None for the model's own, or else ImageNet's.
         labels: Class names; None for the model's own.
-        guard: What the guard does against harm, "rollback", "warn" or "off"; None for the method's default.
+        guard: What the guard does against harm; None for the method's default. "stop" is for runs.
         answer: Which model answers; None for the method's default.
         smooth: "auto" if calls and frames come in order, as on video.
         delta: Adapted weights to start from.
@@ -112,11 +121,7 @@ class Adapter(ObservedMethod):
         check_method(method, METHOD_TABLE)
         given = Described(model, output, patch_size, preprocessing, labels)
         self.card = card_of(given)
-        if _FIRST.setdefault(model, self.card.sha256) != self.card.sha256:
-            _log.warning(
-                "the model's weights have changed since its first Adapter; this one starts from them as they are now "
-                "(the first one's reset() restores its own)"
-            )
+        warn_of_change(model, self.card)
         if labels is not None:
             checked_labels(labels, self.card)
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
@@ -132,10 +137,10 @@ class Adapter(ObservedMethod):
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
         self._frames = delta.frames if delta else 0  # learned by the weights as they are
         self._lock = threading.RLock()
+        self._model = model
+        _USERS[model] = ref(self)
         self._warned = False
-        inside = look_inside(given)
-        guessed = preprocessing is None and not inside.is_timm and inside.front is None
-        self.given_images = GivenImages(self.card, guessed=guessed)
+        self.given_images = GivenImages(self.card)
 
     def __call__(self, images: Images) -> Tensor:
         """Predict images, then learn from them; return class probabilities (B, C), on the CPU.
@@ -144,7 +149,7 @@ class Adapter(ObservedMethod):
             ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
         """
         pixels = self.given_images.inputs(images)
-        with self._lock, torch.autocast(self.card.device.type, enabled=False):  # precision is a setting
+        with self._alone():
             self.method.net.check(pixels)  # before the batch counts for adapt_every
             fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)
             answers = self.predict(pixels, fit, left_out=self.left_out(fit) is not None)
@@ -153,7 +158,7 @@ class Adapter(ObservedMethod):
         return answers.logits.float().softmax(-1).cpu()
 
     def predict(self, images: Tensor, *args: Any, **how: Any) -> Answers:
-        """Do as `ObservedMethod.predict`, and count the frames that were learned."""
+        """Do as `ObservedMethod.predict`, for `stream`, and count the frames that were learned."""
         if self.config.episodic:
             self._frames = 0
         before = 0 if self.config.episodic else self.method.num_updates
@@ -165,21 +170,34 @@ class Adapter(ObservedMethod):
 
     def in_turn(self, work: Callable[[], None]) -> None:
         """Call `work` while no other thread uses the model."""
-        with self._lock, torch.autocast(self.card.device.type, enabled=False):
+        with self._alone():
             work()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Use the model while no other thread does, in the configured precision; raise UsageError if it is not ours."""
+        with self._lock, torch.autocast(self.card.device.type, enabled=False):
+            if _USERS[self._model]() is not self:
+                raise UsageError(
+                    "a later Adapter was made of the same model, and two cannot share one; give each its own, such as "
+                    "copy.deepcopy(model)"
+                )
+            yield
 
     def freeze(self) -> None:
         """Only predict from now on, with the weights as they are; batch norms still normalise by each call's images."""
         self.frozen = True
 
     def reset(self) -> None:
-        """Go back to the source weights, exactly; a frozen adapter stays frozen."""
+        """Go back to the source weights, exactly, in the same stream: the guard remembers its alarms, and an adapter
+        that is frozen or retired stays so.
+        """
         with self._lock:
             super().reset()
             self._frames = 0
 
     def restart(self) -> None:
-        """Go back to the source weights for another stream, of which nothing is known yet."""
+        """Go back to the source weights for another stream, of which nothing is known yet; only `frozen` stays."""
         with self._lock:
             super().restart()
             self._frames = 0

@@ -12,13 +12,14 @@ from PIL import Image
 
 from remtta.adapt.adapter import Adapter
 from remtta.engines.interrupts import Interrupts
+from remtta.errors import UsageError
 from remtta.runs.batch import BatchResult
 from remtta.runs.budget import FitFrames
 from remtta.runs.place import Place
 from remtta.runs.session import Listener, Session
 from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
-from remtta.streams.sources import Source, Stream, open_stream
+from remtta.streams.sources import Source, Stream, check_not_empty, open_stream
 
 _log = logging.getLogger("remtta")
 
@@ -35,6 +36,7 @@ class Result:
         probs: Class probabilities (C,).
         labels: Class names, if known.
         adapted: Whether the frame entered an update, or will with the rest of its batch.
+        frame: The decoded frame, which `image` shows.
     """
 
     index: int
@@ -78,7 +80,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
     """Predict a stream's frames and learn from them; yield a result per frame, batch after batch.
 
     Frames of a camera or network stream that have waited 2 seconds for a full batch are yielded before it. Frames that
-    cannot be read are left out, with a warning. Black and repeated frames are not learned from.
+    cannot be read are left out, with a warning. Black and repeated frames of videos and cameras are not learned from.
 
     Args:
         source: A stream, anything that `open_stream` takes, or the number of a camera.
@@ -86,8 +88,10 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
 
     Raises:
         UsageError: If there is no such source.
-        StreamError: If it fails.
+        StreamError: If it fails, or has no frames (left).
     """
+    if not isinstance(adapter, Adapter):
+        raise UsageError(f"stream needs a remtta.Adapter, got {type(adapter).__name__}")
     adapter.given_images.warn_of_guess()
     opened = source if isinstance(source, Stream) else open_stream(source)
     batches, listener = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
@@ -106,6 +110,8 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         for batch in batches.of(decoded):
             session.run([batch])
             yield from listener.results
+    if place.frames == 0:
+        check_not_empty(opened)
 
 
 class _FrameResults(Listener):

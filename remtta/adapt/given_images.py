@@ -8,14 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor
 
 from remtta.backbones.backbone import check_images
 from remtta.models.card import ModelCard
+from remtta.streams.images import to_rgb
 
-Images = Tensor | Sequence[Image.Image | np.ndarray]
-"""Preprocessed float32 or raw uint8 images (B, 3, H, W) of the model's size; or pictures, RGB or gray, of any size."""
+Images = Tensor | np.ndarray | Sequence[Image.Image | np.ndarray]
+"""Preprocessed float32 or raw uint8 images (B, 3, H, W) of the model's size; or pictures of any size: Pillow's,
+or uint8 arrays (H, W, 3) in RGB or (H, W) in gray."""
 
 _FAR = 30  # times the largest value of a preprocessed image
 
@@ -23,15 +25,10 @@ _log = logging.getLogger("remtta")
 
 
 class GivenImages:
-    """Turns images into a model's inputs, and warns once of values and preprocessing that are probably wrong.
+    """Turns images into inputs of the model with this card, and warns once of what is probably wrong with them."""
 
-    Args:
-        card: The model's card.
-        guessed: Whether its preprocessing is a guess.
-    """
-
-    def __init__(self, card: ModelCard, *, guessed: bool) -> None:
-        self._card, self._guessed, self._warned = card, guessed, False
+    def __init__(self, card: ModelCard) -> None:
+        self._card, self._warned = card, {"guess": False, "range": False}
 
     def inputs(self, images: Images) -> Tensor:
         """Return inputs (B, 3, H, W), on the model's device; raise ValueError if they are not finite images."""
@@ -50,27 +47,33 @@ class GivenImages:
 
     def warn_of_guess(self) -> None:
         """Warn once if the model's preprocessing is not known."""
-        if self._guessed:
-            height, width = self._card.preprocessing.input_size
-            unknown = "the model's preprocessing is unknown: images get ImageNet's mean and standard deviation at"
-            _log.warning("%s %d x %d; pass preprocessing= to change that", unknown, height, width)
-            self._guessed = False
+        if not self._warned["guess"]:
+            warn_of_guess(self._card)
+            self._warned["guess"] = True
 
     def _warn_of_range(self, images: Tensor) -> None:
         """Warn once of values that no preprocessed image has."""
         mean, std = (torch.tensor(values) for values in (self._card.preprocessing.mean, self._card.preprocessing.std))
         usual, largest = float((torch.maximum(mean, 1 - mean) / std).max()), float(images.abs().max())
-        if largest > _FAR * usual and not self._warned:
+        if largest > _FAR * usual and not self._warned["range"]:
             _log.warning(
                 "float images must be preprocessed (up to %.1f), but these reach %.0f; raw images must be uint8",
                 usual,
                 largest,
             )
-            self._warned = True
+            self._warned["range"] = True
 
 
-def pictures_of(images: Sequence[Image.Image | np.ndarray]) -> list[Image.Image]:
-    """Return pictures, RGB or gray, as RGB images; raise ValueError if they are none."""
+def warn_of_guess(card: ModelCard) -> None:
+    """Warn if the preprocessing of a card's model is not known."""
+    if card.guessed:
+        height, width = card.preprocessing.input_size
+        unknown = "the model's preprocessing is unknown: images get ImageNet's mean and standard deviation at"
+        _log.warning("%s %d x %d; pass preprocessing= to remtta.Adapter to change that", unknown, height, width)
+
+
+def pictures_of(images: np.ndarray | Sequence[Image.Image | np.ndarray]) -> list[Image.Image]:
+    """Return pictures as RGB images; raise ValueError if they are none."""
     if isinstance(images, Image.Image) or len(images) == 0 or (isinstance(images, np.ndarray) and images.ndim < 4):
         raise ValueError("images are a list of at least one picture, or a tensor (B, 3, H, W); for one, pass [image]")
     return [_picture(image) for image in images]
@@ -82,7 +85,7 @@ def _picture(image: object) -> Image.Image:
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and (image.ndim == 2 or image.shape[2:] == (3,)):
         image = Image.fromarray(image)
     if isinstance(image, Image.Image):
-        return image.convert("RGB")
+        return to_rgb(ImageOps.exif_transpose(image))  # as a file is read
     got = f"{image.dtype} of {tuple(image.shape)}" if isinstance(image, np.ndarray | Tensor) else type(image).__name__
     raise ValueError(
         f"a picture is a PIL image, or a uint8 array of shape (H, W, 3) in RGB or (H, W) in gray, got {got}; "

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from torch import nn
 
-from remtta.adapt.planning import Setup, log_plan, plan_run
+from remtta.adapt.planning import Setup, log_plan, plan_run, warn_of_change
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
@@ -37,7 +37,7 @@ def adapt_stream(
     output: str | Path | None = None,
     *,
     method: str = "remtta",
-    config: MethodConfig | None = None,
+    config: MethodConfig | Mapping[str, Any] | None = None,
     options: RunOptions | None = None,
     delta: Delta | None = None,
     source_data: str | Path | None = None,
@@ -55,11 +55,12 @@ def adapt_stream(
     every weight, a delta is only written with `save_full`.
 
     Args:
-        model: A timm classifier, as returned by `load_model`; adapted in place.
+        model: A classifier, as returned by `load_model`; adapted in place, so build it anew for another run.
         source: A stream, anything `open_stream` accepts, or paths.
         output: Folder for the results; by default `runs/<UTC time>`.
         method: Name of the adaptation method, e.g. "remtta", "rem" (as published) or "source" (no adaptation).
-        config: The method's settings; its defaults if None.
+        config: The settings that differ from the method's defaults, such as {"lr": 0.005}; or a whole config, such as
+            `REMConfig()`, which holds the paper's values, not those of "remtta".
         options: Options of the run.
         delta: Start from these adapted weights.
         source_data: Clean source images (a folder), or statistics computed from some (a file), for methods that need
@@ -69,10 +70,12 @@ def adapt_stream(
         metrics: Serves the counts during the run.
         on_batch: Called after every batch with the counts so far.
         viewers: Called with the frames and rows of every batch.
-        interrupts: Turns signals into a clean stop.
+        interrupts: Turns signals into a clean stop while it is entered (`with Interrupts() as interrupts`). Without it,
+            a KeyboardInterrupt is raised once everything is saved, and other signals end the program.
 
     Returns:
-        The counts and the reason why the run ended. A signal or a closed pipe ends it early without an exception.
+        The counts and the reason why the run ended. A closed pipe, or a signal that `interrupts` receives, ends it
+        early without an exception.
 
     Raises:
         UsageError: If the source does not exist, the folder holds another run, source images are missing, or
@@ -91,7 +94,9 @@ def adapt_stream(
         if options.realtime and stream.num_frames is not None:
             raise UsageError(f"--realtime needs the times of a video or a live source, and {stream.name} has none")
         check_folder(folder, overwrite=options.overwrite, resume=options.resume)
-        plan = plan_run(model, card_of(model), stream, folder, setup, interrupts.check)
+        card = card_of(model)
+        warn_of_change(model, card)
+        plan = plan_run(model, card, stream, folder, setup, interrupts.check)
         log_plan(plan)
         run = Run(plan, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
         if health is not None:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from remtta.adapt.given_images import warn_of_guess
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError, counted
@@ -21,7 +23,7 @@ from remtta.guard.observed import ObservedMethod
 from remtta.guard.smoothing import Smoother
 from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.method import Method, build_method
-from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, method_config
+from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, settings_of
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source
 from remtta.models.card import ModelCard
 from remtta.options import GuardOptions, RunOptions
@@ -29,6 +31,8 @@ from remtta.runs.folder import RECORD
 from remtta.runs.reading import read_record
 from remtta.runs.record import Plan
 from remtta.streams.sources import Stream
+
+_FIRST: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # hash of each model when it was first adapted
 
 _log = logging.getLogger("remtta")
 
@@ -39,14 +43,14 @@ class Setup:
 
     Attributes:
         method: Name of the adaptation method.
-        config: Its settings; its defaults if None.
+        config: Those of its settings that differ from its defaults, or a whole config.
         options: Options of the run.
         delta: Adapted weights to start from.
         source_data: Clean source images or their statistics, for methods that need them and for the accuracy estimate.
     """
 
     method: str = "remtta"
-    config: MethodConfig | None = None
+    config: MethodConfig | Mapping[str, Any] | None = None
     options: RunOptions = field(default_factory=RunOptions)
     delta: Delta | None = None
     source_data: str | Path | None = None
@@ -102,7 +106,7 @@ def set_up(
         RemttaError: As of `plan_run`.
     """
     method, delta, source_data, options = setup.method, setup.delta, setup.source_data, setup.options
-    config = setup.config or method_config(method, {}, batch_size=options.batch_size)
+    config = settings_of(method, setup.config, batch_size=options.batch_size)
     torch.manual_seed(options.seed)
     built = build_method(method, model, config)
     _check_method(built, method, source_data, options)
@@ -124,6 +128,15 @@ def set_up(
     )
 
 
+def warn_of_change(model: nn.Module, card: ModelCard) -> None:
+    """Warn if a model's weights, of which the card has the hash, are not those that it was first adapted from."""
+    if _FIRST.setdefault(model, card.sha256) != card.sha256:
+        _log.warning(
+            "the model's weights have changed since it was first adapted, and now count as the source weights; build "
+            "the model anew to start from the first ones"
+        )
+
+
 def log_plan(plan: Plan) -> None:
     """Log what is about to run, and warn about surprising settings."""
     adapter, card, options = plan.adapter.method, plan.card, plan.options
@@ -132,6 +145,7 @@ def log_plan(plan: Plan) -> None:
         _log.warning(
             "--reset-every %d is less than a batch of %d frames: the weights are reset before every batch", every, size
         )
+    warn_of_guess(card)
     _warn_of_guard(plan)
     if adapter.net.centred and not adapter.net.biases:
         _log.info("the head has no bias to hold the offset of centred logits, so deltas are without it")

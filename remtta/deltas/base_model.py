@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from remtta.deltas.delta import Delta
@@ -81,7 +82,7 @@ def _only_set(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value or (value == 0 and value is not False)}
 
 
-def load_base(delta: Delta, **given: Any) -> nn.Module:
+def load_base(delta: Delta, *, device: str | torch.device = "cpu", **given: Any) -> nn.Module:
     """Load the model on which a delta was made, including its preprocessing, ready for `apply_delta`.
 
     Arguments of `load_model` override the delta's, e.g. `checkpoint` for a delta without its run folder, or `name` to
@@ -91,7 +92,7 @@ def load_base(delta: Delta, **given: Any) -> nn.Module:
         DeltaError: If a model of another name is given, or the header sets something it must not.
         UsageError: If the user has to name the base.
     """
-    return load(base_options(delta, ModelOptions(**given)))
+    return load(base_options(delta, ModelOptions(**given)), device=device)
 
 
 def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:

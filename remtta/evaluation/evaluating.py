@@ -62,7 +62,7 @@ def evaluate(
     dataset: Dataset,
     output: str | Path,
     *,
-    methods: Mapping[str, MethodConfig | None] | Sequence[str],
+    methods: Mapping[str, MethodConfig | Mapping[str, Any] | None] | Sequence[str],
     options: EvalOptions | None = None,
     preprocessing: Preprocessing | None = None,
     delta: Delta | None = None,
@@ -81,7 +81,8 @@ def evaluate(
         dataset: The domains, as returned by `open_dataset`.
         output: Folder for the results.
         methods: Names in the order of the table, e.g. METHOD, METHOD+guard or LABEL=METHOD (another row of the same
-            method with other settings), mapped to their settings, or to None for the published ones.
+            method with other settings), each mapped to the settings that differ from its defaults, to a whole config,
+            or to None.
         options: Scenario, batch size, seeds etc.
         preprocessing: How images become inputs; by default the model's own.
         delta: Start every trial from these adapted weights, including that of `source`; a reset still restores the

@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method, build_method
-from remtta.methods.settings import METHOD_TABLE, MethodConfig, method_config
+from remtta.methods.settings import METHOD_TABLE, MethodConfig, settings_of
 from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, is_smoothed, method_of
 from remtta.methods.source_data import learn_from_source
 from remtta.models.card import ModelCard
@@ -201,17 +201,9 @@ def read_earlier(record: Path) -> dict[str, Any]:
 
 
 def checked_methods(
-    methods: Mapping[str, MethodConfig | None] | Sequence[str], batch_size: int
+    methods: Mapping[str, MethodConfig | Mapping[str, Any] | None] | Sequence[str], batch_size: int
 ) -> dict[str, MethodConfig]:
-    """Return the settings of every method, the method's defaults where none are given; raise UsageError if a name is
-    unknown, or settings are of another method's class.
-    """
+    """Return the settings of every method as of `settings_of`; raise UsageError if a name is unknown, too."""
     check_method_names(list(methods))
     given = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)
-    chosen = {}
-    for name, config in given.items():
-        kind = METHOD_TABLE[method_of(name)].config
-        chosen[name] = method_config(method_of(name), {}, batch_size=batch_size) if config is None else config
-        if not {entry.name for entry in fields(kind)} <= vars(chosen[name]).keys():
-            raise UsageError(f"{name} takes its settings as a {kind.__name__}, got a {type(config).__name__}")
-    return chosen
+    return {name: settings_of(method_of(name), config, batch_size=batch_size) for name, config in given.items()}

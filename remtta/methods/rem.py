@@ -24,7 +24,7 @@ one by one, in less than half the memory.
 
 
 def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntropy]:
-    """Set up REM on a model: predict a batch, then adapt the norms so that masked views agree and rank by entropy.
+    """Set up REM on a model, as published: `logits = rem(images)` predicts a batch (B, 3, H, W), then adapts to it.
 
     Args:
         model: A float32 image classifier, possibly inside DataParallel or torch.compile.

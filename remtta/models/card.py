@@ -31,6 +31,7 @@ class ModelCard:
     labels: Sequence[str] | None
     num_classes: int
     device: torch.device
+    guessed: bool = False  # whether its preprocessing is ImageNet's, as it has none of its own
 
     @property
     def name(self) -> str:
@@ -45,13 +46,15 @@ class ModelCard:
 
 def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256: str | None = None) -> ModelCard:
     """Return the card of a classifier at its source weights; give the whole model's hash if its head is restricted."""
+    config = config_of(model)
     return ModelCard(
-        origin=dict(config_of(model).get("built_from") or {"name": UNKNOWN}),
+        origin=dict(config.get("built_from") or {"name": UNKNOWN}),
         sha256=sha256 or state_sha256(look_inside(model).module),
         preprocessing=preprocessing or preprocessing_of(model),
-        labels=labels_of(model),
+        labels=known_labels(num_classes_of(model), config),
         num_classes=num_classes_of(model),
         device=next(model.parameters()).device,
+        guessed=preprocessing is None and "mean" not in config,
     )
 
 

@@ -25,9 +25,6 @@ class Described(nn.Module):
         patch_size: Height and width of the patches that masks leave out, in pixels; None for the model's own.
         preprocessing: Its preprocessing; None for the one in its own config, or else ImageNet's.
         labels: Class names; None for those in its own config.
-
-    Raises:
-        ModelError: If it is no module.
     """
 
     def __init__(
@@ -39,9 +36,6 @@ class Described(nn.Module):
         labels: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(module, nn.Module):
-            got = type(module).__name__
-            raise ModelError(f"the model must be a torch.nn.Module, got {got}; remtta.load_model builds one by name")
         self.module, self.output, self.patch_size = module, output, patch_size
         self.preprocessing, self.labels = preprocessing, labels
 

@@ -95,6 +95,9 @@ def look_inside(model: nn.Module) -> Inside:
         ModelError: If it is not an image classifier; the message says what to do.
     """
     outer = _unwrapped(model)
+    if not isinstance(outer, nn.Module):
+        got = type(outer).__name__
+        raise ModelError(f"the model must be a torch.nn.Module, got {got}; remtta.load_model builds one by name")
     if is_timm_model(outer) and output_of(model) is None:
         return Inside(outer, model)
     trace = trace_of(model)
@@ -244,10 +247,12 @@ _SIZE_NAMES = ("image_size", "img_size")
 def _unwrapped(model: nn.Module) -> nn.Module:
     """Return the model without wrappers that only run it (parallel, compiled) or describe it."""
     while True:
-        inner = model.module if isinstance(model, (Described, *_RUNNERS)) else getattr(model, "_orig_mod", None)
-        if not isinstance(inner, nn.Module):
+        if isinstance(model, (Described, *_RUNNERS)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = model._orig_mod  # type: ignore[assignment]
+        else:
             return model
-        model = inner
 
 
 def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:

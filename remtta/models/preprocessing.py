@@ -16,20 +16,41 @@ from remtta.errors import UsageError
 from remtta.models.inside import config_of, look_inside
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
+CROP_MODES = ("center", "squash", "border")
 
 _PIXEL_BYTES = 4  # in Pillow, which resizes first the rows, then the columns
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The preprocessing of an image: resize the short side, centre crop, normalise."""
+    """The preprocessing of an image: resize the short side, centre crop, normalise.
 
-    input_size: tuple[int, int]  # height and width, in pixels
-    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN  # per channel, for pixel values in [0, 1]
+    Attributes:
+        input_size: Height and width, in pixels.
+        mean: Mean per channel, for pixel values in [0, 1].
+        std: Standard deviation per channel, likewise.
+        interpolation: Resize filter in timm's terms, such as "bicubic".
+        crop_pct: Share of the resized image's short side that the crop keeps.
+        crop_mode: "center", "squash" or "border", as in timm.
+
+    Raises:
+        UsageError: If a value is out of range.
+    """
+
+    input_size: tuple[int, int]
+    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
-    interpolation: str = "bicubic"  # a resize filter in timm's terms
-    crop_pct: float = 0.875  # share of the resized image's short side kept by the crop
-    crop_mode: str = "center"  # or "squash" or "border", as in timm
+    interpolation: str = "bicubic"
+    crop_pct: float = 0.875
+    crop_mode: str = "center"
+
+    def __post_init__(self) -> None:
+        size = self.input_size
+        if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(v, int) and v > 0 for v in size):
+            raise UsageError(f"input_size needs (height, width) in pixels, got {size}")
+        check_preprocessing(self.mean, self.std, self.interpolation, self.crop_pct)
+        if self.crop_mode not in CROP_MODES:
+            raise UsageError(f'unknown crop_mode "{self.crop_mode}"; choose {", ".join(CROP_MODES)}')
 
     def transform(self) -> Callable[[Image.Image], Tensor]:
         """Return timm's evaluation transform from a PIL image to a uint8 tensor (3, H, W)."""
@@ -77,9 +98,12 @@ def check_preprocessing(
     mean: Sequence[float] | None, std: Sequence[float] | None, interpolation: str | None, crop_pct: float | None
 ) -> None:
     for title, values in (("mean", mean), ("std", std)):
-        if values is not None and (len(values) != 3 or not all(math.isfinite(v) for v in values)):
-            raise UsageError(f"{title} needs three finite numbers (R G B), got {list(values)}")
-        if values is not None and max(values) > 1:
+        if values is None:
+            continue
+        if not isinstance(values, Sequence) or len(values) != 3 or not all(map(math.isfinite, values)):
+            got = list(values) if isinstance(values, Sequence) else values
+            raise UsageError(f"{title} needs three finite numbers (R G B), got {got}")
+        if max(values) > 1:
             raise UsageError(f"{title} is for pixels in [0, 1], got {list(values)}; divide it by 255")
     if std is not None and min(std) <= 0:
         raise UsageError(f"std must be positive, got {list(std)}")

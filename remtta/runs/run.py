@@ -29,7 +29,7 @@ from remtta.runs.summary import GuardStop, RunSummary
 from remtta.runs.writer import ReaderGone
 from remtta.streams.batches import Batch, Batches
 from remtta.streams.prefetch import DecodedFrame
-from remtta.streams.sources import Stream
+from remtta.streams.sources import check_not_empty
 
 _log = logging.getLogger("remtta")
 
@@ -98,7 +98,8 @@ class Run:
             with contextlib.closing(decoded) as frames, contextlib.closing(stream):
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
-                    _raise_if_empty(stream)
+                    check_not_empty(stream)
+                    _log.info("the list of frames is empty: nothing to do, and no run folder is left")
                     summary.exit_reason = "completed"
                     return summary
                 with self._interrupts.held():  # a half-claimed folder could not be finished
@@ -215,10 +216,3 @@ def _warn_if_unjudged(summary: RunSummary, options: RunOptions) -> None:
         _log.warning(
             "--expire-below needs %d frames, and there were %d: nothing was judged", WINDOW, summary.num_predicted
         )
-
-
-def _raise_if_empty(stream: Stream) -> None:
-    """Raise if a source has no frames, unless it is a list, which may be empty."""
-    if stream.kind != "paths":
-        raise StreamError(f"{stream.name}: the source has no frames")
-    _log.info("the list of frames is empty: nothing to do, and no run folder is left")

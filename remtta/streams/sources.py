@@ -89,7 +89,7 @@ def open_stream(
         wait_at_start: Also wait for a source that is unavailable at the start, instead of failing at once.
 
     Returns:
-        The stream. Its frames are decoded only when they are loaded.
+        The stream, to be read once. Its frames are decoded only when they are loaded.
 
     Raises:
         UsageError: If the source does not exist, a folder holds no images, a glob matches nothing, or `reconnect_for`
@@ -115,6 +115,12 @@ def open_with(
             "them out"
         )
     return stream
+
+
+def check_not_empty(stream: Stream) -> None:
+    """Raise StreamError for a stream of which no frame came, unless it is a list, which may be empty."""
+    if stream.kind != "paths":
+        raise StreamError(f"{stream.name}: the source has no frames")
 
 
 def open_streams(
@@ -169,7 +175,7 @@ def _find(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
     if isinstance(source, int):
         source = str(source)
     if not isinstance(source, (str, os.PathLike)):
-        paths = [os.fspath(path) for path in source]
+        paths = [os.fspath(_checked_path(path)) for path in (source if isinstance(source, Iterable) else [source])]
         return _of_paths("paths", "paths", paths, frame_stride, limit)
     name = os.fspath(source)
     if null_separated and name != "-":
@@ -202,6 +208,14 @@ def _find(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
             raise UsageError(f"{name}: no file matches; quote the pattern and check it")
         return _of_paths(name, "glob", files, frame_stride, limit)
     raise UsageError(f"{name}: no such file or folder")
+
+
+def _checked_path(path: Any) -> str | os.PathLike[str]:
+    if isinstance(path, str | os.PathLike):
+        return path
+    raise UsageError(
+        f"a source is a path, or a list of paths, got {type(path).__name__}; pass images to a remtta.Adapter"
+    )
 
 
 def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:

@@ -15,9 +15,19 @@ from PIL import Image
 from torch import Tensor, nn
 
 import remtta
-from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, apply_delta, load_delta, save_delta, stream
+from remtta import (
+    Adapter,
+    Preprocessing,
+    RunOptions,
+    adapt_stream,
+    apply_delta,
+    load_delta,
+    open_stream,
+    save_delta,
+    stream,
+)
 from remtta.adapt.adapter import Settings
-from remtta.errors import ModelError, UsageError
+from remtta.errors import ModelError, StreamError, UsageError
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.options.option import members_of
 from remtta.streams.frames import Frame
@@ -74,6 +84,18 @@ def test_gray_pictures_are_answered_as_in_three_equal_channels() -> None:
     assert torch.equal(adapter_of()([Image.fromarray(each) for each in gray]), answer)
 
 
+def test_pictures_are_read_as_their_files_are(tmp_path: Path) -> None:
+    shades = np.arange(40 * 40, dtype=np.uint16).reshape(40, 40) * 40
+    turned, clear = Image.Exif(), Image.fromarray(np.dstack([shades // 256] * 4).astype(np.uint8), "RGBA")
+    turned[0x0112] = 6  # a camera on its side
+    Image.fromarray(shades).save(tmp_path / "a.png")
+    clear.save(tmp_path / "b.png")
+    clear.convert("RGB").save(tmp_path / "c.jpg", exif=turned)
+    answers = adapter_of()([Image.open(path) for path in sorted(tmp_path.iterdir())])
+    for answer, result in zip(answers, stream(tmp_path, adapter_of()), strict=True):
+        np.testing.assert_allclose(answer, result.probs, atol=1e-6)
+
+
 def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     adapter, grey, one = adapter_of(), np.zeros((32, 32), np.float32), torch.zeros(3, 32, 32, dtype=torch.uint8)
     refused: list[tuple[Any, str]] = [
@@ -96,6 +118,14 @@ def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCap
             adapter(images)
     assert not caplog.text
     assert torch.equal(adapter(batches(1)[0]), adapter_of()(batches(1)[0]))
+
+
+def test_a_stream_is_read_once(frames: Path) -> None:
+    opened, adapter = open_stream(frames), adapter_of()
+    assert len(list(stream(opened, adapter))) == 12
+    with pytest.raises(StreamError, match="the source has no frames"):
+        list(stream(opened, adapter))
+    assert not list(stream([], adapter))
 
 
 def test_frames_that_are_answered_before_their_batch_is_full_are_yielded_and_learned_once(
@@ -283,6 +313,11 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         adapter_of(delta=adapter_of().delta())
     with pytest.raises(UsageError, match=r"what remtta.load_delta returns, got str"):
         apply_delta(tiny_vit(), "delta.safetensors")  # type: ignore[arg-type]
+    for source, told in ((random_images(2), "got Tensor; pass images"), (Image.new("RGB", (9, 9)), "got Image; pass")):
+        with pytest.raises(UsageError, match=told):
+            list(stream(source, adapter_of()))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"stream needs a remtta\.Adapter, got VisionTransformer"):
+        list(stream([], tiny_vit()))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="1 labels, but the model has"):
         adapter_of(labels=["a"])
     with pytest.raises(ModelError, match=r"is torch\.float16; adapt a float32 model"):
@@ -308,6 +343,23 @@ def test_an_adapter_that_is_made_in_inference_mode_answers_as_any_other() -> Non
     assert outside.method.num_updates == inside.method.num_updates == 2
 
 
+@pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("method", ["remtta", "light"])
+def test_a_model_without_gradients_is_refused(how: Any, method: str) -> None:
+    class Deployed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = tiny_vit()
+
+        def forward(self, images: Tensor) -> Tensor:
+            with how():
+                return 2 * self.body(images)
+
+    with pytest.raises(ModelError, match=r"the logits of Deployed have no gradients, so nothing can be learned"):
+        Adapter(Deployed(), method)(random_images(5))
+    assert Adapter(Deployed(), "fast")(random_images(5)).shape == (5, NUM_CLASSES)
+
+
 def test_a_call_to_train_changes_no_answer() -> None:
     model, (first, last) = tiny_vit(proj_drop_rate=0.5), batches(2)
     adapter, other = Adapter(model, **GIVEN), Adapter(tiny_vit(proj_drop_rate=0.5), **GIVEN)
@@ -316,14 +368,16 @@ def test_a_call_to_train_changes_no_answer() -> None:
         assert torch.equal(adapter(images), other(images))
 
 
-def test_a_second_adapter_on_adapted_weights_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_second_adapter_of_a_model_takes_it_over(frames: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, (images,) = tiny_vit(), batches(1)
-    first = Adapter(model, **GIVEN)
-    Adapter(model, **GIVEN)
+    first, second = Adapter(model, **GIVEN), Adapter(model, **GIVEN)
     assert not caplog.text
-    first(images)
+    for use in (first, lambda images: list(stream(frames, first))):
+        with pytest.raises(UsageError, match=r"two cannot share one; give each its own, such as copy.deepcopy"):
+            use(images)
+    second(images)
     Adapter(model, **GIVEN)
-    assert "weights have changed since its first Adapter" in caplog.text
+    assert "weights have changed since it was first adapted" in caplog.text
 
 
 def test_settings_are_named_as_the_options_are() -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from remtta import REMConfig, RemttaError, RunOptions, adapt_stream, apply_delta, load_base, load_delta
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import DeltaError, OutputError, StreamError, UsageError
+from remtta.errors import DeltaError, ModelError, OutputError, StreamError, UsageError
 from remtta.methods import rem as rem_module
 from remtta.methods.rem import rem_loss
 from remtta.streams.frames import Frame
@@ -166,6 +166,25 @@ def test_reset_every_starts_again_from_the_source(frames: Path, tmp_path: Path) 
     assert adapt_stream(tiny_vit(), later, tmp_path / "fresh", config=config, options=options).num_updates == 2
     again = [row["logits"] for row in rows_of(tmp_path / "run")[6:]]
     assert again == [row["logits"] for row in rows_of(tmp_path / "fresh")]
+
+
+def test_settings_change_the_methods_own_and_a_config_replaces_them(
+    frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, options = tiny_vit(), RunOptions(batch_size=20)
+    adapt_stream(model, frames, tmp_path / "own", config={"lr": 0.005}, options=options)
+    assert "count as the source weights" not in caplog.text
+    adapt_stream(model, frames, tmp_path / "all", config=REMConfig(lr=0.005), options=options)
+    assert "now count as the source weights; build the model anew" in caplog.text
+    own, whole = (record_of(tmp_path / name)["method"] for name in ("own", "all"))
+    assert (own["lr"], own["centre"], whole["lr"], whole["centre"]) == (0.005, True, 0.005, False)
+    with pytest.raises(UsageError, match="tent takes its settings as a TentConfig, got a REMConfig"):
+        adapt_stream(tiny_vit(), frames, tmp_path / "tent", method="tent", config=REMConfig())
+    with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, got str"):
+        adapt_stream("vit_tiny", frames, tmp_path / "text")  # type: ignore[arg-type]
+    bare = nn.Sequential(tiny_vit(), nn.Linear(NUM_CLASSES, 3))
+    adapt_stream(bare, frames, tmp_path / "bare", options=options)
+    assert "preprocessing is unknown: images get ImageNet's mean and standard deviation at 32 x 32" in caplog.text
 
 
 def test_a_run_that_no_longer_learns_is_not_reset(frames: Path, tmp_path: Path) -> None:

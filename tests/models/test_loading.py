@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,16 @@ def test_a_preprocessing_that_cannot_be_is_refused(override: dict[str, Any], mes
     with pytest.raises(UsageError) as caught:
         _load(checkpoint, **override)
     assert str(caught.value) == message
+    with pytest.raises(UsageError, match=re.escape(message)):
+        Preprocessing((32, 32), **override)
+
+
+def test_a_size_or_crop_that_cannot_be_is_refused() -> None:
+    for size in (224, (3, 224, 224), (0, 224), (1.5, 2)):
+        with pytest.raises(UsageError, match=re.escape(f"input_size needs (height, width) in pixels, got {size}")):
+            Preprocessing(size)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match='unknown crop_mode "middle"; choose center, squash, border'):
+        Preprocessing((32, 32), crop_mode="middle")
 
 
 def test_weights_that_cannot_be_downloaded_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

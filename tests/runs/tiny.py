@@ -24,7 +24,7 @@ CONFIGS: dict[str, MethodConfig] = {
     "rem": REMConfig(lr=0.01),
     "remtta": method_config("remtta", {}, batch_size=4),
     "tent": TentConfig(lr=0.05),
-    "source": MethodConfig(),
+    "source": method_config("source", {}, batch_size=3),
 }
 GUARD = GuardOptions("rollback", "both")
 """What `remtta` has by itself."""

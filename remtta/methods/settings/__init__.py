@@ -209,6 +209,20 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         raise UsageError(f"a setting of {name} has a value of the wrong type: {error}") from error
 
 
+def settings_of(name: str, given: MethodConfig | Mapping[str, Any] | None, *, batch_size: int) -> MethodConfig:
+    """Return a method's config: the given one, or its defaults overridden by the given settings.
+
+    Raises:
+        UsageError: If the config is another method's, or as of `method_config`.
+    """
+    if not isinstance(given, MethodConfig):
+        return method_config(name, given or {}, batch_size=batch_size)
+    kind = METHOD_TABLE[name].config
+    if not isinstance(given, kind):
+        raise UsageError(f"{name} takes its settings as a {kind.__name__}, got a {type(given).__name__}")
+    return given
+
+
 def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
     """Return the anchor that limits the distance from the source weights for any rate: 1 - exp(-lr / reach).
 
