@@ -64,6 +64,12 @@ def map_classes(
         if unclear := [name for name in names if plain_times[_plain(name)] > 1]:
             raise UsageError(f"several of the model's class names fit {_some(unclear)}; give --class-map FILE")
         return ClassMap({name: plain[_plain(name)] for name in names}, "class name")
+    others = [name for name in names if _plain(name) not in plain]
+    if len(others) < len(names):
+        raise UsageError(
+            f"no class of the model is named {_some(others)} ({len(others)} of {counted(len(names), 'class folder')}); "
+            "correct the names (--labels), or give --class-map FILE"
+        )
     if len(names) == num_classes:
         return ClassMap(_numbered(names), ALPHABETICAL)
     raise UsageError(
@@ -102,6 +108,8 @@ def read_class_map(path: Path) -> dict[str, int]:
         if path.suffix == ".json":
             return {str(name): int(number) for name, number in json.loads(text).items()}
         pairs = [re.split(r"[,\t ]+(?=-?\d+$)", line.strip()) for line in text.splitlines() if line.strip()]
+        if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
+            raise ValueError(f"{_some(twice)} is given twice")
         return {name: int(number) for name, number in pairs}
     except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
 import logging
 import pickle
 import shutil
@@ -104,7 +105,11 @@ def evaluate(
     """
     options = options or EvalOptions()
     if options.order is None:
-        options = replace(options, order="shuffled" if dataset.shuffled else "stored")
+        options = replace(options, order="shuffled" if dataset.shuffled or options.shuffles else "stored")
+    if options.order == "stored" and len(options.seeds) > 1:
+        _log.warning(
+            "the images keep their stored order, so seeds change only random methods; --order shuffled shuffles"
+        )
     chosen = checked_methods(methods, options.batch_size)
     check_source_data(map(method_of, chosen), source_data)
     base_sha256 = state_sha256(model)
@@ -144,7 +149,8 @@ class _Evaluation:
 
     def __init__(self, plan: EvalPlan, folder: Path, interrupts: Interrupts) -> None:
         self._plan, self._folder, self._interrupts = plan, folder, interrupts
-        self._packed = None if plan.options.engine == "serial" else pickle.dumps(plan)  # for workers
+        in_workers = plan.options.engine != "serial" or (plan.options.resume and (folder / TRIALS).exists())
+        self._packed = pickle.dumps(plan) if in_workers else None
 
     def execute(self, source_data: str | Path | None = None) -> dict[str, Any]:
         """Run or resume the evaluation and return its results."""
@@ -167,11 +173,15 @@ class _Evaluation:
         methods = list(plan.methods)
         if plan.options.resume and record.exists():
             earlier = read_earlier(record)
-            methods = plan.order_after(earlier["settings"], folder)
+            progress, state = self._progress_of(earlier)
+            methods = plan.order_after(earlier["settings"], folder, {trial["method"] for trial in progress.finished})
             if earlier["status"] == "completed" and list(earlier["settings"]["methods"]) == list(plan.methods):
                 _log.info("the evaluation in %s is complete", folder)
                 return earlier
-            progress, state = self._resume(earlier, methods)
+            if self._current(earlier["settings"], progress) != self._current(plan.settings(), progress, methods):
+                progress.drop_current()
+                state = {}
+            self._resume(earlier, methods, progress, state)
         else:
             self._begin()
             progress, state = Progress(), {}
@@ -197,7 +207,11 @@ class _Evaluation:
     def _run_in_workers(self, trials: Sequence[tuple[str, int]], ledger: Ledger) -> None:
         """Run trials in workers, then copy their rows, events and deltas in order, as if they had run here."""
         folders = [self._folder / TRIALS / f"{name}_seed{seed}" for name, seed in trials]
-        tasks = list(zip(trials, folders, strict=True))
+        tasks, now = list(zip(trials, folders, strict=True)), json.loads(json.dumps(self._plan.settings()["methods"]))
+        for (name, _), folder in tasks:
+            begun = (folder / RESULTS).exists() and read_earlier(folder / RESULTS)["settings"]["methods"].get(name)
+            if begun and begun != now[name]:
+                shutil.rmtree(folder)
         with contextlib.closing(self._worker_results(tasks)) as finished_trials:
             whole = (trials[position] for position, is_whole in finished_trials if is_whole)  # others follow a stop
             for number, (name, seed) in enumerate(whole, 1):
@@ -220,7 +234,8 @@ class _Evaluation:
             from remtta.engines.cluster import on_ray
 
             return on_ray(_run_task, shared, tasks, interrupts=self._interrupts, gpus=gpus)
-        jobs = num_jobs(options.jobs or gpus or None)  # on a GPU, one at a time unless more are requested
+        serial = options.engine == "serial"  # it continues what workers began
+        jobs = 1 if serial else num_jobs(options.jobs or gpus or None)  # on a GPU, one unless more are requested
         return in_processes(_run_task, shared, tasks, jobs=jobs, interrupts=self._interrupts)
 
     def _begin(self) -> None:
@@ -238,21 +253,31 @@ class _Evaluation:
                         (folder / name).rmdir()
         write_json(folder / RESULTS, {"status": "running", "settings": self._plan.settings()})
 
-    def _resume(self, earlier: Mapping[str, Any], methods: Sequence[str]) -> tuple[Progress, dict[str, Tensor]]:
-        """Return the saved progress and method state, and record methods that were added since."""
+    def _progress_of(self, earlier: Mapping[str, Any]) -> tuple[Progress, dict[str, Tensor]]:
+        """Return the progress, and the state of the current trial's method, of an evaluation with this record."""
         if earlier["status"] == "completed":
-            progress = Progress.of_completed(self._folder, earlier)
-            state: dict[str, Tensor] = {}
-            save_state(self._folder / PROGRESS, asdict(progress), state)  # before the record claims that it exists
-        else:
-            progress, state = load_position(self._folder / PROGRESS, Progress)
+            return Progress.of_completed(self._folder, earlier), {}
+        return load_position(self._folder / PROGRESS, Progress)
+
+    def _current(self, settings: Mapping[str, Any], progress: Progress, methods: Sequence[str] = ()) -> Any:
+        """Return name, seed and settings of the trial that follows the finished ones, if it has begun."""
+        if not progress.position.frames:
+            return None
+        trials = itertools.product(methods or settings["methods"], self._plan.options.seeds)
+        name, seed = next(itertools.islice(trials, len(progress.finished), None))
+        return name, seed, json.loads(json.dumps(settings["methods"][name]))
+
+    def _resume(
+        self, earlier: Mapping[str, Any], methods: Sequence[str], progress: Progress, state: Mapping[str, Tensor]
+    ) -> None:
+        """Save the progress, and record methods that were added, changed or left out since."""
+        save_state(self._folder / PROGRESS, asdict(progress), state)  # before the record claims that it exists
         if progress.finished or progress.position.frames:
             runs, images = counted(len(progress.finished), "run"), counted(progress.position.frames, "image")
             _log.info("resuming after %s and %s", runs, images)
         settings = self._plan.settings()
         settings["methods"] = {name: settings["methods"][name] for name in methods}  # for the next --resume
         write_json(self._folder / RESULTS, {**earlier, "status": "running", "settings": settings})
-        return progress, state
 
     def _results(self, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         plan, methods, rows = self._plan, list(self._plan.methods), self._folder / PREDICTIONS

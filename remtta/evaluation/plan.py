@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -133,15 +133,18 @@ class EvalPlan:
             wait=wait,
         )
 
-    def order_after(self, earlier: Mapping[str, Any], folder: Path) -> list[str]:
-        """Return methods in the order in which they run: those of the earlier evaluation, then new ones; raise
-        UsageError if a method of the earlier evaluation is missing, or another setting changed.
+    def order_after(self, earlier: Mapping[str, Any], folder: Path, finished: Collection[str]) -> list[str]:
+        """Return methods in the order in which they run: those of the earlier evaluation that are finished or
+        unchanged, then others; raise UsageError if a finished one is missing, or another setting changed.
         """
-        begun, now = list(earlier["methods"]), json.loads(json.dumps(self.settings()))
+        now = json.loads(json.dumps(self.settings()))
+        begun = [
+            name for name, used in earlier["methods"].items() if name in finished or used == now["methods"].get(name)
+        ]
         left_out = [name for name in begun if name not in now["methods"]]
         if left_out:
             raise UsageError(
-                f"the evaluation in {folder} also has {', '.join(left_out)}, and --resume keeps all of its methods: "
+                f"the evaluation in {folder} also has {', '.join(left_out)}, and --resume keeps all finished methods: "
                 f"add {'it' if len(left_out) == 1 else 'them'} to --methods, or choose another --output"
             )
         try:

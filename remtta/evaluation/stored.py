@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,8 @@ from remtta.streams.images import natural_key
 
 LABELS = "labels.npy"
 _IMAGE, _CLASS = ".input.jpg", ".output.cls"
+
+_log = logging.getLogger("remtta")
 
 
 def _check_labels(labels: np.ndarray, num_classes: int, place: Path) -> None:
@@ -51,9 +54,11 @@ def open_arrays(
     """
     labels = _load_array(root / LABELS)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
-        raise UsageError(f"{root / LABELS} must hold one whole number per image, got {labels.shape}")
+        raise UsageError(f"{root / LABELS} must hold one whole number per image, got {labels.dtype} of {labels.shape}")
     labels = labels.astype(np.int64)
     _check_labels(labels, num_classes, root / LABELS)
+    if 2 * (labels.max() + 1) <= num_classes:
+        _log.warning("%s has classes 0 to %d, but the model has %d classes", root / LABELS, labels.max(), num_classes)
     domains: list[Domain] = []
     sizes: Counter[tuple[int, int]] = Counter()
     for path in arrays:
@@ -67,7 +72,9 @@ def open_arrays(
 def _array_domain(path: Path, labels: np.ndarray, severity: int, limit: int | None) -> Domain:
     pixels = _load_array(path)
     if pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.dtype != np.uint8 or len(pixels) % len(SEVERITIES):
-        raise UsageError(f"{path} must hold 5 severities of uint8 images (5 N, H, W, 3), got {pixels.shape}")
+        raise UsageError(
+            f"{path} must hold 5 severities of uint8 images (5 N, H, W, 3), got {pixels.dtype} of {pixels.shape}"
+        )
     rows = len(pixels) // len(SEVERITIES)
     if len(labels) not in (rows, len(pixels)):
         raise UsageError(f"{path} has {len(pixels)} images, but {LABELS} has {len(labels)} labels")

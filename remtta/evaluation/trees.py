@@ -34,7 +34,8 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
     """
     first = _first_with_images(root)
     if first is None:
-        raise UsageError(f"{root}: no images in this folder or below it")
+        arrays = ", but arrays without labels.npy" if any(root.glob("*.npy")) else ""
+        raise UsageError(f"{root}: no images in this folder or below it{arrays}")
     levels = first.relative_to(root).parts
     top = _subfolders(root)
     if len(levels) == 1:

@@ -39,7 +39,9 @@ class AdaptedWeights:
     ) -> None:
         for name, parameter in {**named, **(moving or {}), **frozen}.items():
             if parameter.dtype != torch.float32:
-                raise ModelError(f"{name} is {parameter.dtype}; adapt a float32 model (model.float(); use precision for bf16)")
+                raise ModelError(
+                    f"{name} is {parameter.dtype}; adapt a float32 model (model.float(); use precision for bf16)"
+                )
             if parameter.is_inference():
                 raise ModelError(f"{name} was made under torch.inference_mode; build the model outside of it")
         self.parameters = dict(named)

@@ -189,3 +189,12 @@ class EvalOptions:
             if self.scenario != scenario and getattr(self, name) not in (None, math.inf):
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} belongs to --scenario {scenario}; the scenario is {self.scenario}")
+        if self.dirichlet is not None and not math.isinf(self.imbalance):
+            raise UsageError("--dirichlet and --imbalance are two kinds of label shift; leave one out")
+        if self.order == "stored" and self.shuffles:
+            raise UsageError(f"--scenario {self.scenario} draws its own order of the images; leave --order out")
+
+    @property
+    def shuffles(self) -> bool:
+        """True if the scenario's own order replaces that of the images."""
+        return self.scenario in ("mixed", "label-shift")

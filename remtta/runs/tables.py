@@ -57,6 +57,8 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     entries = [text for sign, text in meanings.items() if sign in cells]
     if start := results["settings"].get("start_delta"):
         entries.append(f"all methods, source included, start from {start['path']}")
+    if all(content["gain"] is None for content in results["methods"].values()):
+        entries.append("no gains, as source is not among the methods (add it, with --resume)")
     return [*entries, "SE standard error of the mean, by the number of images"]
 
 

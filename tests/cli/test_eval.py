@@ -107,7 +107,12 @@ def test_one_table_takes_a_method_with_several_settings(
     assert [config["masking"] for config in configs] == ["auto", "auto", "random", "auto"]
     assert [config["lr"] for config in configs] == [0.02, 0.02, 0.02, 0.05]
     assert (run / "deltas" / "random=rem_seed0.safetensors").is_file()
-    for names, told in [("rem,rem", "rem is named twice"), ("a.b=rem", "cannot label"), ("tent=rem", "cannot label")]:
+    for names, told in [
+        ("a=rem,a=tent", 'two methods are labelled "a"'),
+        ("rem,rem", "rem is named twice"),
+        ("a.b=rem", "cannot label"),
+        ("tent=rem", "cannot label"),
+    ]:
         assert remtta_here("eval", root, *options[:-1], names, "-o", tmp_path / "no") == 2
         assert told in capfd.readouterr().err
 

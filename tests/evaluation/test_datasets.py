@@ -182,6 +182,10 @@ def test_numbers_names_and_alphabetical_order() -> None:
     assert map_classes(["b", "c", "a"], num_classes=3).numbers == {"a": 0, "b": 1, "c": 2}
     with pytest.raises(UsageError, match=r"their number \(2\) is not the model's \(3\); give --class-map"):
         map_classes(["a", "b"], num_classes=3)
+    with pytest.raises(
+        UsageError, match=r"no class of the model is named c \(1 of 3 class folders\); correct the names"
+    ):
+        map_classes(["a", "b", "c"], num_classes=3, labels=["b", "a", "kitten"])
     with pytest.raises(UsageError, match="not among the model's 3 classes"):
         map_classes(["0", "3"], num_classes=3)
 
@@ -193,7 +197,7 @@ def test_numbers_names_and_alphabetical_order() -> None:
 def test_class_maps_come_as_lines_or_json(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert read_class_map(tmp_path / name) == {"a": 1, "my dog": 0}
-    for wrong in ("a class without its number", "[" * 100_000, '{"a": 1e999}'):
+    for wrong in ("a class without its number", "a 1\na 2\n", "[" * 100_000, '{"a": 1e999}'):
         (tmp_path / name).write_text(wrong)
         with pytest.raises(UsageError, match="is not a class map"):
             read_class_map(tmp_path / name)

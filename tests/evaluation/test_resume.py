@@ -6,9 +6,10 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,6 +99,32 @@ def test_methods_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Data
     assert without_timing(reordered["methods"]["tent"]) == without_timing(whole["methods"]["tent"])
 
 
+def test_a_method_that_is_not_finished_may_be_changed_or_left_out(
+    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, three = open_tree(tree.root, limit=10), dict.fromkeys(("source", "rem+guard", "tent"))
+
+    def run(folder: Path, methods: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
+        options = EvalOptions(batch_size=5, save_every_s=0.0, **changes)
+        return evaluate(tiny_vit(), few, folder, methods=methods, options=options)
+
+    kill_at(3, monkeypatch, lambda: run(tmp_path / "killed", three), tmp_path / "killed")
+    changes: tuple[dict[str, Any], ...] = (
+        {**three, "rem+guard": {"lr": 0.02}},
+        {"source": None, "tent": None},
+        {"tent": {"lr": 0.02}, "source": None, "a=rem": None},
+    )
+    for number, methods in enumerate(changes):
+        shutil.copytree(tmp_path / "killed", tmp_path / f"resumed{number}")
+        resumed = run(tmp_path / f"resumed{number}", methods, resume=True)
+        whole = run(tmp_path / f"whole{number}", methods)
+        assert without_timing(resumed) == without_timing(whole) and list(resumed["methods"]) == list(methods)
+        told = [sorted(map(str, rows_of(tmp_path / f"{name}{number}"))) for name in ("resumed", "whole")]
+        assert told[0] == told[1]
+    with pytest.raises(UsageError, match="also has source, and --resume keeps all finished methods: add it to"):
+        run(tmp_path / "killed", {"tent": None}, resume=True)
+
+
 def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Dataset, tmp_path: Path) -> None:
     run, resume = tmp_path / "run", EvalOptions(resume=True)
     evaluate(tiny_vit(), tree, run, methods=methods_of("source", "tent", "rem"))
@@ -109,8 +136,8 @@ def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Da
 
     three = methods_of("source", "tent", "rem")
     assert refusal(tree, methods_of("source")) == (
-        f"the evaluation in {run} also has tent, rem, and --resume keeps all of its methods: add them to --methods, or "
-        "choose another --output"
+        f"the evaluation in {run} also has tent, rem, and --resume keeps all finished methods: add them to --methods, "
+        "or choose another --output"
     )
     asked = "--resume needs the settings the run began with: "
     remedy = "; use the same value again, or choose another --output"
@@ -146,7 +173,7 @@ def test_resuming_needs_the_same_settings_and_something_to_resume(tree: Dataset,
     assert again == json.loads(json.dumps(results))
     record = json_of(tmp_path / "run" / "results.json")
     (tmp_path / "run" / "results.json").write_text(json.dumps({**record, "status": "running"}))
-    with pytest.raises(UsageError, match=r"also has source, .* add it to --methods, or choose another --output"):
+    with pytest.raises(UsageError, match=r"options\.batch_size was 50, is 3; use the same value again"):
         other = replace(resume, batch_size=3)
         evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("tent"), options=other)
     begun = evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
@@ -178,6 +205,33 @@ def kill_a_worker(evaluation: Path) -> None:
     pid = multiprocessing.active_children()[0].pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
+
+
+def test_what_workers_began_goes_on_without_them(
+    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = list[tuple[str, int]]()
+
+    def here(work: Any, shared: Any, tasks: Any, *, jobs: int, interrupts: Any) -> Iterator[tuple[int, bool]]:
+        for number, task in enumerate(tasks):
+            ran.append((task[0][0], jobs))
+            yield number, work(shared, task, lambda: 0)
+            if jobs == 2:
+                raise Stopped(15)
+
+    monkeypatch.setattr("remtta.evaluation.evaluating.in_processes", here)
+    methods, options = ("source", "tent"), EvalOptions(batch_size=5)
+    with pytest.raises(Stopped):
+        begun = replace(options, engine="processes", jobs=2)
+        evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=begun)
+    rows = tmp_path / "run" / ".runs" / "source_seed0" / "predictions.jsonl"
+    modified = rows.stat().st_mtime_ns
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **how: None)  # keep the workers' files
+    evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=replace(options, resume=True))
+    assert ran == [("source", 2), ("source", 1), ("tent", 1)] and rows.stat().st_mtime_ns == modified
+    monkeypatch.undo()
+    evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods, options=options)
+    assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
 
 
 def test_workers_come_to_the_same_though_one_dies(tree: Dataset, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from remtta.errors import UsageError, check, unknown
 from remtta.methods.settings.base import FAST, LIGHT, ONE_MASK, PUBLISHED, REMTTA, Preset
@@ -255,4 +255,10 @@ def _of_type(member: Member, name: str, value: Any) -> Any:
         if isinstance(value, (tuple, list)):  # parsed by Python from "0,2"
             return ",".join(map(str, value))
         check(isinstance(value, str), name, value, "text" + or_none)
+    elif get_origin(wanted) is tuple:
+        parts = value.split(",") if isinstance(value, str) else value if isinstance(value, (tuple, list)) else [value]
+        try:
+            return tuple(map(get_args(wanted)[0], parts))
+        except (TypeError, ValueError, OverflowError):
+            check(False, name, value, "numbers separated by commas" + or_none)
     return value

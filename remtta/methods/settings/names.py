@@ -56,6 +56,7 @@ def check_method_names(names: Sequence[str]) -> None:
     """
     if not names:
         raise UsageError(f"no method is named; choose {', '.join(METHOD_TABLE)}")
+    labels = [label_of(name) for name in names if "=" in name]
     for name in names:
         added, label = set(_added(name)), label_of(name)
         check_method(method_of(name), METHOD_TABLE)
@@ -63,6 +64,8 @@ def check_method_names(names: Sequence[str]) -> None:
             raise UsageError(f"{name}: add +guard, +both and +smooth to a method, once each")
         if names.count(name) > 1:
             raise UsageError(f"{name} is named twice; LABEL={name} runs it again with settings of its own")
+        if labels.count(label) > 1:
+            raise UsageError(f'two methods are labelled "{label}"; give each a label of its own')
         if "=" in name and (not re.fullmatch(r"[A-Za-z0-9_-]+", label) or label in METHOD_TABLE):
             raise UsageError(
                 f'{name}: "{label}" cannot label a method; take letters, digits, - and _, and no method\'s name'
