@@ -4,11 +4,12 @@
     python examples/all_tables.py data/ tables/ --only pacs
     python examples/all_tables.py data/ trial/ --limit 5
 
-DATA holds photographs/ (ImageNet's wnids as folders), cifar10/test/, pacs/ (photo/, art_painting/, cartoon/, sketch/),
-vit_tiny_imagenet.safetensors, deit_tiny_imagenet.safetensors, efficientnet_lite0.safetensors and
-vit_cifar10.safetensors. Finished evaluations in OUT are kept, stopped ones continue. Prints tables in Markdown;
-OUT/figures.json has its numbers, commands, seconds and versions; docs/figures.json is a copy of it, with which a test
-compares README. --limit N uses N images of each domain in every table, for a trial in another folder.
+DATA holds photographs/ (ImageNet's wnids as folders), others/ (300 clean photographs, for FOA), cifar10/test/, pacs/
+(photo/, art_painting/, cartoon/, sketch/), vit_tiny_imagenet.safetensors, deit_tiny_imagenet.safetensors,
+efficientnet_lite0.safetensors and vit_cifar10.safetensors. Finished evaluations in OUT are kept, stopped ones continue.
+Prints tables in Markdown; OUT/figures.json has its numbers, commands, seconds and versions; docs/figures.json is a
+copy of it, with which tests compare README and docs/results.md.
+--limit N uses N images of each domain in every table, for a trial in another folder.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ EXAMPLES = Path(__file__).parent
 SHORT = "source,rem,fast,light,remtta"
 PUBLISHED = f"{SHORT},tent,sar,roid"
 TUNED = "croid3=roid,lt=light --set croid3.centre=true --set croid3.lr=6e-4 --set lt.adapt_every=1"
+ANSWERS = "source,fast,light,remtta"
 CENTRED = (
-    "source,tent,ctent=tent,sar,csar=sar,roid,croid=roid,"
-    f"{TUNED} --set ctent.centre=true --set csar.centre=true --set croid.centre=true"
+    f"{ANSWERS},tent,ctent=tent,sar,csar=sar,deyo,cdeyo=deyo,roid,croid=roid,{TUNED} "
+    "--set ctent.centre=true --set csar.centre=true --set cdeyo.centre=true --set croid.centre=true"
 )
+FOA = "source,foa --source-data {data}/others"
 CONVOLUTIONAL = f"{SHORT},norm,gradcam=rem,tent,sar,roid --set gradcam.masking=gradcam"
-EVERY = "source,fast,light,remtta,fourth=remtta,eighth=remtta --set fourth.adapt_every=4 --set eighth.adapt_every=8"
+EVERY = f"{ANSWERS},fourth=remtta,eighth=remtta --set fourth.adapt_every=4 --set eighth.adapt_every=8"
 AXES = "source,fast,remtta,rem,sar,roid"
 FEW = (16, 64, 256, 512)
 SMOOTHED = "source,fast,remtta,remtta+smooth"
@@ -143,8 +146,12 @@ TABLES = {
     "methods": Table(
         "Published methods, centred and not, fifteen corruptions",
         {
-            **{f"vit, severity {level}": _on_corruptions("vit", level, 50, CENTRED) for level in (3, 5)},
-            **{f"deit, severity {level}": _on_corruptions("deit", level, 50, f"source,{TUNED}") for level in (3, 5)},
+            "vit, severity 5": _on_corruptions("vit", 5, 50, CENTRED, "--limit 200"),
+            **{
+                f"{name}, severity {level}": _on_corruptions(name, level, 50, f"{ANSWERS},{TUNED}", "--limit 200")
+                for name, level in (("vit", 3), ("deit", 3), ("deit", 5))
+            },
+            "FOA, vit, severity 5": _on_corruptions("vit", 5, 50, FOA, "--limit 200"),
         },
         ["photographs_c"],
     ),

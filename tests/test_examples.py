@@ -361,6 +361,21 @@ def test_readme_has_the_figures_of_an_evaluation(start: str) -> None:
     assert errors == [f"{methods[name]['error']:.1f}" for name in ("source", "fast", "light", "remtta")]
 
 
+def told(row: dict[str, Any], digits: int = 1) -> str:
+    """A cell of docs/results.md."""
+    if row["worst"] is None:
+        return f"{row['error']:.1f}"
+    worst = f"{row['worst']:+.{digits}f}" if row["worst"] else f"{0:.{digits}f}"
+    return f"{row['error']:.1f}: {row['gain']:.1f} ± {row['gain_se']:.1f} ({worst}, {row['worse']})"
+
+
+def rows_after(start: str) -> list[list[str]]:
+    """The cells of the rows of the first table after these words in docs/results.md."""
+    page = (DOCS / "results.md").read_text().partition(start)[2]
+    _, _, *rows = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)[0].splitlines()  # type: ignore[index]
+    return [[cell.strip(" *`") for cell in line.strip("|").split("|")] for line in rows]
+
+
 @pytest.mark.parametrize(
     ("start", "table", "methods", "case", "digits"),
     [
@@ -369,17 +384,22 @@ def test_readme_has_the_figures_of_an_evaluation(start: str) -> None:
     ],
 )
 def test_results_have_the_figures_of_evaluations(start: str, table: str, methods: str, case: str, digits: int) -> None:
-    def told(row: dict[str, Any]) -> str:
-        if row["worst"] is None:
-            return f"{row['error']:.1f}"
-        worst = f"{row['worst']:+.{digits}f}" if row["worst"] else f"{0:.{digits}f}"
-        return f"{row['error']:.1f}: {row['gain']:.1f} ± {row['gain_se']:.1f} ({worst}, {row['worse']})"
-
-    figures = json.loads((DOCS / "figures.json").read_text())[table]
-    page = (DOCS / "results.md").read_text().partition(start)[2]
-    _, _, *rows = re.search(r"(?:^\|.*\n)+", page, re.MULTILINE)[0].splitlines()  # type: ignore[index]
+    figures, rows = json.loads((DOCS / "figures.json").read_text())[table], rows_after(start)
     assert len(rows) == 4
-    for line in rows:
-        name, *cells = (cell.strip(" *") for cell in line.strip("|").split("|"))
+    for name, *cells in rows:
         own = figures[case.format(re.sub("(ViT|DeiT)-Ti", lambda found: found[1].lower(), name))]["methods"]
-        assert cells == [told(own[method]) for method in methods.split()]
+        assert cells == [told(own[method], digits) for method in methods.split()]
+
+
+def test_results_have_the_figures_of_published_methods() -> None:
+    figures = json.loads((DOCS / "figures.json").read_text())["methods"]
+    own = {**figures["FOA, vit, severity 5"]["methods"], **figures["vit, severity 5"]["methods"]}
+    own |= {"source centred": own["fast"], "roid at its best rate centred": own["croid3=roid"]}
+    own["light --adapt-every 1 centred"] = own["lt=light"]
+    rows = rows_after("## Published methods")
+    assert len(rows) == 10
+    for name, published, centred in rows:
+        name = name.replace("`", "")
+        assert not published or published == told(own[name])
+        found = own.get(f"{name} centred") or own.get(f"c{name}={name}") or own[name]
+        assert not centred or centred == told(found)
