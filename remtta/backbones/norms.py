@@ -30,7 +30,7 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
         )
     depth = len(backbone.blocks)
     if adapt_layers == "auto":
-        adapt_layers = "all" if backbone.batch_norms else None
+        adapt_layers = "all" if backbone.batch_norms or depth < 2 else None
     if adapt_layers == "all":
         roots = [backbone.module]
     else:
@@ -39,7 +39,7 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
         if not roots:
             raise ModelError(
                 f"nothing to adapt: the first three quarters of {counted(depth, 'block')} hold no whole block; "
-                "name the blocks with --adapt-layers"
+                "name the blocks with --adapt-layers, or all"
             )
     wanted = {
         id(parameter)

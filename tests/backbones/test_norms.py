@@ -74,10 +74,11 @@ def test_a_block_that_does_not_exist_is_named(text: str, block: str) -> None:
 
 def test_a_model_too_shallow_for_three_quarters_needs_named_blocks() -> None:
     vit = backbone_of(tiny_vit(depth=1))
-    told = r"the first three quarters of 1 block hold no whole block; name the blocks with --adapt-layers"
+    told = r"the first three quarters of 1 block hold no whole block; name the blocks with --adapt-layers, or all"
     with pytest.raises(ModelError, match=told):
         adapted_norms(vit)
     assert list(adapted_norms(vit, "0")) == _names(0)
+    assert list(adapted_norms(vit, "auto")) == list(adapted_norms(vit, "all"))
 
 
 def test_the_vit_is_found_inside_a_compiled_model() -> None:

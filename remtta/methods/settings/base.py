@@ -61,7 +61,8 @@ class MethodConfig:
             method's choice: the whole batch, or for REM on a CPU the fastest number.
         adapt_every: Learn from every N-th batch only. Specific to this project.
         adapt_layers: Blocks whose norms adapt: None for the first three quarters, "all" for every norm of the model,
-            "auto" for all in a model with batch norms and else as None, or block numbers such as "0-8" or "0,2,4-6".
+            "auto" for all in a model with batch norms or one block and else as None, or block numbers such as "0-8" or
+            "0,2,4-6".
         bn: Statistics that batch norms use while a model adapts: "batch" for the batch's own, as in Tent; "recent" for
             those of the stream's images so far, of which the newest count most, mixed with the source's: half each in
             the long run. They suit batches of any size, and become the model's running statistics and part of the
