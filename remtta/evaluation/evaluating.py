@@ -173,12 +173,16 @@ class _Evaluation:
         methods = list(plan.methods)
         if plan.options.resume and record.exists():
             earlier = read_earlier(record)
-            progress, state = self._progress_of(earlier)
-            methods = plan.order_after(earlier["settings"], folder, {trial["method"] for trial in progress.finished})
-            if earlier["status"] == "completed" and list(earlier["settings"]["methods"]) == list(plan.methods):
+            whole = earlier["status"] == "completed"
+            progress, state = (Progress(), {}) if whole else load_position(folder / PROGRESS, Progress)
+            finished = set(earlier["methods"]) if whole else {trial["method"] for trial in progress.finished}
+            methods = plan.order_after(earlier["settings"], folder, finished)
+            if whole and list(earlier["settings"]["methods"]) == list(plan.methods):
                 _log.info("the evaluation in %s is complete", folder)
                 return earlier
-            if self._current(earlier["settings"], progress) != self._current(plan.settings(), progress, methods):
+            if whole:
+                progress = Progress.of_completed(folder, earlier)
+            elif self._current(earlier["settings"], progress) != self._current(plan.settings(), progress, methods):
                 progress.drop_current()
                 state = {}
             self._resume(earlier, methods, progress, state)
@@ -252,12 +256,6 @@ class _Evaluation:
                     with contextlib.suppress(OSError):  # absent, or it holds other files
                         (folder / name).rmdir()
         write_json(folder / RESULTS, {"status": "running", "settings": self._plan.settings()})
-
-    def _progress_of(self, earlier: Mapping[str, Any]) -> tuple[Progress, dict[str, Tensor]]:
-        """Return the progress, and the state of the current trial's method, of an evaluation with this record."""
-        if earlier["status"] == "completed":
-            return Progress.of_completed(self._folder, earlier), {}
-        return load_position(self._folder / PROGRESS, Progress)
 
     def _current(self, settings: Mapping[str, Any], progress: Progress, methods: Sequence[str] = ()) -> Any:
         """Return name, seed and settings of the trial that follows the finished ones, if it has begun."""

@@ -150,6 +150,7 @@ def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Da
     told = refusal(tree, {**three, **methods_of("rem", lr=0.5, margin=0.5, anchor=0.5, steps=2, momentum=0.5)})
     assert told.endswith(f"; and 2 more{remedy}")
     (run / "predictions.jsonl").write_text("")
+    assert evaluate(tiny_vit(), tree, run, methods=three, options=resume) == json_of(run / "results.json")
     assert "no longer holds the evaluation's rows" in refusal(tree, {**three, **methods_of("eta")})
 
 
