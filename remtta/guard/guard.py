@@ -74,7 +74,7 @@ class Guard(Observer):
             return
         views = self.method.last_views
         assert views is not None
-        source = answers.compute_source()[answers.learned.to(views.device)]
+        source = answers.learned_of(answers.compute_source())
         drift = self.method.net.weights.drift() if self.watches else 0.0
         answers.undone = self.judge.judge(source, views[0], int(answers.learned.sum()), drift)
         self._apply(undo=answers.undone)
@@ -122,7 +122,7 @@ class Guard(Observer):
         """Return whether the learned images gave outputs that are not finite, and if so undo the update."""
         if not self.watches or answers.adapted is None or not answers.learned.any():
             return False
-        if torch.isfinite(answers.adapted[answers.learned]).all():
+        if torch.isfinite(answers.learned_of(answers.adapted)).all():
             return False
         self._apply(undo=self.judge.alarm(NOT_FINITE))
         answers.undone = True

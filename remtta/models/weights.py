@@ -58,15 +58,15 @@ class AdaptedWeights:
     @torch.no_grad()
     def commit(self) -> None:
         """Commit the current values as one more update, rounded to `source + delta`."""
-        delta = {name: parameter - self._source[name] for name, parameter in self._tracked.items()}
-        self.put((name, source + delta[name]) for name, source in self._source.items())
+        changes = torch._foreach_sub([*self._tracked.values()], [*self._source.values()]) if self._tracked else ()
+        delta = dict(zip(self._tracked, changes, strict=True))
+        self._put_delta(delta)
         self.committed = (delta, self.committed[1] + 1)
 
     @torch.no_grad()
     def pull(self, share: float) -> None:
         """Move the adapted weights by this share towards the source's."""
-        for name, parameter in self.parameters.items():
-            parameter.lerp_(self._source[name], share)
+        torch._foreach_lerp_([*self.parameters.values()], [*self.source.values()], share)
 
     @torch.no_grad()
     def reset(self) -> None:
@@ -93,8 +93,7 @@ class AdaptedWeights:
 
     def enter(self) -> None:
         """Put the adapted weights into a model that is at its source weights."""
-        delta, _ = self.committed
-        self.put((name, source + delta[name]) for name, source in self._source.items())
+        self._put_delta(self.committed[0])
 
     def leave(self) -> None:
         """Put the source weights into the model, so that others can adapt it; undone by `enter`."""
@@ -107,8 +106,16 @@ class AdaptedWeights:
     @torch.no_grad()
     def put(self, values: Iterable[tuple[str, Tensor]]) -> None:
         """Set current weights by name, without committing them."""
-        for name, value in values:
-            self._tracked[name].copy_(value)
+        new = dict(values)
+        if new:  # all at once: on a GPU, each operation has a cost of its own
+            torch._foreach_copy_([self._tracked[name] for name in new], [*new.values()])
+
+    @torch.no_grad()
+    def _put_delta(self, delta: Mapping[str, Tensor]) -> None:
+        """Set current weights to `source + delta`."""
+        self.put(self._source.items())
+        if delta:
+            torch._foreach_add_([*self._tracked.values()], [delta[name] for name in self._tracked])
 
     def drift(self) -> float:
         """Return the norm of the parameters' committed change relative to that of their source values."""
@@ -133,7 +140,7 @@ class AdaptedWeights:
             self._tracked[name] = self._everything[name]
             self._source[name] = self._everything[name].detach().clone()
         moved = self._zeros() | {name: tensor.to(self._source[name]) for name, tensor in delta.items()}
-        self.put((name, source + moved[name]) for name, source in self._source.items())
+        self._put_delta(moved)
         self.committed = (moved, num_updates)
 
     def _zeros(self) -> dict[str, Tensor]:

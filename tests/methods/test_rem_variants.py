@@ -134,3 +134,11 @@ def test_a_batch_without_a_confident_image_is_not_learned_from() -> None:
         assert torch.isfinite(logits).all()
         assert rem.num_updates == 0 and not changes(rem).any()
         assert rem.last_views is not None and rem.last_views.shape == (3, 8, NUM_CLASSES)
+
+
+def test_parts_are_twice_as_large_where_amx_multiplies_bf16_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+    for amx in (False, True):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        sizes += [make(precision=precision).objective.part_size(60) for precision in ("fp32", "bf16")]
+    assert sizes == [15, 15, 15, 30]  # of 65 tokens each
