@@ -53,22 +53,23 @@ ON_VITS = [name for name in METHOD_TABLE if name not in ("norm", *KEEP_AS_ANOTHE
 _LEARNED: dict[str, dict[str, Tensor]] = {}
 
 
-def make(name: str, **settings: Any) -> Method:
+def make(name: str, device: str = "cpu", **settings: Any) -> Method:
     """A method at lr 0.01 with what it learns from source images, in fp32 whatever its precision."""
     own = {**PASSABLE.get(name, {}), **QUICK.get(name, {})}
     settings = {"lr": 0.01, **own, **settings}
     used = {key: settings[key] for key in settings if key != "lr" or key not in METHOD_TABLE[name].config.unused}
     config = method_config(name, used, batch_size=5)
-    method = build_method(name, tiny_vit(), config)
+    method = build_method(name, tiny_vit().to(device), config)
     if method.objective.needs_source:
         if name not in _LEARNED:
-            _LEARNED[name] = method.source_statistics([random_images(4, 90), random_images(4, 91)])
+            _LEARNED[name] = method.source_statistics([random_images(4, seed).to(device) for seed in (90, 91)])
         method.use_source(_LEARNED[name])
     return method
 
 
 def run(method: Method, seed: int, count: int = 5) -> Tensor:
-    return method(random_images(count, seed), LABELS[:count] if method.objective.needs_labels else None)
+    device = method.net.device
+    return method(random_images(count, seed).to(device), LABELS[:count] if method.objective.needs_labels else None)
 
 
 def _confident(logits: Tensor) -> Tensor:
@@ -384,3 +385,15 @@ def test_nothing_else_of_a_step_waits_for_a_gpu(name: str, monkeypatch: pytest.M
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert method.num_updates == 2
+
+
+OTHERWISE_ON_A_GPU = ("continual-mae", "becotta", "ecotta")  # other random numbers; convolutions in TF32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", [name for name in ON_VITS if name not in OTHERWISE_ON_A_GPU])
+def test_a_method_on_a_gpu_agrees_with_the_cpu(name: str) -> None:
+    here, there = make(name), make(name, "cuda")
+    for seed in range(3):
+        torch.testing.assert_close(run(there, seed).cpu(), run(here, seed), atol=1e-4, rtol=1e-4)
