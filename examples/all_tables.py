@@ -157,7 +157,7 @@ TABLES = {
     ),
     "every": Table(
         "Two forward passes: light, and remtta on every N-th batch, severity 5",
-        {f"{name}, batch 20": _on_corruptions(name, 5, 20, EVERY) for name in ("vit", "deit")},
+        {f"{name}, batch 20": _on_corruptions(name, 5, 20, EVERY, "--limit 200") for name in ("vit", "deit")},
         ["photographs_c"],
     ),
     "convolutional": Table(
@@ -197,7 +197,7 @@ TABLES = {
         "Axes of deployment, ViT-Ti",
         {
             "two corruptions at once": f"{{out}}/photographs_2c --continual --severity 3 --methods {AXES} "
-            f"{MODELS['vit']} --limit 100",
+            f"{MODELS['vit']} --limit 200",
             "shifts that come back": f"{_SEVERITY_5} --domains gaussian_noise,fog,jpeg_compression "
             f"--scenario recurring --visits 3 --methods {AXES} {MODELS['vit']} --limit 100",
             "deadlines": f"{_SEVERITY_5} --domains {_SIX} --scenario time-constrained --batch-size 20 --methods {AXES} "
