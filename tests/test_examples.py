@@ -403,3 +403,16 @@ def test_results_have_the_figures_of_published_methods() -> None:
         assert not published or published == told(own[name])
         found = own.get(f"{name} centred") or own.get(f"c{name}={name}") or own[name]
         assert not centred or centred == told(found)
+
+
+def test_results_have_the_figures_of_deployment() -> None:
+    figures = json.loads((DOCS / "figures.json").read_text())
+    few, axes = figures["few"], figures["deployment"]
+    cases = [*((few[f"{count} frames"], "unseen") for count in (16, 64, 256, 512))]
+    cases += [(few["60 frames of other classes"], part) for part in ("error", "unseen")]
+    cases += [(axes[name], "error") for name in ("two corruptions at once", "deadlines")]
+    rows = [row for row in rows_after("## Deployment") if "visit" not in row[0]]  # figures.json has their mean
+    assert len(rows) == len(cases)
+    for (_, *cells), (case, part) in zip(rows, cases, strict=True):
+        methods = case["methods"]
+        assert cells == [f"{methods[name][part]:.1f}" for name in ("source", "fast", "remtta", "rem", "sar", "roid")]
