@@ -84,8 +84,8 @@ class MaskedViews:
     def part_size(self, batch_size: int) -> int:
         """Return the number of images that go forward and backward at a time.
 
-        On a CPU, the default is one or two times `_PART_TOKENS` tokens: enough for fast matrix products, with a smaller
-        working set than the whole batch.
+        On a CPU, the default is about `_PART_TOKENS` tokens, or twice as many: enough for fast matrix products, with a
+        smaller working set than the whole batch.
         """
         net = self.net
         if net.micro_batch is not None or net.device.type != "cpu" or net.batch_norms.mixes:

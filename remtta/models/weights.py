@@ -66,7 +66,8 @@ class AdaptedWeights:
     @torch.no_grad()
     def pull(self, share: float) -> None:
         """Move the adapted weights by this share towards the source's."""
-        torch._foreach_lerp_([*self.parameters.values()], [*self.source.values()], share)
+        if self.parameters:
+            torch._foreach_lerp_([*self.parameters.values()], [*self.source.values()], share)
 
     @torch.no_grad()
     def reset(self) -> None:
