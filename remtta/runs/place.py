@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
@@ -95,12 +95,13 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseen_frames(
-    stream: Stream, place: Place, first: Row | None, transform: Callable[[Image], Tensor]
+    stream: Stream, place: Place, first: Row | None, unsaved: Sequence[Row], transform: Callable[[Image], Tensor]
 ) -> Iterator[Frame]:
     """Yield the frames of a stream after a place; all frames of a live source, which starts anew.
 
     Args:
         first: The run's first row, if it has one: a pipe of other frames is refused at once, not at the last one seen.
+        unsaved: The rows that the run wrote after this place was saved; the stream must still have their frames.
         transform: From an image to the model's input, a uint8 tensor (3, H, W).
 
     Raises:
@@ -111,20 +112,33 @@ def unseen_frames(
     # Only once the first frame is read is it known whether the address is a finite video.
     if stream.live and left != 0 and (head := next(frames, None)):
         frames = chain([head], frames)
-    if not place.frames or (stream.live and not (stream.live_source and stream.live_source.finite)):
+    if stream.live and not (place.frames and stream.live_source and stream.live_source.finite):
         yield from islice(frames, left)
         return
-    seen = 0
-    known = {place.frames: place.last, **({1: [first["source"], first.get("frame")]} if first else {})}
     advice = "give the source the run began with, or start again with --overwrite"
+
+    def check(number: int, frame: Frame, was: Sequence[Any]) -> None:
+        if [frame.source, frame.number] != was:
+            raise UsageError(f"frame {number} of {stream.name} is {frame.source}, and was {was[0]}; {advice}")
+
+    def check_length(seen: int, known: int) -> None:
+        if seen < known:
+            raise UsageError(f"{stream.name} holds {counted(seen, 'frame')}, and the run had seen {known}; {advice}")
+
+    seen, num_known = 0, place.frames + len(unsaved)  # the place goes on with the first frame yielded
+    known = {place.frames: place.last, **({1: [first["source"], first.get("frame")]} if first else {})}
     for frame in islice(frames, place.frames):
         seen += 1
-        if (was := known.get(seen)) and [frame.source, frame.number] != was:
-            raise UsageError(f"frame {seen - 1} of {stream.name} is {frame.source}, and was {was[0]}; {advice}")
+        if was := known.get(seen):
+            check(seen - 1, frame, was)
         if seen == place.frames and frame.number is not None and place.fingerprint:
             _warn_of_other(frame, place.fingerprint, transform)
-    if seen < place.frames:
-        raise UsageError(f"{stream.name} holds {counted(seen, 'frame')}, and the run had seen {place.frames}; {advice}")
+    check_length(seen, place.frames)
+    for row, frame in zip(unsaved, frames, strict=False):
+        check(seen, frame, [row["source"], row.get("frame")])
+        seen += 1
+        yield frame
+    check_length(seen, num_known)
     yield from frames
 
 

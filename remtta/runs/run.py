@@ -93,7 +93,8 @@ class Run:
                 self._resume()
             self._stop_if_ended()
             row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.place.frames else None
-            unseen = unseen_frames(stream, summary.place, row, self.plan.card.preprocessing.transform())
+            unsaved, transform = self._scribe.expected_rows(), self.plan.card.preprocessing.transform()
+            unseen = unseen_frames(stream, summary.place, row, unsaved, transform)
             decoded = self._stream_batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
             with contextlib.closing(decoded) as frames, contextlib.closing(stream):
                 first = next(frames, None)

@@ -19,7 +19,7 @@ from remtta.runs.reading import read_rows
 from remtta.runs.scribe import Scribe
 from remtta.runs.states import load_position, load_state
 from tests.records import record_of, rows_of
-from tests.runs.test_resume import camera, finish
+from tests.runs.test_resume import assert_same_results, camera, finish
 from tests.runs.tiny import adapt_tiny
 
 
@@ -46,6 +46,22 @@ def test_rows_that_were_changed_since_they_were_saved_are_reported(frames: Path,
     with pytest.raises(UsageError, match=r"predictions.jsonl was changed since it was saved; restore it, or start"):
         adapt_tiny(frames, tmp_path / "run", resume=True)
     assert path.read_bytes() == changed
+
+
+@pytest.mark.parametrize("kill", [0, 2], ids=["before the first save", "after a save"])
+def test_frames_of_rows_after_the_last_save_must_come_again(kill: int, frames: Path, tmp_path: Path) -> None:
+    folder = killed(frames, tmp_path / "run")[kill]
+    names = [frames / f"frame_{number}.png" for number in range(12)]
+    before, place = (folder / PREDICTIONS).read_bytes(), load_position(folder / STATE, Place)[0].frames
+    swapped = [*names[: place + 1], names[place + 2], names[place + 1], *names[place + 3 :]]
+    message = rf"frame {place + 1} of .*frame_{place + 2}\.png, and was .*frame_{place + 1}\.png"
+    with pytest.raises(UsageError, match=message):
+        adapt_tiny(swapped, folder, resume=True)
+    with pytest.raises(UsageError, match=rf"holds {place + 1} frames?, and the run had seen {place + 3}"):
+        adapt_tiny(names[: place + 1], folder, resume=True)
+    assert (folder / PREDICTIONS).read_bytes() == before
+    adapt_tiny(names, folder, resume=True)
+    assert_same_results(folder, frames.parent / "whole")
 
 
 @pytest.mark.parametrize("damage", [b'{"index": 7, "sou\n', b"[1]\n", b"\xff\xfe\n"])
