@@ -71,7 +71,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name that is none of these, with the closest of them."""
     names = list(known)
     close = difflib.get_close_matches(name.lower(), names, n=1)
-    meant = f"did you mean {close[0]}? There are" if close else "choose"
+    meant = f"did you mean {close[0]}? Available:" if close else "choose"
     return UsageError(f'unknown {what} "{name}"; {meant} {", ".join(names)}')
 
 

@@ -57,9 +57,9 @@ class GivenImages:
         usual, largest = float((torch.maximum(mean, 1 - mean) / std).max()), float(images.abs().max())
         if largest > _FAR * usual and not self._warned["range"]:
             _log.warning(
-                "float images must be preprocessed (up to %.1f), but these reach %.0f; raw images must be uint8",
-                usual,
+                "float images reach %.0f, preprocessed ones at most %.1f; preprocess them, or give raw images as uint8",
                 largest,
+                usual,
             )
             self._warned["range"] = True
 

@@ -165,7 +165,8 @@ def _read(source: str, limit: int, way: Preprocessing, wait: Callable[[], None])
         stream.close()
     if (readable := sum(frame.image is not None for frame in frames)) < MIN_IMAGES:
         reason = next((f"; {frame.source}: {frame.error}" for frame in frames if frame.error), "")
-        raise StreamError(f"{source}: {counted(readable, 'readable image')}, and the doctor needs {MIN_IMAGES}{reason}")
+        found = counted(readable, "readable image")
+        raise StreamError(f"{source}: {found}, but at least {MIN_IMAGES} are needed{reason}")
     return frames
 
 

@@ -11,7 +11,7 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
-from remtta.errors import UsageError
+from remtta.errors import UsageError, counted
 from remtta.files import read_text
 from remtta.models.hashing import state_sha256
 from remtta.models.inside import config_of, look_inside, num_classes_of
@@ -96,7 +96,7 @@ def read_labels(labels: Sequence[str] | str | Path | None) -> Sequence[str] | No
 
 def checked_labels(labels: Sequence[str], model: Any) -> list[str]:
     if len(labels) != model.num_classes:
-        raise UsageError(f"there are {len(labels)} labels, but the model has {model.num_classes} classes")
+        raise UsageError(f"got {counted(len(labels), 'label')} for a model with {model.num_classes} classes")
     return list(labels)
 
 

@@ -139,7 +139,7 @@ def _tell_assumed(checkpoint: Path | str, name: str, config: Mapping[str, Any]) 
     """Log the mean and standard deviation used for a file without them: models of the same shape differ in these."""
     mean, std = (" ".join(f"{value:.4g}" for value in config[key]) for key in ("mean", "std"))
     _log.info(
-        "%s does not record its preprocessing, so that of %s is used (--mean %s --std %s); remtta doctor checks it",
+        "%s does not record its preprocessing; using that of %s (--mean %s --std %s), which remtta doctor can check",
         checkpoint,
         name,
         mean,

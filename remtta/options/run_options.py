@@ -91,7 +91,7 @@ class RunOptions:
     max_ms: Annotated[
         float | None,
         _output(
-            "Mean time per frame in ms; to keep to it, updates are skipped, never predictions.", above=0, below=math.inf
+            "Mean time per frame in ms; updates are skipped to keep to it, predictions never.", above=0, below=math.inf
         ),
     ] = None
     realtime: Annotated[bool, _output("Skip updates, never predictions, to keep up with a video or live source.")] = (

@@ -214,6 +214,4 @@ class Run:
 def _warn_if_unjudged(summary: RunSummary, options: RunOptions) -> None:
     """Warn if there were too few frames for `expire_below`."""
     if options.expire_below is not None and summary.num_predicted < WINDOW:
-        _log.warning(
-            "--expire-below needs %d frames, and there were %d: nothing was judged", WINDOW, summary.num_predicted
-        )
+        _log.warning("--expire-below needs %d frames; with %d, accuracy was not checked", WINDOW, summary.num_predicted)

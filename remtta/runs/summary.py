@@ -131,6 +131,7 @@ class RunSummary:
         """Return a few lines of text for the user."""
         place = self.place
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
+        how += "; --resume continues" if self.signum else ""
         dropped = f"{place.dropped} dropped for newer ones, " if place.dropped else ""
         by_source = f"{counted(place.by_source, 'frame')} answered by the source"
         unrelated = "none, as no relation between successive frames was found"

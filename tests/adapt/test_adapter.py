@@ -262,7 +262,7 @@ def test_raw_values_as_floats_are_warned_of_once(caplog: pytest.LogCaptureFixtur
     assert not caplog.messages
     for _ in range(2):
         adapter(255 * torch.rand(5, 3, 32, 32))
-    assert len(caplog.messages) == 1 and "raw images must be uint8" in caplog.text
+    assert len(caplog.messages) == 1 and "give raw images as uint8" in caplog.text
 
 
 def test_the_callers_random_numbers_stay_as_they_are() -> None:
@@ -318,7 +318,7 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
             list(stream(source, adapter_of()))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"stream needs a remtta\.Adapter, got VisionTransformer"):
         list(stream([], tiny_vit()))  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="1 labels, but the model has"):
+    with pytest.raises(UsageError, match="got 1 label for a model with 7 classes"):
         adapter_of(labels=["a"])
     with pytest.raises(ModelError, match=r"is torch\.float16; adapt a float32 model"):
         Adapter(tiny_vit().half(), "fast")

@@ -77,7 +77,7 @@ _CORRUPT: list[tuple[list[str], int, str]] = [
     (["frames", "text.jpg/out"], 2, "text.jpg is a file, so text.jpg/out cannot be a folder"),
     (["frames", "c", "-c", "fog"], 2, "c/fog exists, but no corrupt.json says how it was made"),
     (["frames", "odd"], 2, "odd/corrupt.json cannot be read as a record of remtta corrupt"),
-    (["frames", "out", "-c", "gausian_noise"], 2, "did you mean gaussian_noise? There are"),
+    (["frames", "out", "-c", "gausian_noise"], 2, "did you mean gaussian_noise? Available:"),
     (["frames", "out", "-s", "x"], 2, "--severity takes whole numbers such as 1,2,3, got x"),
     (["frames", "out", "-s", "0,1"], 2, "severity must be from 1 to 5, got 0"),
 ]

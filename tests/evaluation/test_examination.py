@@ -71,7 +71,7 @@ def test_images_that_tell_the_model_little_get_no_verdict(tmp_path: Path, capsys
 
 def test_too_few_images_are_refused(signs: Path, capfd: pytest.CaptureFixture[str]) -> None:
     told = refusal_of(capfd, "doctor", signs / "stop", "--model", "remtta-demo")
-    assert told == (1, f"Error: {signs / 'stop'}: 5 readable images, and the doctor needs 16")
+    assert told == (1, f"Error: {signs / 'stop'}: 5 readable images, but at least 16 are needed")
 
 
 def test_candidates_have_each_preprocessing_once() -> None:

@@ -126,7 +126,7 @@ def test_a_run_tells_its_accuracy_and_continues_as_calibrated(tmp_path: Path, ca
     assert set(rows[-1]["estimate"]) == {"answers", "adapted", "source"}
     assert record["accuracy"]["calibration"]["images"] == 40 and (whole / "events.jsonl").exists()
     assert "estimated accuracy of the last frames: answers" in summary.report()
-    assert "--expire-below needs 500 frames, and there were 120: nothing was judged" in caplog.text
+    assert "--expire-below needs 500 frames; with 120, accuracy was not checked" in caplog.text
     stop_after(2, frames, parts, "tent", options=options, source_data=clean)
     adapt_tiny(frames, parts, "tent", options=options, resume=True)  # without the images
     assert (parts / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()

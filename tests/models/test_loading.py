@@ -178,7 +178,7 @@ def test_a_thousand_classes_are_imagenets(tmp_path: Path) -> None:
 def test_labels_of_another_number_of_classes_are_refused(checkpoint: Path) -> None:
     with pytest.raises(UsageError) as caught:
         _load(checkpoint, labels=["cat", "dog"])
-    assert str(caught.value) == "there are 2 labels, but the model has 7 classes"
+    assert str(caught.value) == "got 2 labels for a model with 7 classes"
 
 
 def test_a_preprocessing_that_a_file_does_not_name_is_reported(
@@ -187,7 +187,7 @@ def test_a_preprocessing_that_a_file_does_not_name_is_reported(
     caplog.set_level("INFO", "remtta")
     _load(checkpoint)
     assert (
-        "so that of vit_tiny_patch16_224 is used (--mean 0.5 0.5 0.5 --std 0.5 0.5 0.5); remtta doctor" in caplog.text
+        "using that of vit_tiny_patch16_224 (--mean 0.5 0.5 0.5 --std 0.5 0.5 0.5), which remtta doctor" in caplog.text
     )
     caplog.clear()
     _load(checkpoint, mean=(0.5, 0.5, 0.5))
