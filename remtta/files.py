@@ -24,7 +24,7 @@ except ImportError:  # Windows
 
 LOCK = ".lock"
 _TRIES, _PAUSE_S = 5, 0.02
-_IN_USE = "another run is writing to {}; choose another --output, or wait for it"
+IN_USE = "another run is writing to {}; choose another --output, or wait for it"
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
 
 _log = logging.getLogger("remtta")
@@ -99,15 +99,13 @@ def check_not_input(path: Path, option: str, inputs: Iterable[str | Path | None]
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
-    """Call `write` on a temporary file beside `path`, then rename it.
+    """Call `write` on a temporary file beside `path`, then rename it; raise OutputError if the file cannot be written;
+    an existing file is left unchanged.
 
     Args:
         write: Called with the path of the temporary file.
         durable: Sync, so that the file survives a power failure; without it, such a failure may leave an empty file.
             For thousands of small files that can be made again, syncing would take most of the time.
-
-    Raises:
-        OutputError: If the file cannot be written; an existing file is left unchanged.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -176,17 +174,9 @@ def is_locked(folder: Path) -> bool | None:
     return False
 
 
-def check_not_in_use(folder: Path) -> None:
-    """Raise UsageError if another run is writing to a folder."""
-    if is_locked(folder):
-        raise UsageError(_IN_USE.format(folder))
-
-
 class FolderLock:
     """A lock on a folder, created if needed, for a single writing process; released when that ends, however it ends.
-
-    Raises:
-        UsageError: If another run is writing to it.
+    Raise UsageError if another run is writing to it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -206,7 +196,7 @@ class FolderLock:
             return
         if not held:
             self._file.close()
-            raise UsageError(_IN_USE.format(folder))
+            raise UsageError(IN_USE.format(folder))
 
     def _taken(self) -> bool:
         """Try to acquire the lock; another process's `is_locked` may hold it for a moment."""

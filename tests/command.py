@@ -1,7 +1,5 @@
 """The command, in a process of its own or in this one."""
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib

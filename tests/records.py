@@ -1,7 +1,5 @@
 """Read the files of a run or an evaluation without using the code that wrote them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

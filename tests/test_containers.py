@@ -1,7 +1,5 @@
 """The container's files in examples/container: what they start, mount and say fits this version."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """The documents point to things that exist: links, headings, files, modules, and options of the commands they show."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import shlex

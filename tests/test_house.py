@@ -1,7 +1,5 @@
 """Sizes and names that keep the code easy to read, and what the package says of itself."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterator

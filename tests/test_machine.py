@@ -1,7 +1,5 @@
 """What a container may use of its machine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -18,12 +16,7 @@ OLD = {
     "memory/box/memory.limit_in_bytes": f"{300 * MIB}",
     "memory/memory.limit_in_bytes": f"{2**62}",
 }
-NEW = {
-    "box/cpu.max": "max 100000",
-    "cpu.max": "{quota} 100000",
-    "box/memory.max": f"{300 * MIB}",
-    "memory.max": "max",
-}
+NEW = {"box/cpu.max": "max 100000", "cpu.max": "{quota} 100000", "box/memory.max": f"{300 * MIB}", "memory.max": "max"}
 
 
 @pytest.mark.parametrize("quota", [50_000, 150_000])

@@ -1,7 +1,5 @@
 """The tables of docs/options.md are generated from the options' fields: `python -m tests.test_options_page write`."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import defaultdict

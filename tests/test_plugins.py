@@ -1,7 +1,5 @@
 """Methods of other packages: the one in examples/plugin/ runs as built-in methods do, and wrong ones are refused."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

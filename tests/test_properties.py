@@ -1,7 +1,5 @@
 """Whatever a user, a pipe or a damaged file holds: it is read, or refused in a line of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """The command lines that the documents show are run, on tiny data, unless there is a reason not to."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from pathlib import Path

@@ -26,9 +26,7 @@ from remtta.methods.settings.rem_config import Masking
 from remtta.models.card import card_of, checked_labels
 from remtta.models.described import Described, Output
 from remtta.models.preprocessing import Preprocessing
-from remtta.options import DEFAULT_BATCH_SIZE, GuardOptions, RunOptions
-from remtta.options.guard_options import Action, Answer
-from remtta.options.run_options import Smooth
+from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
 from remtta.runs.record import delta_of, used_settings
 from remtta.runs.states import load_whole
 

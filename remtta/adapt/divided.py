@@ -72,15 +72,12 @@ class _Common:
 
 
 class Divided(Site):
-    """The runs of streams that are divided among workers.
+    """The runs of streams that are divided among workers; raise UsageError if a worker could not open a stream.
 
     Args:
         model: The model at its source weights; each worker gets a copy.
         streams: Streams by name, as returned by `open_streams`.
         on_batch: Called from time to time.
-
-    Raises:
-        UsageError: If a worker could not open a stream.
     """
 
     def __init__(
@@ -142,7 +139,6 @@ class Divided(Site):
             self.write()
 
     def _worker_results(self) -> Generator[tuple[int, dict[str, RunSummary]]]:
-        """Yield the results of each worker's streams."""
         if self._engine == "ray":
             from remtta.engines.cluster import on_ray
 
@@ -211,8 +207,6 @@ class _Tail:
 
 
 class _AsJson(logging.Formatter):
-    """Formats a log message as level and text."""
-
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps([record.levelno, record.getMessage()])
 
@@ -259,7 +253,6 @@ def _messages(path: Path, level: int) -> Iterator[None]:
 
 
 def _file(folder: Path, number: int, suffix: str) -> Path:
-    """Return the path of a worker's reports or log messages."""
     return folder / WORKERS / f"{number}{suffix}"
 
 
@@ -280,5 +273,4 @@ def _read_reports(path: Path) -> dict[str, Any]:
 
 
 def _unpacked(content: Mapping[str, Any]) -> RunSummary:
-    """Restore a summary from its JSON form."""
     return RunSummary(**{**content, "output": Path(content["output"]), "place": Place(**content["place"])})

@@ -68,17 +68,14 @@ def own_guard(method: str, options: RunOptions) -> RunOptions:
 def plan_run(
     model: nn.Module, card: ModelCard, stream: Stream, folder: Path, setup: Setup, wait: Callable[[], None]
 ) -> Plan:
-    """Set up a method on a model at its source weights, to adapt it to a stream.
+    """Set up a method on a model at its source weights, to adapt it to a stream. Raise UsageError if a stream cannot
+    use the method, or options do not apply to it; ModelError if the method cannot adapt the model; DeltaError if the
+    delta does not fit the model.
 
     Args:
         model: The model, into which a starting delta is loaded.
         folder: The run's folder, which may hold an earlier part of the run.
         wait: Called from time to time; may raise to stop.
-
-    Raises:
-        UsageError: If a stream cannot use the method, or options do not apply to it.
-        ModelError: If the method cannot adapt the model.
-        DeltaError: If the delta does not fit the model.
     """
     options = own_guard(setup.method, setup.options)
     resuming = options.resume and (folder / RECORD).exists()
@@ -91,19 +88,15 @@ def plan_run(
 def set_up(
     model: nn.Module, card: ModelCard, setup: Setup, wait: Callable[[], None], earlier: Mapping[str, Any] | None = None
 ) -> tuple[ObservedMethod, MethodConfig, Mapping[str, Any] | None]:
-    """Set a method and its observers up on a model at its source weights.
+    """Set a method and its observers up on a model at its source weights; raise RemttaError as of `plan_run`.
+
+    Return them, the method's settings, and what it learned from source images, for the record.
 
     Args:
         model: The model, which the delta's weights are put into.
         setup: How it is adapted, with the guard's action and answer filled in.
         wait: Called now and then meanwhile; may raise to stop.
         earlier: The record of the run to resume.
-
-    Returns:
-        The method with its observers, its settings, and what it learned from source images, for the record.
-
-    Raises:
-        RemttaError: As of `plan_run`.
     """
     method, delta, source_data, options = setup.method, setup.delta, setup.source_data, setup.options
     config = settings_of(method, setup.config, batch_size=options.batch_size)
@@ -121,11 +114,7 @@ def set_up(
         check_base(delta, card.sha256)
         built.load_delta(delta.tensors, delta.updates)
     smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
-    return (
-        ObservedMethod(built, [each for each in (guard, estimator, smoother) if each]),
-        config,
-        learned,
-    )
+    return (ObservedMethod(built, [each for each in (guard, estimator, smoother) if each]), config, learned)
 
 
 def warn_of_change(model: nn.Module, card: ModelCard) -> None:
@@ -177,7 +166,6 @@ def _warn_of_guard(plan: Plan) -> None:
 
 
 def _check_method(adapter: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:
-    """Raise if a stream cannot use a method, or options do not apply to it."""
     if adapter.objective.needs_labels:
         raise UsageError(f"{name} needs labels, and a stream has none; use it in remtta eval")
     if options.save_full and adapter.objective.delta_refusal:

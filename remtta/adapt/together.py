@@ -34,17 +34,14 @@ _stream: ContextVar[str | None] = ContextVar("stream", default=None)
 
 
 class Together(Site):
-    """The runs of streams that share a model.
+    """The runs of streams that share a model. Raise UsageError if the method changes more than norms, or a stream
+    cannot use it; DeltaError if the delta does not fit the model.
 
     Args:
         model: The model at its source weights.
         on_batch: Called after every batch of any stream.
         on_change: Called before the first batch, when a stream has ended, and at the end.
         options_of: Returns the options of a stream; by default those of the setup.
-
-    Raises:
-        UsageError: If the method changes more than norms, or a stream cannot use it.
-        DeltaError: If the delta does not fit the model.
     """
 
     def __init__(
@@ -83,7 +80,6 @@ class Together(Site):
         log_plan(next(iter(self._runs.values())).plan)
 
     def execute(self) -> None:
-        """Run all streams to their ends."""
         self._changed()
         threads = [
             threading.Thread(target=self._run, args=(name,), name=f"remtta-{name}", daemon=True) for name in self._runs
@@ -109,7 +105,6 @@ class Together(Site):
             self._turns.take(self._changed, Interrupts())
 
     def reports(self) -> dict[str, StreamReport]:
-        """Return a report on each stream; can be called at any time from any thread."""
         return {name: report_of(run) for name, run in self._runs.items()}
 
     def _report_batch(self) -> None:
@@ -119,7 +114,6 @@ class Together(Site):
 
 
 def _check_norms_only(own: Method, method: str) -> None:
-    """Raise UsageError if every stream would need a model of its own."""
     if not own.norms_only:
         raise UsageError(
             f"{method} changes every weight, so the streams of --streams could not share a model; run it on each "

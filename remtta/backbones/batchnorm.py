@@ -153,15 +153,13 @@ class BatchStatistics(TorchFunctionMode):
         momentum: float = 0.1,
         eps: float = 1e-5,
     ) -> Tensor:
-        if running_mean is None or running_var is None or training:  # it has no running statistics
-            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         name = self._names.get(id(running_mean))
-        if self.moves and name is not None:
+        if name is None or running_mean is None or running_var is None or training:  # not one of these batch norms
+            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+        if self.moves:
             mean, variance = self._follow(name, input)
             return _normalised(input, mean, variance, weight, bias, eps)
         prior = max(0, FEW - len(input)) if self._prior is None else self._prior
-        if name is None:
-            return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
         if not prior and input.numel() > input.shape[1]:
             return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)
         share = len(input) / (len(input) + prior)

@@ -17,11 +17,9 @@ _NORMS: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, n
 
 
 def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[str, nn.Parameter]:
-    """Return the norm parameters that adapt by name (as in `backbone.module.named_parameters()`), in model order.
-
-    Raises:
-        ModelError: If nothing is left to adapt.
-        UsageError: If the selection cannot be parsed, or names a block that does not exist.
+    """Return the norm parameters that adapt by name (as in `backbone.module.named_parameters()`), in model order. Raise
+    ModelError if nothing is left to adapt; UsageError if the selection cannot be parsed, or names a block that does not
+    exist.
     """
     if not norm_modules(backbone.module):
         raise ModelError(

@@ -25,10 +25,8 @@ class Transformer(Backbone):
     define `_begin`, which turns embedded images into tokens, and `_run`, which runs a block.
 
     Tokens are (B, P + N, D): P prefix tokens (class token first, if there is one), then N patch tokens. Blocks may take
-    more than tokens, e.g. the position of each token's patch: `enter` returns it for every block.
-
-    Raises:
-        ModelError: If it does not pool its tokens.
+    more than tokens, e.g. the position of each token's patch: `enter` returns it for every block. Raise ModelError if
+    it does not pool its tokens.
     """
 
     architecture: ClassVar[Any]
@@ -166,7 +164,6 @@ class Transformer(Backbone):
         return self.module.forward_head(tokens)
 
     def _before_last(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
-        """Return the tokens entering the last block."""
         for block, place in zip(self.blocks[:-1], places, strict=False):
             tokens = self._run(block, tokens, place)
         return tokens

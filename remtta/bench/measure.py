@@ -61,11 +61,8 @@ class Measurement:
 
 
 def run_bench(options: BenchOptions) -> list[Measurement]:
-    """Measure all subjects, round by round.
-
-    Raises:
-        UsageError: If the model or device does not exist.
-        ModelError: If a method cannot adapt the model.
+    """Measure all subjects, round by round. Raise UsageError if the model or device does not exist; ModelError if a
+    method cannot adapt the model.
     """
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -97,11 +94,8 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
 
 
 def prepare(subject: str, options: BenchOptions) -> Prepared:
-    """Build a subject and its step on random images.
-
-    Raises:
-        UsageError: If the model does not exist.
-        CheckpointError: If the checkpoint does not fit it.
+    """Build a subject and its step on random images. Raise UsageError if the model does not exist; CheckpointError if
+    the checkpoint does not fit it.
     """
     device = select_device(options.device)
     torch.manual_seed(options.seed)

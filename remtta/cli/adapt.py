@@ -104,7 +104,6 @@ def _adapt(
     viewers: list[Viewer],
     watch: dict[str, Any],
 ) -> RunSummary | SiteSummary:
-    """Adapt to one stream, or to many."""
     from remtta.adapt.many_streams import adapt_streams
     from remtta.adapt.one_stream import adapt_stream
 

@@ -64,10 +64,7 @@ def load_classifier(model: ModelOptions, device: str, *, start: Delta | None = N
     """Load the model.
 
     If there is a `start`, the model is the one on which it was made. Unless `quiet`, progress is shown for the class
-    embeddings of a zero-shot model.
-
-    Raises:
-        RemttaError: If the model cannot be loaded, or is not the delta's.
+    embeddings of a zero-shot model. Raise RemttaError if the model cannot be loaded, or is not the delta's.
     """
     from remtta.deltas.base_model import base_options
     from remtta.models.loading import load

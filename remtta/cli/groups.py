@@ -29,11 +29,8 @@ class _Leaf(NamedTuple):
 def flat(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command in a form for Typer: a function of all options of its groups.
 
-    Its `members` are the options by name.
-
-    Raises:
-        TypeError: If `Only` names an option that its group does not have.
-        ValueError: If two options have the same name.
+    Its `members` are the options by name. Raise TypeError if `Only` names an option that its group does not have;
+    ValueError if two options have the same name.
     """
     own = _parameters(command)
     leaves = sorted((leaf for member in own for leaf in _leaves(member)), key=_place)
@@ -58,7 +55,6 @@ def _parameters(command: Callable[..., None]) -> list[Member]:
 
 
 def _leaves(member: Member) -> Iterator[_Leaf]:
-    """Yield the options of a parameter or field."""
     if given := member.first(Given):
         yield from (_Leaf(each, None) for each in members_of(given.config) if each.option)
     elif member.is_group:
@@ -115,7 +111,6 @@ def _is_text(member: Member) -> bool:
 
 
 def _parameter(leaf: _Leaf) -> inspect.Parameter:
-    """Return a leaf as a parameter for Typer."""
     member, option = leaf.member, leaf.member.option
     kind, default = _kind(member), _default(leaf)
     metadata: Any = member.first(typer.models.ArgumentInfo)

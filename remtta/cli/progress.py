@@ -29,11 +29,7 @@ _Show = Callable[[int, int | None, str, float], None]
 def progress(
     num_frames: int | None, *, hidden: bool, lines: bool = False
 ) -> Iterator[Callable[[RunSummary | SiteSummary], None]]:
-    """Yield a function that shows the counts of a run so far.
-
-    Args:
-        lines: Show lines instead of a bar on a terminal, too.
-    """
+    """Yield a function that shows the counts of a run so far; with `lines`, never as a bar."""
     with _shown("adapting", "frames", hidden, lines) as show:
         yield lambda run: show(run.num_frames, num_frames, counted(run.num_updates, "update"), run.images_per_s)
 

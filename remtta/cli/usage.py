@@ -160,10 +160,7 @@ def refuse_empty(args: Sequence[str]) -> None:
 
 def spread_values(args: Sequence[str]) -> list[str]:
     """Allow one `--model-kwargs` to take several key=value pairs, as timm's scripts do, and one number to stand for
-    several.
-
-    Raises:
-        UsageError: If an option of several numbers has the wrong number of them.
+    several; raise UsageError if an option of several numbers has the wrong number of them.
     """
     spread: list[str] = []
     words = list(args)

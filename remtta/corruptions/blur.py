@@ -47,11 +47,9 @@ def glass_blur(
 def shuffled_nearby(height: int, width: int, distance: int, passes: int, rng: np.random.Generator) -> np.ndarray:
     """Return the source position of each pixel after random swaps with pixels up to `distance` rows and columns away.
 
-    A pass goes from the bottom right to the top left, so a pixel may be swapped several times, and carried further.
-    Each swap therefore depends on earlier ones, so this is a plain loop over positions, which is fast enough.
-
-    Returns:
-        Shape (H * W,): flat positions, each once.
+    Positions are flat, shape (H * W,), each once. A pass goes from the bottom right to the top left, so a pixel may be
+    swapped several times, and carried further. Each swap therefore depends on earlier ones, so this is a plain loop
+    over positions, which is fast enough.
     """
     positions = range(height * width)
     order = list(positions) if len(positions) <= _LIST_UP_TO else array("q", positions)

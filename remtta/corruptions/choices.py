@@ -26,10 +26,7 @@ class CorruptOptions:
 
     `seed` together with a file's corruption, severity and path below the source determines every random choice.
     Corruptions and severities are sorted into their standard order and deduplicated; combinations such as fog+snow come
-    last.
-
-    Raises:
-        UsageError: If a value is out of range; the message names it.
+    last. Raise UsageError if a value is out of range; the message names it.
     """
 
     severities: Annotated[

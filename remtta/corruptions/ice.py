@@ -69,7 +69,6 @@ def _ridges(rng: np.random.Generator, wavelength: float) -> Array:
 
 
 def _feathers(rng: np.random.Generator) -> Array:
-    """Return feathers of ice all over the tile."""
     tiles = np.zeros((_DRAWN_SIZE, _DRAWN_SIZE), dtype=np.float32)
     for _ in range(_NUM_FEATHERS):
         feather = _feather(rng, length=float(rng.uniform(40, 170)))

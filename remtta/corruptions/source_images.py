@@ -30,10 +30,8 @@ class SourceImage:
 def find_images(source: Path, destination: Path, limit: int | None = None) -> list[SourceImage]:
     """Return the images in a folder and its subfolders in natural order, or the single image `source`.
 
-    Trees that remtta corrupt made earlier are left out. The limit is per class (the folders in `source`).
-
-    Raises:
-        UsageError: If `source` does not exist or holds no images, or `destination` is or lies in it.
+    Trees that remtta corrupt made earlier are left out. The limit is per class (the folders in `source`). Raise
+    UsageError if `source` does not exist or holds no images, or `destination` is or lies in it.
     """
     if not os.path.exists(source):
         raise UsageError(f"{source}: no such file or folder")

@@ -123,7 +123,6 @@ def _outcome(summary: TreeSummary) -> dict[str, Any]:
 def _outcomes(
     images: Sequence[SourceImage], destination: Path, options: CorruptOptions, interrupts: Interrupts
 ) -> Generator[Outcome]:
-    """Yield the outcome of each image as it is finished."""
     jobs = min(num_jobs(options.jobs), len(images))
     if jobs == 1 and options.engine == "processes":
         for image in images:

@@ -38,11 +38,9 @@ def settings_of(source: Path, options: CorruptOptions) -> dict[str, Any]:
 
 
 def claim(destination: Path, source: Path, options: CorruptOptions) -> dict[str, list[int]]:
-    """Prepare the root of a tree and write its record; return its severities, so far and now, by corruption.
-
-    Raises:
-        UsageError: If the folder holds a tree with other settings, or corruptions that remtta did not make.
-        OutputError: If it cannot be written to.
+    """Prepare the root of a tree and write its record; return its severities, so far and now, by corruption. Raise
+    UsageError if the folder holds a tree with other settings, or corruptions that remtta did not make; OutputError if
+    it cannot be written to.
     """
     check_can_hold(destination, "a folder", "DST")
     earlier = _read(destination)
@@ -78,11 +76,8 @@ def _remove_leftovers(destination: Path, earlier: dict[str, Any]) -> None:
 def finish(
     destination: Path, source: Path, options: CorruptOptions, contents: dict[str, list[int]], outcome: dict[str, Any]
 ) -> None:
-    """Write corrupt.json at the end, including what another run has added to the tree meanwhile.
-
-    Raises:
-        OutputError: If the file cannot be written.
-        UsageError: If it was replaced by something that is not a record.
+    """Write corrupt.json at the end, including what another run has added to the tree meanwhile. Raise OutputError if
+    the file cannot be written; UsageError if it was replaced by something that is not a record.
     """
     others = _contents(_read(destination) or {"corruptions": {}})
     names = in_order([*contents, *others])

@@ -41,11 +41,8 @@ class Outcome:
 
 
 def corrupt_file(image: SourceImage, destination: Path, options: CorruptOptions, stopped: Callable[[], int]) -> Outcome:
-    """Write an image's missing files, until `stopped`, which is called before every file, returns true.
-
-    Raises:
-        OutputError: If a file cannot be written.
-        RemttaError: If the image cannot be corrupted, e.g. for lack of memory.
+    """Write an image's missing files, until `stopped`, which is called before every file, returns true. Raise
+    OutputError if a file cannot be written; RemttaError if the image cannot be corrupted, e.g. for lack of memory.
     """
     ways = [(name, severity) for name in options.corruptions for severity in options.severities]
     missing = [(name, severity) for name, severity in ways if not _is_there(image, destination, name, severity)]

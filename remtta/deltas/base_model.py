@@ -23,14 +23,8 @@ from remtta.models.prompts import TEMPLATES
 from remtta.options import ModelOptions
 
 _OPTIONS = (
-    "checkpoint",
-    "use_ema",
-    "num_classes",
-    "model_kwargs",
-    "input_size",
-    "labels",
-    "prompts",
-    "text_embeddings",
+    *("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size"),
+    *("labels", "prompts", "text_embeddings"),
 )
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 _WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz")
@@ -45,17 +39,14 @@ _POOLS = ("", "avg", "avgmax", "max", "token", "map")
 
 
 def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOptions:
-    """Return the options that build the model on which a delta was made, overridden by the given ones.
+    """Return the options that build the model on which a delta was made, overridden by the given ones. Raise DeltaError
+    if a model of another name is given, or the header sets something it must not; UsageError if the user has to name
+    the base: it is another file, a download, or a model that `load_model` did not build.
 
     Args:
         delta: The delta. If it was read from a file, only safe values are taken from it: the sizes of the model and, in
             a run's folder, the checkpoint named in its `run.json`.
         given: Overrides; None, False or empty values keep the delta's own.
-
-    Raises:
-        DeltaError: If a model of another name is given, or the header sets something it must not.
-        UsageError: If the user has to name the base: it is another file, a download, or a model that `load_model` did
-            not build.
     """
     chosen = _only_set(vars(given or ModelOptions()))
     if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):

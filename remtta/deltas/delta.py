@@ -156,13 +156,8 @@ def apply_delta(model: nn.Module, delta: Delta) -> None:
 def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dtype] | None = None) -> list[str]:
     """Write a model's whole state as a safetensors checkpoint, atomically; a zero-shot model's in open_clip's layout.
 
-    Each tensor is stored in its dtype in the base checkpoint, given by name, if that needs no rounding.
-
-    Returns:
-        Names of tensors that had to keep the model's own, wider dtype.
-
-    Raises:
-        OutputError: If the file cannot be written.
+    Each tensor is stored in its dtype in the base checkpoint, given by name, if that needs no rounding; return names of
+    those that had to keep the model's own, wider one. Raise OutputError if the file cannot be written.
     """
     state, widened = {}, []
     for name, tensor in checkpoint_state(model).items():

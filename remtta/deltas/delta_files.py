@@ -31,10 +31,8 @@ def delta_file(path: Path) -> Path:
 
 def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the fields of a delta except its tensors, and the tensors as finite arrays by name; see `delta_file`.
-
-    Raises:
-        DeltaError: If it is not a safetensors file, lacks a header field, or holds a value that is not finite.
-        UsageError: If the file does not exist.
+    Raise DeltaError if it is not a safetensors file, lacks a header field, or holds a value that is not finite;
+    UsageError if the file does not exist.
     """
     path = delta_file(path)
     try:

@@ -17,10 +17,6 @@ def _eight_bits(pixels: np.ndarray) -> np.ndarray:
     return (pixels.clip(0, 1) * 255).round().astype(np.uint8)
 
 
-def _clear(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return image
-
-
 def _noise(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Simulate a sensor at high gain with Gaussian noise."""
     return _eight_bits(image / 255 + rng.normal(0, 0.33, image.shape))
@@ -54,7 +50,7 @@ def _glare(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 CONDITIONS: dict[str, Condition] = {
-    "clear": _clear,
+    "clear": lambda image, rng: image,
     "noise": _noise,
     "blur": _blur,
     "fog": _fog,

@@ -106,14 +106,8 @@ def run_demo(
     """Run the embedded model through every condition, without and with adaptation.
 
     Writes the frames, the same frames in a labelled tree for `remtta eval`, a run folder per method, and the plot
-    `demo.png`.
-
-    Args:
-        on_batch: Called after every batch with the counts of the current method's run.
-
-    Raises:
-        UsageError: If the folder is not empty and may not be overwritten.
-        OutputError: If results cannot be written.
+    `demo.png`; `on_batch` is called after every batch with the counts of the current method's run. Raise UsageError if
+    the folder is not empty and may not be overwritten; OutputError if results cannot be written.
     """
     from remtta.demo.picture import draw_picture
 

@@ -160,7 +160,6 @@ def _signals_blocked() -> Iterator[None]:
 
 
 def _start(stop: Any) -> None:
-    """Set up a worker process."""
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)

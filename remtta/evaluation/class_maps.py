@@ -34,16 +34,11 @@ def map_classes(
     labels: Sequence[str] | None = None,
     class_map: Mapping[str, int] | None = None,
 ) -> ClassMap:
-    """Find the class number of every class folder.
+    """Find the class number of every class folder of all domains.
 
     The following are tried in order: the given map; ImageNet's wnids; numeric folder names; the model's class names;
-    and, if there are exactly as many folders as classes, alphabetical order.
-
-    Args:
-        folders: Names of all class folders, over all domains.
-
-    Raises:
-        UsageError: If a folder matches no class; the message names some.
+    and, if there are exactly as many folders as classes, alphabetical order. Raise UsageError if a folder matches no
+    class; the message names some.
     """
     names = sorted(set(folders))
     given = list(labels or ())

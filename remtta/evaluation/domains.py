@@ -133,14 +133,12 @@ def default_order(names: Iterable[str], all_: bool = False) -> list[str]:
 def wanted_domains(
     root: Path, found: Collection[str], domains: Sequence[str] | None, *, complete: bool, by_severity: bool
 ) -> list[str]:
-    """Return the domains to evaluate: those requested, or else the default ones.
+    """Return the domains to evaluate: those requested, or else the default ones; raise UsageError if a domain is
+    missing.
 
     Args:
         complete: If any of the fifteen standard corruptions is present, require all of them, unless `domains` is given.
         by_severity: Whether the layout has severities; only then does an incomplete set cause a warning.
-
-    Raises:
-        UsageError: If a domain is missing.
     """
     if not domains:
         absent = [name for name in STANDARD if name not in found]

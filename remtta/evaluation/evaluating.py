@@ -23,14 +23,14 @@ from remtta.errors import UsageError, counted
 from remtta.evaluation.class_maps import map_classes
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, delta_path
-from remtta.evaluation.plan import EvalPlan, checked_methods, read_earlier
+from remtta.evaluation.plan import EvalPlan, read_earlier
 from remtta.evaluation.results import summarise, write_results
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.tally import errors_by_round, tally_rows
 from remtta.evaluation.trial import Trial
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
-from remtta.methods.settings import MethodConfig
-from remtta.methods.settings.names import is_guarded, method_of
+from remtta.methods.settings import MethodConfig, settings_of
+from remtta.methods.settings.names import check_method_names, is_guarded, method_of
 from remtta.methods.source_data import check_source_data
 from remtta.models.card import card_of, labels_of, set_labels
 from remtta.models.described import Described
@@ -110,7 +110,9 @@ def evaluate(
         _log.warning(
             "the images keep their stored order, so seeds change only random methods; --order shuffled shuffles"
         )
-    chosen = checked_methods(methods, options.batch_size)
+    check_method_names(list(methods))
+    given = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)
+    chosen = {name: settings_of(method_of(name), each, batch_size=options.batch_size) for name, each in given.items()}
     check_source_data(map(method_of, chosen), source_data)
     base_sha256 = state_sha256(model)
     if delta is not None:

@@ -76,7 +76,8 @@ class Finding:
 def examine(
     model: nn.Module, source: str, *, limit: int = 100, wait: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
-    """Compare a model's predictions on images of a source under its own and under other preprocessings.
+    """Compare a model's predictions on images of a source under its own and under other preprocessings. Raise
+    UsageError if the source does not exist; StreamError if too few images can be read.
 
     Args:
         model: A classifier with the preprocessing to check.
@@ -87,10 +88,6 @@ def examine(
     Returns:
         The contents of `--json`: whether the preprocessing `fits`, None if the images do not tell; the `candidates`,
         the configured one first; the `better` one, or None; what `rem` would mask and adapt.
-
-    Raises:
-        UsageError: If the source does not exist.
-        StreamError: If too few images can be read.
     """
     card = card_of(model)
     frames = _read(source, limit, card.preprocessing, wait)
@@ -137,10 +134,8 @@ def are_telling(findings: Sequence[Finding]) -> bool:
 
 
 def better_than(findings: Sequence[Finding]) -> dict[str, Any] | None:
-    """Return the most informative other candidate if it is significantly better than the configured one, the first.
-
-    Returns:
-        Its title, and its lead in nats with the standard error by bootstrap, ready for JSON.
+    """Return the most informative other candidate if it is significantly better than the configured one, the first: its
+    title, and its lead in nats with the standard error by bootstrap, ready for JSON.
     """
     configured, *others = findings
     best = max(others, key=lambda each: each.information)

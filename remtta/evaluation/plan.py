@@ -21,8 +21,8 @@ from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
 from remtta.guard.smoothing import Smoother
 from remtta.methods.method import Method, build_method
-from remtta.methods.settings import METHOD_TABLE, MethodConfig, settings_of
-from remtta.methods.settings.names import action_of, answer_of, check_method_names, is_guarded, is_smoothed, method_of
+from remtta.methods.settings import METHOD_TABLE, MethodConfig
+from remtta.methods.settings.names import action_of, answer_of, is_guarded, is_smoothed, method_of
 from remtta.methods.source_data import learn_from_source
 from remtta.models.card import ModelCard
 from remtta.models.preprocessing import preprocessing_of
@@ -190,23 +190,11 @@ def _comparable(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str
 
 
 def read_earlier(record: Path) -> dict[str, Any]:
-    """Read the results so far of an evaluation from its `results.json`.
-
-    Raises:
-        RemttaError: If it cannot be read.
-        UsageError: If it is not the record of an evaluation.
+    """Read the results so far of an evaluation from its `results.json`. Raise RemttaError if it cannot be read;
+    UsageError if it is not the record of an evaluation.
     """
     earlier = read_record(record)
     settings = earlier.get("settings")
     if "status" not in earlier or not isinstance(settings, Mapping) or not isinstance(settings.get("methods"), Mapping):
         raise UsageError(f"{record} is damaged (not the record of an evaluation); start again with --overwrite")
     return earlier
-
-
-def checked_methods(
-    methods: Mapping[str, MethodConfig | Mapping[str, Any] | None] | Sequence[str], batch_size: int
-) -> dict[str, MethodConfig]:
-    """Return the settings of every method as of `settings_of`; raise UsageError if a name is unknown, too."""
-    check_method_names(list(methods))
-    given = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)
-    return {name: settings_of(method_of(name), config, batch_size=batch_size) for name, config in given.items()}

@@ -55,7 +55,6 @@ def _colours(methods: Sequence[str]) -> dict[str, Any]:
 
 
 def _legend(axes: Axes) -> None:
-    """Draw the legend beside the axes."""
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 

@@ -33,16 +33,13 @@ def write_results(folder: Path, content: dict[str, Any]) -> None:
 def summarise(
     tallies: Tallies, trials: Sequence[Mapping[str, Any]], order: Sequence[str], num_classes: int
 ) -> dict[str, Any]:
-    """Return the `methods` part of `results.json`.
+    """Return the `methods` part of `results.json`: for each method the means over seeds, their standard deviations and
+    standard errors, and the numbers of each seed.
 
     Args:
         trials: The record of each trial, with its method and seed, in the order of the table.
         order: Names of the domains, in the order of the table.
         num_classes: Classes of the model; with five or fewer, top-5 errors are left out.
-
-    Returns:
-        For each method the means over seeds, their standard deviations and standard errors, and the numbers of each
-        seed.
     """
     methods: dict[str, dict[str, Any]] = {}
     adapted: dict[str, list[Outcomes]] = {}
@@ -140,7 +137,6 @@ def _by_domain_over_seeds(seeds: Sequence[Mapping[str, Any]], name: str) -> dict
 def _gains(
     methods: Mapping[str, Mapping[str, Any]], adapted: Mapping[str, Sequence[Outcomes]], name: str
 ) -> dict[str, Any]:
-    """Return a method's gain over the source model, with standard errors."""
     source, content = methods.get("source"), methods[name]
     if source is None:
         return {"gain": None}

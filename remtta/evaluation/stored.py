@@ -46,11 +46,8 @@ def find_arrays(root: Path) -> dict[str, Path]:
 def open_arrays(
     root: Path, arrays: Sequence[Path], severities: Sequence[int], num_classes: int, limit: int | None
 ) -> Dataset:
-    """Open the given severities of arrays, with at most `limit` images of each.
-
-    Raises:
-        UsageError: If a file is not an array, has a wrong shape, or contains a class that the model lacks.
-        StreamError: If a file cannot be read.
+    """Open the given severities of arrays, with at most `limit` images of each. Raise UsageError if a file is not an
+    array, has a wrong shape, or contains a class that the model lacks; StreamError if a file cannot be read.
     """
     labels = _load_array(root / LABELS)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
@@ -128,11 +125,8 @@ def find_shards(root: Path) -> list[Path]:
 
 
 def open_shards(root: Path, shards: Sequence[Path], num_classes: int, limit: int | None) -> Dataset:
-    """Open a stored stream, or its first `limit` images; sizes are taken from the first image of each file.
-
-    Raises:
-        UsageError: If it holds no images, or classes that the model lacks.
-        StreamError: If a file cannot be read.
+    """Open a stored stream, or its first `limit` images; sizes are taken from the first image of each file. Raise
+    UsageError if it holds no images, or classes that the model lacks; StreamError if a file cannot be read.
     """
     members = list(islice((member for shard in shards for member in _members(shard)), limit))
     if not members:
@@ -175,14 +169,12 @@ def _members(path: Path) -> Iterator[_Member]:
 
 
 def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | None, limit: int | None) -> Dataset:
-    """Open the images of a list, or its first `limit`, as one domain in the order of the list.
+    """Open the images of a list, or its first `limit`, as one domain in the order of the list; raise UsageError if the
+    file cannot be read, an image is missing, or a class is unknown.
 
     Args:
         file: A line `path<TAB>class` or `path,class` per image, the class as a number or a name.
         root: Folder to which relative paths refer.
-
-    Raises:
-        UsageError: If the file cannot be read, an image is missing, or a class is unknown.
     """
     entries = _entries(file)[:limit]
     counts = Counter(names)

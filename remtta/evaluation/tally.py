@@ -123,10 +123,8 @@ class Tally:
     def summary(self) -> dict[str, Any]:
         """Return all metrics of these predictions.
 
-        Returns:
-            images; error in percent, and top5_error; ece in [0, 1]; diversity, the entropy of the histogram of
-            predicted classes in nats; and, of methods with masked views, tvd in [0, 1] and the mean entropy per view in
-            nats.
+        These are images; error in percent, and top5_error; ece in [0, 1]; diversity, the entropy of the histogram of
+        predicted classes in nats; and, with masked views, tvd in [0, 1] and the mean entropy per view in nats.
         """
         _, predicted, times = self.confusion
         summary: dict[str, Any] = {

@@ -62,11 +62,8 @@ def choose_folders(
 ) -> list[tuple[str, int | None, ClassFolders]]:
     """Return the requested domains and severities with their class folders.
 
-    The severity is 5 by default, or the only one available.
-
-    Raises:
-        UsageError: If a severity does not exist or has no class folders, or several exist, none of them 5, and none was
-            requested.
+    The severity is 5 by default, or the only one available. Raise UsageError if a severity does not exist or has no
+    class folders, or several exist, none of them 5, and none was requested.
     """
     severities, chosen = _severities(root, tree, names, requested), []
     for name in names:
@@ -100,14 +97,12 @@ def tree_domain(
     image_list: Sequence[str] | None,
     limit: int | None,
 ) -> Domain:
-    """Return a domain with the images of its class folders, or of a list, and at most `limit` of them.
+    """Return a domain with the images of its class folders, or of a list, and at most `limit` of them; raise UsageError
+    if there are no images, or images of the list are missing.
 
     Args:
         image_list: "class/name.JPEG" of each image to take, in order.
         limit: Take at most this many images, the same ones in all domains.
-
-    Raises:
-        UsageError: If there are no images, or images of the list are missing.
     """
     title = title_of(name, severity)
     if image_list is None:

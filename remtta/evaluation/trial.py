@@ -78,15 +78,10 @@ class Trial(Listener):
         return self._visits[self._position.visit]
 
     def run(self, state: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Go through the visits, resuming an earlier evaluation if `state` is not empty.
+        """Go through the visits, resuming an earlier evaluation if `state` is not empty; return the trial's record.
 
-        Returns:
-            The record of the trial.
-
-        Raises:
-            StreamError: If an image cannot be read and `on_error` is "stop", or no image of a domain can be read.
-            OutputError: If results cannot be written.
-            Stopped: If a signal arrived; the progress is saved.
+        Raise StreamError if an image cannot be read and `on_error` is "stop", or no image of a domain can be read;
+        OutputError if results cannot be written; Stopped if a signal arrived; the progress is saved.
         """
         plan, position = self._plan, self._position
         if state:
@@ -128,7 +123,6 @@ class Trial(Listener):
             self._save()
 
     def _run_visit(self, frames: Iterator[DecodedFrame]) -> None:
-        """Run the rest of the current visit."""
         position, visit = self._position, self._visit
         self._outcomes = {}
         if position.start:
@@ -195,7 +189,6 @@ class Trial(Listener):
         save_delta(path, delta_of(plan.card, name, settings, (whole, updates), self._position.frames_in_delta))
 
     def _record(self) -> dict[str, Any]:
-        """Return the trial's record."""
         position, method, guard = self._position, self._adapter.method, self._adapter.guard
         num_images = position.frames - position.skipped
         forwards, backwards = method.objective.passes()

@@ -25,13 +25,10 @@ _WRITERS: Mapping[Format, _Write] = {"onnx": write_onnx, "peft": write_peft, "ti
 
 
 def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
-    """Write the adapted model to a folder in a format, and verify it there; return the files.
-
-    Raises:
-        UsageError: If a package is missing, files exist already or are those of the model or the delta, another
-            process writes to the folder, or the format cannot hold the model.
-        OutputError: If a file cannot be written.
-        RemttaError: If the export fails, or its logits differ from the model's.
+    """Write the adapted model to a folder in a format, and verify it there; return the files. Raise UsageError if a
+    package is missing, files exist already or are those of the model or the delta, another process writes to the
+    folder, or the format cannot hold the model; OutputError if a file cannot be written; RemttaError if the export
+    fails, or its logits differ from the model's.
     """
     check_can_hold(output, "the folder of an export", "--output")
     with writing(output), _place(output) as place:

@@ -17,11 +17,9 @@ _MAX_BYTES = 2**31 - 1  # of a protobuf message
 
 
 def write_onnx(adapted: AdaptedModel, folder: Path) -> None:
-    """Write `model.onnx`: normalised images (B, 3, H, W) to logits (B, C), for any B.
-
-    Raises:
-        UsageError: If a package is missing, or the model is too large for one file.
-        RemttaError: If the model cannot be exported, or its logits differ from torch's.
+    """Write `model.onnx`: normalised images (B, 3, H, W) to logits (B, C), for any B. Raise UsageError if a package is
+    missing, or the model is too large for one file; RemttaError if the model cannot be exported, or its logits differ
+    from torch's.
     """
     onnx = needed("onnx", "export", "an export")
     proto = _exported(adapted)

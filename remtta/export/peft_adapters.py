@@ -16,11 +16,9 @@ from remtta.models.heads import classifiers_of
 
 
 def write_peft(adapted: AdaptedModel, folder: Path) -> None:
-    """Write `adapter_config.json` and `adapter_model.safetensors`, for `PeftModel.from_pretrained(base, folder)`.
-
-    Raises:
-        UsageError: If PEFT is missing, or the delta changes something that LayerNorm tuning cannot represent.
-        RemttaError: If PEFT's logits differ from the adapted model's.
+    """Write `adapter_config.json` and `adapter_model.safetensors`, for `PeftModel.from_pretrained(base, folder)`. Raise
+    UsageError if PEFT is missing, or the delta changes something that LayerNorm tuning cannot represent; RemttaError if
+    PEFT's logits differ from the adapted model's.
     """
     peft = needed("peft", "export", "an export")
     layers = sorted({name.rpartition(".")[0] for name in adapted.delta.tensors})

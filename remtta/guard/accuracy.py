@@ -104,10 +104,8 @@ class Estimator(Observer):
     """Estimates the accuracy of the last frames' predictions.
 
     Diversity counts only while frames are unordered: a camera that sees one class for a while is not worse. Predictions
-    are taken before centring, so the gain from centring is not included.
-
-    Args:
-        expire_below: Emit an "expired" event below this accuracy; None for never.
+    are taken before centring, so the gain from centring is not included. Below the accuracy `expire_below`, it emits an
+    "expired" event.
     """
 
     prefix = "accuracy."
@@ -156,7 +154,6 @@ class Estimator(Observer):
         self._expired = estimate < self._expire_below + _HYSTERESIS * self._expired
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events since the last call."""
         events, self._events = self._events, []
         return events
 
@@ -203,7 +200,6 @@ class Estimator(Observer):
         return {**self._windows, "now": now, **self._filter.state()}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
         self._windows = {name: state[name].clone() for name in _MODELS}
         self._weight, expired = state["now"].tolist()
         self._expired, self._filter = bool(expired), FilterState.of(state)

@@ -92,7 +92,6 @@ class Guard(Observer):
         self.num_source_predictions += len(answers.images) * (answers.source is not None)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return its decisions since the last call."""
         return self.judge.events()
 
     def reset(self) -> None:

@@ -69,16 +69,13 @@ class Judge:
         return 0.0 if now.doubting and options.acts else 1.0
 
     def judge(self, source: Tensor, adapted: Tensor, num_frames: int, drift: float) -> bool:
-        """Reach a verdict.
+        """Reach a verdict; return True to restore the source weights, and predict with them.
 
         Args:
             source: The source model's logits (B, C).
             adapted: The adapted model's logits of the same frames.
             num_frames: Frames since the last call, including those that only the adapted model has seen.
             drift: Distance of the weights from the source weights.
-
-        Returns:
-            True to restore the source weights, and predict with them.
         """
         now, options = self.now, self._options
         self.window.add(source, adapted)

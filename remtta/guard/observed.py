@@ -22,17 +22,13 @@ _BATCHES = "pace.batches"
 
 
 class ObservedMethod:
-    """Predicts with a method, and learns from every batch or every N-th; observers monitor it and change predictions.
+    """Predicts with a method, and learns from every batch or every N-th; observers (guard, estimator and smoother, in
+    this order) monitor it and change predictions. Raise UsageError if `adapt_every` is above 1, and updates do not last
+    beyond their batch.
 
     Attributes:
         guard: The guard, if there is one.
         frozen: Whether it only predicts from now on: no weight changes any more, nor what logits are centred by.
-
-    Args:
-        observers: Guard, estimator and smoother, in this order.
-
-    Raises:
-        UsageError: If `adapt_every` is above 1, and the method's updates do not last beyond their batch.
     """
 
     def __init__(self, method: Method, observers: Sequence[Observer] = ()) -> None:

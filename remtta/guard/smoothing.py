@@ -136,7 +136,6 @@ class Smoother(Observer):
         self._filter = self._early_filter = FilterState.initial(num_classes)
 
     def answer(self, answers: Answers) -> None:
-        """Smooth the predictions of the next frames."""
         answers.raw = raw = answers.logits.cpu()
         state_now = self._early_filter if answers.early else self._filter
         answers.logits = raw.clone()
@@ -157,5 +156,4 @@ class Smoother(Observer):
         return self._filter.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
         self._filter = self._early_filter = FilterState.of(state)

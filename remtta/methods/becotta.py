@@ -58,10 +58,7 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
     The warm-up uses the source images as four domains: unchanged, dark, bright and blurred. Its loss is their
     cross-entropy, plus that of the discriminator, minus the weighted mutual information between domains and experts
     (domain-expert synergy). Only there do scores have noise, with a learned standard deviation. Afterwards only the
-    experts go on learning, not the routers or the discriminator.
-
-    Raises:
-        ModelError: If the model is not a transformer.
+    experts go on learning, not the routers or the discriminator. Raise ModelError if the model is not a transformer.
     """
 
     settings = BECoTTAConfig

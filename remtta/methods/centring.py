@@ -169,10 +169,8 @@ class _Mean:
 def _agreement(mean: Tensor, square: Tensor, alike: float) -> tuple[Tensor, Tensor]:
     """Return the squared part that answers to different images share beyond 1 / C, and their variance; both unbiased.
 
-    Args:
-        mean: Mean of the answers' probabilities, shape (C,).
-        square: Mean of their sums of squares, a scalar.
-        alike: Probability that two of them are of the same image.
+    Of the answers' probabilities, these are the mean (C,) and the mean sum of squares; two are of the same image with
+    probability `alike`.
     """
     spread = (square - mean.square().sum()) / max(1 - alike, 0.5)
     common = mean.square().sum() - 1 / len(mean) - alike * spread

@@ -37,10 +37,7 @@ class CLIPArTT(Objective[CLIPArTTConfig]):
 
     A step puts every image's K likeliest classes into the first template, as "A or B or C", and trains the similarities
     between images and sentences to match those among images and among sentences. As in the official code, the targets
-    carry a gradient.
-
-    Raises:
-        ModelError: If the model has no text tower.
+    carry a gradient. Raise ModelError if the model has no text tower.
     """
 
     settings = CLIPArTTConfig

@@ -55,10 +55,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
     Dropout, of 10 % at timm's `pos_drop`, follows the paper; the official code uses CoTTA's augmentations instead,
     which move the patches, and the variance of each feature's mean, while here it is summed over the feature. Masked
     patches are embedded as a learned token, initially zero; one linear layer reconstructs, initially random (standard
-    deviation 0.02) and not trained on the source.
-
-    Raises:
-        UsageError: If the mask ratio masks no patch.
+    deviation 0.02) and not trained on the source. Raise UsageError if the mask ratio masks no patch.
     """
 
     settings = ContinualMAEConfig

@@ -24,10 +24,7 @@ def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size:
 
     The memory per image is measured: the method, ready on its device, learns from one and from two noise images, and
     its state is restored. The limit applies to the resident memory of the process, or to the memory allocated on the
-    GPU.
-
-    Raises:
-        UsageError: If not even one image at a time fits, or the method cannot split a batch by images.
+    GPU. Raise UsageError if not even one image at a time fits, or the method cannot split a batch by images.
     """
     if not method.objective.accumulates:
         raise UsageError(

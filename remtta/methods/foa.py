@@ -64,10 +64,8 @@ class FOA(Source[FOAConfig]):
     after the next block's first norm, the last one after the final norm. The prediction of the best candidate is
     returned. Before the classifier, the class token is shifted by the source's mean minus a running mean over the
     earlier batches. Micro-batches only split the forward passes. Standard deviations divide by B instead of B - 1, so
-    that they are 0 for a batch of one.
-
-    Raises:
-        ModelError: If the model is not a vision transformer whose classifier reads only the class token.
+    that they are 0 for a batch of one. Raise ModelError if the model is not a vision transformer whose classifier reads
+    only the class token.
     """
 
     settings = FOAConfig
@@ -134,8 +132,9 @@ class FOA(Source[FOAConfig]):
         self.memory = {name: state[name].to(self.net.device) for name in (_BEST, _RUNNING) if name in state}
 
     def _fitness(self, logits: Tensor, tokens: Tensor) -> float:
-        distance = feature_distance(tokens, self.statistics[_MEAN], self.statistics[_STD])
-        value = float(entropy(logits).sum() + self.config.distance_weight * len(logits) / 64 * distance)
+        mean, std = self.statistics[_MEAN], self.statistics[_STD]  # (depth, D), of tokens (depth, B, D)
+        distance = (tokens.mean(1) - mean).norm(dim=-1) + (tokens.std(1, correction=0) - std).norm(dim=-1)
+        value = float(entropy(logits).sum() + self.config.distance_weight * len(logits) / 64 * distance.sum())
         return value if math.isfinite(value) else math.inf
 
     def _shift(self) -> Tensor | None:
@@ -187,9 +186,3 @@ def moments(batches: Iterable[Tensor]) -> tuple[Tensor, Tensor]:
         total, squares = total + tokens.double().sum(1), squares + tokens.double().square().sum(1)
     mean = total / count
     return mean.float(), (squares / count - mean.square()).clamp(min=0).sqrt().float()
-
-
-def feature_distance(tokens: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Return the distance of class tokens (depth, B, D) from a mean and a deviation (depth, D), summed over blocks."""
-    distance: Tensor = (tokens.mean(1) - mean).norm(dim=-1) + (tokens.std(1, correction=0) - std).norm(dim=-1)
-    return distance.sum()

@@ -32,10 +32,8 @@ class LAME(Source[LAMEConfig]):
     """Correct predictions so that images with similar features get similar predictions; no weight changes.
 
     It returns log-probabilities, whose softmax is the corrected prediction. A batch of one is predicted unchanged.
-    Micro-batches split the forward passes; the correction uses the whole batch.
-
-    Raises:
-        ModelError: If the model's architecture is unknown.
+    Micro-batches split the forward passes; the correction uses the whole batch. Raise ModelError if the model's
+    architecture is unknown.
     """
 
     settings = LAMEConfig

@@ -30,15 +30,13 @@ class Updater(Generic[Kind]):
     """Predicts batches, and adapts to them by an objective, at once or later.
 
     The model is adapted in place: everything but the selected weights is frozen, and it is put in eval mode. Batch
-    norms use statistics as configured; only `predict_source` uses the source's.
+    norms use statistics as configured; only `predict_source` uses the source's. Raise ModelError if the model cannot be
+    adapted, with the reason.
 
     Attributes:
         net: The model and its adapted weights.
         objective: The method: its loss and its properties.
         last_views: Logits (L, B, C) of the last batch's prediction: the plain view, then the method's others.
-
-    Raises:
-        ModelError: If the model cannot be adapted, with the reason.
     """
 
     def __init__(self, model: nn.Module, config: MethodConfig, objective: type[Kind]) -> None:
@@ -54,11 +52,8 @@ class Updater(Generic[Kind]):
         """Predict a batch with the current weights, or those before its last step, then adapt to it.
 
         Takes preprocessed images (B, 3, H, W), and labels (B,) if the method needs them; returns logits (B, C), without
-        gradient.
-
-        Raises:
-            ValueError: If `images` is not a nonempty batch, or labels are missing.
-            UsageError: If the method has yet to learn from source images.
+        gradient. Raise ValueError if `images` is not a nonempty batch, or labels are missing; UsageError if the method
+        has yet to learn from source images.
         """
         self._answered = self._prepared(images), None
         self.learn(labels)
@@ -213,10 +208,8 @@ Method: TypeAlias = Updater[Any]
 
 def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method:
     """Set up a method of METHOD_TABLE on a model, which it adapts in place; with its default settings without a config.
-
-    Raises:
-        UsageError: If the method is unknown, or its settings do not suit the model.
-        ModelError: If the method cannot adapt the model.
+    Raise UsageError if the method is unknown, or its settings do not suit the model; ModelError if the method cannot
+    adapt the model.
     """
     check_method(name, METHOD_TABLE)
     config = config or method_config(name, {}, batch_size=DEFAULT_BATCH_SIZE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Literal, TypeVar
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,10 @@ from remtta.models.weights import AdaptedWeights
 Chosen = Literal["norms", "layers", "all", "none"]
 """The weights that adapt: norms selected by `adapt_layers`, weights and biases of layers, all weights, or none."""
 
-Value = TypeVar("Value", bound=Tensor)
-
 
 class Net:
-    """A classifier in eval mode, its adapted weights, and the context of its forward passes.
+    """A classifier in eval mode, its adapted weights, and the context of its forward passes; raise ModelError if the
+    model cannot be adapted; the message gives the reason.
 
     Attributes:
         model: The classifier, in its wrappers.
@@ -43,9 +42,6 @@ class Net:
         centred: Whether logits are centred.
         centre: The offset of the adapted model's logits; 0 if they are not centred.
         source_centre: The offset of the source weights' logits, likewise.
-
-    Raises:
-        ModelError: If the model cannot be adapted; the message gives the reason.
     """
 
     def __init__(
@@ -207,7 +203,10 @@ def _chosen_weights(backbone: Backbone, config: MethodConfig, chosen: Chosen) ->
     if chosen == "norms":
         return adapted_norms(backbone, config.adapt_layers)
     named = dict(backbone.module.named_parameters())
-    return named if chosen == "all" else of_layers(named)
+    if chosen == "all":
+        return named
+    # Not position embeddings, the class token and layer scales.
+    return {name: each for name, each in named.items() if name.rpartition(".")[2] in ("weight", "bias")}
 
 
 def _head_biases(backbone: Backbone) -> list[str]:
@@ -220,8 +219,3 @@ def _head_biases(backbone: Backbone) -> list[str]:
         shapes = {name: each.shape for name, each in classifier.named_parameters(prefix=place)}
         found += [name for name in shapes if name.endswith(".bias") and shapes[name] == (backbone.num_classes,)][-1:]
     return found
-
-
-def of_layers(named: Mapping[str, Value]) -> dict[str, Value]:
-    """Return those called weight or bias: not position embeddings, the class token and layer scales."""
-    return {name: tensor for name, tensor in named.items() if name.rpartition(".")[2] in ("weight", "bias")}

@@ -20,10 +20,8 @@ class NORMConfig(MethodConfig):
 class NORM(CentredSource[NORMConfig]):
     """Predict with the batch's statistics in every batch norm; no weight changes.
 
-    With `bn="recent"` the running statistics follow those of recent images, and are the content of a delta.
-
-    Raises:
-        ModelError: If the model has no batch norms.
+    With `bn="recent"` the running statistics follow those of recent images, and are the content of a delta. Raise
+    ModelError if the model has no batch norms.
     """
 
     settings = NORMConfig

@@ -122,7 +122,8 @@ def rem_loss(
     measure: Callable[[Tensor], Tensor] = entropy,
     consistency_weight: float = 1.0,
 ) -> Tensor:
-    """Return the complete loss of REM, in nats: consistency plus weighted ranking.
+    """Return the complete loss of REM, in nats: consistency plus weighted ranking; raise ValueError if logits is not
+    3-D or has fewer than two views.
 
     Args:
         logits: Shape (L, B, C), views by ascending mask ratio.
@@ -130,9 +131,6 @@ def rem_loss(
         margin: Required entropy gap, in nats.
         measure: Entropy of logits (..., C) by which the views are ranked.
         consistency_weight: Weight of the consistency loss, 1 in the paper.
-
-    Raises:
-        ValueError: If logits is not 3-D or has fewer than two views.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 5.
     """

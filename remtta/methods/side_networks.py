@@ -52,10 +52,7 @@ class SideNetworks(Objective[Config]):
 
     They are first warmed up on source images, with the source model's predictions in place of labels, which streams do
     not have. A reset restores the warmed-up networks. A state does not contain them: pass them to `use_source` before
-    resuming.
-
-    Raises:
-        UsageError: If the model's blocks are compiled, which would bypass the networks.
+    resuming. Raise UsageError if the model's blocks are compiled, which would bypass the networks.
     """
 
     chosen = "none"

@@ -120,17 +120,10 @@ def learn_from_source(
 
 
 def clean_batches(
-    folder: str | Path,
-    preprocessing: Preprocessing,
-    device: torch.device,
-    most: int,
-    wait: Callable[[], None],
+    folder: str | Path, preprocessing: Preprocessing, device: torch.device, most: int, wait: Callable[[], None]
 ) -> Generator[Tensor]:
-    """Yield preprocessed images (B, 3, H, W) of a folder, at most `most`, in an order that mixes the classes.
-
-    Raises:
-        UsageError: If the folder does not exist, or holds no images.
-        StreamError: If none of the images can be read.
+    """Yield preprocessed images (B, 3, H, W) of a folder, at most `most`, in an order that mixes the classes. Raise
+    UsageError if the folder does not exist, or holds no images; StreamError if none of the images can be read.
     """
     transform = _transform(preprocessing, False)
     return _batches(_source_files(Path(folder)), transform, preprocessing, device, most, wait)

@@ -105,7 +105,6 @@ def refused_methods(module: nn.Module, methods: Iterable[str]) -> dict[str, str]
 
 
 def _refusal(ask: Callable[..., object], *about: object) -> str | None:
-    """Return the reason of a refusal, or None."""
     try:
         ask(*about)
     except RemttaError as error:

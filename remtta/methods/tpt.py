@@ -42,10 +42,8 @@ class TPT(Objective[TPTConfig]):
 
     The loss is the entropy of the mean prediction over the most confident of an image's views, which are random crops
     and flips. The words are vectors initialised from the first template and shared by all classes. No weight changes,
-    and images do not influence one another, so the batch size makes no difference.
-
-    Raises:
-        ModelError: If the model has no text tower, or its first template begins with the class name.
+    and images do not influence one another, so the batch size makes no difference. Raise ModelError if the model has no
+    text tower, or its first template begins with the class name.
     """
 
     settings = TPTConfig

@@ -60,10 +60,7 @@ class ViDA(Teacher[ViDAConfig]):
 
     The official code starts from adapters trained on the source. Here they start at zero: down is random (standard
     deviation 1 / rank squared), up is zero. The augmentations are CoTTA's. In the official code, the high-rank scale is
-    known never to change; here it does.
-
-    Raises:
-        ModelError: If the model's attention has no linear layers.
+    known never to change; here it does. Raise ModelError if the model's attention has no linear layers.
     """
 
     settings = ViDAConfig

@@ -32,11 +32,8 @@ Plain = tuple[Tensor, Tensor]
 
 
 class MaskedViews:
-    """Views of images: plain, and with increasing shares of patches masked, as configured.
-
-    Raises:
-        ModelError: If the model lacks the scores needed for this masking.
-        UsageError: If a mask ratio leaves no patch.
+    """Views of images: plain, and with increasing shares of patches masked, as configured. Raise ModelError if the
+    model lacks the scores needed for this masking; UsageError if a mask ratio leaves no patch.
     """
 
     def __init__(self, net: Net, config: REMConfig) -> None:
@@ -71,8 +68,9 @@ class MaskedViews:
     def score(self, embedded: Tensor) -> Plain:
         """Return the plain view of embedded images, with scores by which patches are masked, highest first."""
         backbone = self.net.backbone
-        if self._masking == "random":
-            scores = random_scores(len(embedded), backbone.count_patches(embedded), self.net.generator)
+        if self._masking == "random":  # drawn image by image, so that splitting a batch does not change them
+            count, generator = backbone.count_patches(embedded), self.net.generator
+            scores = torch.stack([torch.randperm(count, generator=generator) for _ in range(len(embedded))])
             return backbone.classify(embedded), scores.to(embedded.device)
         plain, scores = backbone.classify_with_scores(embedded, _SCORES[self._masking])
         return plain, -scores if self._masking == "background" else scores
@@ -134,26 +132,14 @@ def keep_indices(scores: Tensor, mask_ratio: float) -> Tensor:
     """Return the indices (B, K) of the patch tokens that a masked view keeps: those of lowest scores (B, N), ascending.
 
     The paper's score is the attention of the class token: it attends most to the object, which is what explicit mask
-    chaining hides. A larger ratio hides a superset of what a smaller one hides.
-
-    Raises:
-        UsageError: If the ratio leaves no token.
+    chaining hides. A larger ratio hides a superset of what a smaller one hides. Raise UsageError if the ratio leaves no
+    token.
 
     Source: Ranked Entropy Minimization, arXiv:2505.16441, section 3.2.
     """
     kept = num_kept(scores.shape[1], mask_ratio)
     indices = scores.topk(kept, dim=1, largest=False, sorted=False).indices
     return indices.sort(dim=1).values
-
-
-def random_scores(batch: int, num_patches: int, generator: torch.Generator) -> Tensor:
-    """Return scores (B, N) on the CPU that hide patch tokens in a random order, independently per image.
-
-    They are drawn image by image, so that splitting a batch does not change them.
-
-    Source: Ranked Entropy Minimization, arXiv:2505.16441, "Effect of Masking Strategy".
-    """
-    return torch.stack([torch.randperm(num_patches, generator=generator) for _ in range(batch)])
 
 
 def _few_sizes(wanted: Tensor) -> Tensor:

@@ -63,10 +63,8 @@ class TemplateAverage(Objective[Config]):
     A round takes `steps` steps with every template: each from the round's start ("parallel"), or from where the
     previous one ended ("sequential"). Then the weights become the mean of those after each template. Optimizers restart
     with every batch; in "parallel" order also with every template of the first round, as in the official code.
-    Subclasses define the loss.
-
-    Raises:
-        ModelError: If the model is not a zero-shot classifier with a text tower and several templates.
+    Subclasses define the loss. Raise ModelError if the model is not a zero-shot classifier with a text tower and
+    several templates.
     """
 
     predicts_after = True

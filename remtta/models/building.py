@@ -47,13 +47,9 @@ def create(
 ) -> nn.Module:
     """Build a timm model; an input size is ignored by models that accept any.
 
-    A checkpoint is only read later, but a model that is far larger is rejected here.
-
-    Raises:
-        UsageError: If the name is unknown, or the model does not accept an argument.
-        ModelError: If it cannot be built.
-        CheckpointError: If its folder is damaged.
-        DownloadError: If its weights cannot be downloaded.
+    A checkpoint is only read later, but a model that is far larger is rejected here. Raise UsageError if the name is
+    unknown, or the model does not accept an argument; ModelError if it cannot be built; CheckpointError if its folder
+    is damaged; DownloadError if its weights cannot be downloaded.
     """
     _check_name(name)
     folder = transformers_folder(name)
@@ -97,7 +93,6 @@ def _check_patches(model: Any, input_size: tuple[int, int]) -> None:
 
 
 def _check_name(name: str) -> None:
-    """Raise UsageError, with suggestions, if a name is unknown."""
     models = timm.list_models()
     if ":" not in name and name.partition(".")[0] not in models:
         like = [each for each in models if each.startswith(name)][:_MAX_NAMED]

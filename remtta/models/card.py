@@ -83,11 +83,7 @@ def set_labels(model: Any, labels: Sequence[str]) -> None:
 
 
 def read_labels(labels: Sequence[str] | str | Path | None) -> Sequence[str] | None:
-    """Return class names, which may be given as a file with one per line.
-
-    Raises:
-        UsageError: If the file cannot be read.
-    """
+    """Return class names, which may be given as a file of one per line; raise UsageError if it cannot be read."""
     if not isinstance(labels, (str, Path)):
         return labels
     lines = read_text(labels, "--labels").removesuffix("\n").split("\n")

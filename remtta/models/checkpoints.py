@@ -41,11 +41,9 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
     The file is .safetensors, .npz (Google's ViT releases), or a PyTorch file read in weights-only mode: a bare state
     dict, or one under "state_dict" or "model", with or without wrapper prefixes. Weights may have timm's names,
     torchvision's (ResNet, ViT, Swin, ConvNeXt) or, for a model built from such a folder, transformers'. They are
-    converted to the model's dtype; the preprocessing is in the terms of timm's `pretrained_cfg`.
-
-    Raises:
-        CheckpointError: If the file cannot be read, holds anything but weights, or does not fit the model.
-        UsageError: If the file does not exist.
+    converted to the model's dtype; the preprocessing is in the terms of timm's `pretrained_cfg`. Raise CheckpointError
+    if the file cannot be read, holds anything but weights, or does not fit the model; UsageError if the file does not
+    exist.
     """
     if path.suffix.lower() == ".npz" and path.is_file():
         _load_npz(model, path, use_ema)
@@ -100,11 +98,8 @@ def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) ->
 
 
 def read_weights(path: Path, use_ema: bool) -> Mapping[str, Tensor]:
-    """Read the named weights in a file, unchanged.
-
-    Raises:
-        CheckpointError: If it cannot be read, or holds anything else.
-        UsageError: If the file does not exist.
+    """Read the named weights in a file, unchanged. Raise CheckpointError if it cannot be read, or holds anything else;
+    UsageError if the file does not exist.
     """
     if not path.is_file():
         raise UsageError(f"{path}: no such checkpoint file")

@@ -36,13 +36,10 @@ def load_zero_shot(
     """Build a zero-shot classifier: a timm model in eval mode and fp32 with a `ZeroShotHead`.
 
     The name is "clip:NAME/PRETRAINED" in open_clip's terms, "clip:NAME" with a checkpoint of the whole open_clip model,
-    "clip:FOLDER" of an open_clip folder, or "clip:hf-hub:..."; without labels, the classes are ImageNet's 1,000.
-
-    Raises:
-        UsageError: If the model is unknown, or open_clip is not installed.
-        ModelError: If its image tower has no equivalent in timm.
-        DownloadError: If it cannot be downloaded.
-        CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
+    "clip:FOLDER" of an open_clip folder, or "clip:hf-hub:..."; without labels, the classes are ImageNet's 1,000. Raise
+    UsageError if the model is unknown, or open_clip is not installed; ModelError if its image tower has no equivalent
+    in timm; DownloadError if it cannot be downloaded; CheckpointError if the checkpoint is unreadable, unsafe or does
+    not fit.
     """
     with _quiet():
         open_clip = needed("open_clip", "clip", CLIP)

@@ -121,10 +121,8 @@ _RULES = {
 
 
 def from_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the weights under timm's names; None if not in torchvision's, whose ResNets have timm's names.
-
-    Raises:
-        ValueError: If two weights would have the same name.
+    """Return the weights under timm's names; None if not in torchvision's, whose ResNets have timm's names. Raise
+    ValueError if two weights would have the same name.
     """
     rules = next((rules for name, rules in _VISION_RULES.items() if name in state), None)
     if rules is None:
@@ -148,11 +146,8 @@ def _numbered(name: str) -> str:
 
 
 def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the weights under timm's names, without unused ones; None if not in transformers'.
-
-    Raises:
-        ValueError: If two weights would have the same name.
-        RuntimeError: If weights that timm keeps in one tensor have incompatible shapes.
+    """Return the weights under timm's names, without unused ones; None if not in transformers'. Raise ValueError if two
+    weights would have the same name; RuntimeError if weights that timm keeps in one tensor have incompatible shapes.
     """
     kind = next((kind for kind in _RULES if any(name.startswith(f"{kind}.embeddings.") for name in state)), None)
     if kind is None:
@@ -193,10 +188,8 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
 def joined(state: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> dict[str, Tensor]:
     """Return the tensors with those of sibling layers concatenated, in the place of the first.
 
-    If one of the parts, given in the order of their rows, is missing, nothing is joined.
-
-    Raises:
-        RuntimeError: If their shapes are incompatible.
+    If one of the parts, given in the order of their rows, is missing, nothing is joined. Raise RuntimeError if their
+    shapes are incompatible.
     """
     first = re.compile(rf"(.*\.){re.escape(parts[0])}\.(weight|bias)")
     result = dict(state)

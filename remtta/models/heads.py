@@ -26,10 +26,8 @@ def classifiers_of(model: Any) -> dict[str, nn.Module]:
 def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[None]:
     """Restrict a timm classifier to some of its classes, in this order, within the block, if there are numbers.
 
-    Losses and thresholds of every method then refer only to these classes.
-
-    Raises:
-        ModelError: If its logits are not computed by linear layers.
+    Losses and thresholds of every method then refer only to these classes. Raise ModelError if its logits are not
+    computed by linear layers.
     """
     if numbers is None:
         yield

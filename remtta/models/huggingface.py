@@ -109,10 +109,7 @@ def build_folder(folder: TransformersFolder, num_classes: int | None, input_size
     """Build the timm model that a folder's config.json describes, without its weights.
 
     Preprocessing and class names are put in its `pretrained_cfg`; `model_type` there says which names its weights may
-    have.
-
-    Raises:
-        CheckpointError: If timm has no equivalent classifier, with the reason.
+    have. Raise CheckpointError if timm has no equivalent classifier, with the reason.
     """
     kind = folder.config.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
@@ -192,10 +189,8 @@ def _check_windows(folder: TransformersFolder, config: Config, size: Size) -> No
 def image_settings(folder: Path, model_type: str, image_size: Size) -> dict[str, Any]:
     """Return the preprocessing of a folder saved by transformers, in the terms of timm's `pretrained_cfg`.
 
-    Without a preprocessor_config.json, it is that of the published models of this `model_type`, with a warning.
-
-    Raises:
-        CheckpointError: If the file cannot be read, or timm has no such preprocessing.
+    Without a preprocessor_config.json, it is that of the published models of this `model_type`, with a warning. Raise
+    CheckpointError if the file cannot be read, or timm has no such preprocessing.
     """
     path = folder / _FILE
     if not path.is_file():
@@ -257,7 +252,6 @@ def _colours(path: Path, config: Config) -> dict[str, Any]:
 
 
 def _three(values: Any) -> tuple[float, ...]:
-    """Return one number per colour."""
     return (float(values),) * 3 if isinstance(values, int | float) else tuple(map(float, values))
 
 

@@ -89,10 +89,8 @@ class Inside:
 def look_inside(model: nn.Module) -> Inside:
     """Find the classifier in its wrappers: a timm model, one whose images they normalise, or the model itself.
 
-    A wrapper is skipped if it has no weights of its own and returns the output of the model inside.
-
-    Raises:
-        ModelError: If it is not an image classifier; the message says what to do.
+    A wrapper is skipped if it has no weights of its own and returns the output of the model inside. Raise ModelError if
+    it is not an image classifier; the message says what to do.
     """
     outer = _unwrapped(model)
     if not isinstance(outer, nn.Module):
@@ -134,10 +132,8 @@ def is_timm_model(model: nn.Module) -> bool:
 
 
 def trace_of(model: nn.Module) -> Trace:
-    """Send an image through a model, in eval mode, and record the pass.
-
-    Raises:
-        ModelError: If it takes no image or returns no logits; the message says what to do.
+    """Send an image through a model, in eval mode, and record the pass; raise ModelError if it takes no image or
+    returns no logits; the message says what to do.
     """
     if model not in _TRACES:
         _TRACES[model] = _traced(model)
@@ -218,7 +214,6 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _check_logits(logits: Tensor, model: nn.Module) -> None:
-    """Raise ModelError for probabilities."""
     shares = not logits.is_meta and logits.shape[1] > 1 and bool((logits >= 0).all())
     if shares and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-4):
         raise ModelError(

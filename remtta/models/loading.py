@@ -89,11 +89,7 @@ def load_model(
 
 
 def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
-    """Build a classifier with the options of the command line; see `load_model`.
-
-    Raises:
-        RemttaError: As for `load_model`.
-    """
+    """Build a classifier with the options of the command line, as `load_model` does."""
     given.check_files()
     name = given.name or DEFAULT_MODEL
     if name == EMBEDDED:
@@ -196,10 +192,8 @@ def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrai
 
 
 def select_device(device: str | torch.device) -> torch.device:
-    """Return a torch device by name; "auto" selects CUDA, then MPS, then the CPU.
-
-    Raises:
-        UsageError: If the device does not exist here.
+    """Return a torch device by name; "auto" selects CUDA, then MPS, then the CPU. Raise UsageError if the device does
+    not exist here.
     """
     if device == "auto":
         if torch.cuda.is_available():

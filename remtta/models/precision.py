@@ -157,7 +157,6 @@ class ForwardContext:
         self._compiled = any(module._compiled_call_impl is not None for module in model.modules())
 
     def __call__(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        """Return the context for a device."""
         if device.type == "cpu" and not self._compiled:
             return self._layers
         return torch.autocast(device.type, torch.bfloat16) if self._bf16 else contextlib.nullcontext()

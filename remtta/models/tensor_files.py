@@ -30,10 +30,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
     """Write tensors and their header atomically; return the file's SHA-256.
 
     `read_tensors` verifies the checksum added to the header. Without it, a header of one entry gives the same bytes
-    each time; safetensors writes several entries in arbitrary order.
-
-    Raises:
-        OutputError: If the file cannot be written.
+    each time; safetensors writes several entries in arbitrary order. Raise OutputError if the file cannot be written.
     """
     from safetensors.torch import save
 

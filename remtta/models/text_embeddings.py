@@ -35,7 +35,6 @@ def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:
 
 
 def _read(path: str | Path) -> tuple[dict[str, Tensor], ClassTexts]:
-    """Read the tensors and texts written by `save_text_embeddings`."""
     try:
         about, tensors = read_tensors(path)
     except UNREADABLE as error:
@@ -58,11 +57,7 @@ def classify_by_texts(model: Any, name: str, path: str | Path) -> list[str]:
     """Make a timm image tower classify by the embeddings in a file, in place; return the class names.
 
     A classifier with as many outputs as the embeddings' size is used as the projection; one that was removed means
-    there is none.
-
-    Raises:
-        CheckpointError: If the file is invalid.
-        ModelError: If the model's embeddings have another size.
+    there is none. Raise CheckpointError if the file is invalid; ModelError if the model's embeddings have another size.
     """
     tensors, texts = _read(path)
     place, projection = next(iter(classifiers_of(model).items()), ("", None))

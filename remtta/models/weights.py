@@ -19,16 +19,14 @@ class AdaptedWeights:
 
     After every `commit` each parameter equals `source + delta` bit for bit, so the delta alone is enough to restore the
     weights. Committing replaces the delta in one assignment: after an interrupted step the delta is that of the last
-    complete update, never of half an update.
+    complete update, never of half an update. Raise ModelError if one of them is not float32, or was made under
+    `torch.inference_mode`.
 
     Args:
         named: Parameters by name; updated in place.
         frozen: All other parameters of the model, and its running statistics; a delta made with another choice of
             layers may change these too, but training never does.
         moving: Running statistics that change with the adapted parameters.
-
-    Raises:
-        ModelError: If one of them is not float32, or was made under `torch.inference_mode`.
     """
 
     def __init__(
@@ -130,10 +128,8 @@ class AdaptedWeights:
 
     @torch.no_grad()
     def load(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
-        """Set the weights to `source + delta`, the result of `num_updates` updates.
-
-        Raises:
-            DeltaError: If a name is unknown or a shape is wrong; nothing is changed then.
+        """Set the weights to `source + delta`, the result of `num_updates` updates; raise DeltaError if a name is
+        unknown or a shape is wrong; nothing is changed then.
         """
         check_delta(delta, self._everything)
         self.reset()

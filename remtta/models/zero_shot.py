@@ -120,10 +120,8 @@ def checkpoint_state(model: nn.Module) -> dict[str, Tensor]:
     """Return the whole state of a model in the form of a checkpoint for `load_model`.
 
     A zero-shot model's state is in open_clip's format, including its text tower; that of an image tower with text
-    embeddings is in timm's, with the projection as classifier.
-
-    Raises:
-        ModelError: If open_clip has no place for one of the weights.
+    embeddings is in timm's, with the projection as classifier. Raise ModelError if open_clip has no place for one of
+    the weights.
     """
     state: dict[str, Tensor] = model.state_dict()
     for place, head in model.named_modules():

@@ -31,12 +31,9 @@ class _Run:
 
 
 def write_report(folders: Sequence[Path], output: Path) -> None:
-    """Write one page on runs and evaluations, which needs neither network nor other files.
-
-    Raises:
-        UsageError: If a folder holds neither, or the page would be too large.
-        RemttaError: If a file is damaged.
-        OutputError: If the page cannot be written; an existing page is left unchanged.
+    """Write one page on runs and evaluations, which needs neither network nor other files. Raise UsageError if a folder
+    holds neither, or the page would be too large; RemttaError if a file is damaged; OutputError if the page cannot be
+    written; an existing page is left unchanged.
     """
     names = _names(folders)
     runs, evaluations = [], list[str]()

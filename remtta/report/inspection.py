@@ -21,19 +21,15 @@ _STREAM = ("source", "exit_reason", "frames", "skipped", "updates")
 
 
 def describe_delta(path: Path) -> dict[str, Any]:
-    """Return a delta's origin and size, and how far each layer moved.
-
-    Raises:
-        UsageError: If the file does not exist.
-        DeltaError: If it is not a delta file.
+    """Return a delta's origin and size, and how far each layer moved. Raise UsageError if the file does not exist;
+    DeltaError if it is not a delta file.
     """
     fields, arrays = read_arrays(path)
-    names = ("model", "model_options", "base_sha256", "method", "hyperparameters")
+    names = ("model", "model_options", "base_sha256", "method", "hyperparameters", "frames", "updates", "created")
     return {
         "path": fields["path"],
         "bytes": path.stat().st_size,
-        **{name: fields[name] for name in names},
-        **{name: fields[name] for name in ("frames", "updates", "created", "remtta_version")},
+        **{name: fields[name] for name in (*names, "remtta_version")},
         "tensors": len(arrays),
         "parameters": sum(array.size for array in arrays.values()),
         "layers": layers_moved(arrays),
@@ -44,11 +40,8 @@ def describe_delta(path: Path) -> dict[str, Any]:
 def describe_folder(folder: Path) -> dict[str, Any]:
     """Describe the folder of a run, of the runs of many streams, or of an evaluation; use it within `reading`.
 
-    "alive" is whether a process is writing to it, or None if that is unknown.
-
-    Raises:
-        UsageError: If the folder holds none of these.
-        RemttaError: If a record cannot be read.
+    "alive" is whether a process is writing to it, or None if that is unknown. Raise UsageError if the folder holds none
+    of these; RemttaError if a record cannot be read.
     """
     if (folder / RECORD).is_file():
         return _describe_run(folder)

@@ -53,14 +53,7 @@ class Series:
 
 
 def read_series(folder: Path, predicted: int) -> Series:
-    """Read a run's rows and events.
-
-    Args:
-        predicted: Number of predicted frames, from the run's description.
-
-    Raises:
-        RemttaError: If a row is damaged.
-    """
+    """Read a run's rows, `predicted` of them by its description, and events; raise RemttaError if one is damaged."""
     events, path = folder / EVENTS, folder / PREDICTIONS
     series = Series(events=list(read_rows(events)) if events.is_file() else [])
     if path.is_file():

@@ -132,7 +132,6 @@ class FitFrames(Policy):
         self._place, self._budget = place, budget
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
-        """Return why readable frames are excluded, by frame index."""
         reasons = not_to_learn_from(batch.frames, self._place.fingerprint)
         if self._budget is None or self._budget.allows(batch.frames):
             return reasons

@@ -11,7 +11,7 @@ from typing import Any
 
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, UsageError
-from remtta.files import LOCK, FolderLock, check_can_hold, check_not_in_use, remove_leftovers, writing
+from remtta.files import IN_USE, LOCK, FolderLock, check_can_hold, is_locked, remove_leftovers, writing
 
 PREDICTIONS = "predictions.jsonl"
 RECORD = "run.json"
@@ -39,10 +39,8 @@ _LONGEST_SHOWN, _MOST_SHOWN = 60, 3
 def run_folder(given: str | Path | None, root: Path = Path("runs")) -> Iterator[Path]:
     """Yield the given folder, or a new one under `root` named by the UTC time.
 
-    The new folder is created at once, so that no other run gets it, and removed at the end if it is empty.
-
-    Raises:
-        OutputError: If it cannot be created.
+    The new folder is created at once, so that no other run gets it, and removed at the end if it is empty. Raise
+    OutputError if it cannot be created.
     """
     if given is not None:
         yield Path(given)
@@ -72,12 +70,12 @@ def _made(folder: Path) -> bool:
 def check_folder(folder: Path, own: str = RECORD, *, overwrite: bool, resume: bool = False) -> None:
     """Raise if a folder is in use or not writable, or holds what may not be overwritten; changes nothing.
 
-    Args:
-        own: The file that will say what it holds: RECORD, RESULTS or SITE.
+    The file `own` will say what it holds: RECORD, RESULTS or SITE.
     """
     if own == RECORD and folder == Path("-"):
         raise UsageError('--output is a folder; for predictions on standard output, use "--predictions -"')
-    check_not_in_use(folder)
+    if is_locked(folder):
+        raise UsageError(IN_USE.format(folder))
     check_free(folder, own, overwrite=overwrite, resume=resume)
     check_can_hold(folder, "a folder of results", "--output")
 

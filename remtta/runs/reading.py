@@ -32,9 +32,7 @@ def reading(place: Path) -> Iterator[None]:
 
 def read_rows(path: Path) -> Iterator[Row]:
     """Yield the rows of a JSON Lines file such as `predictions.jsonl`, without a last one that is not complete yet.
-
-    Raises:
-        RemttaError: If another line is damaged.
+    Raise RemttaError if another line is damaged.
     """
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -63,11 +61,8 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Return a run's `run.json` or an evaluation's `results.json`, in order to resume it.
-
-    Raises:
-        UsageError: If it is damaged.
-        RemttaError: If it cannot be read.
+    """Return a run's `run.json` or an evaluation's `results.json`, in order to resume it. Raise UsageError if it is
+    damaged; RemttaError if it cannot be read.
     """
     try:
         record = read_object(path)

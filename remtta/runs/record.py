@@ -91,11 +91,7 @@ def used_settings(config: MethodConfig, batch_size: int) -> dict[str, Any]:
 
 
 def delta_of(
-    card: ModelCard,
-    method: str,
-    settings: Mapping[str, Any],
-    committed: tuple[Mapping[str, Tensor], int],
-    frames: int,
+    card: ModelCard, method: str, settings: Mapping[str, Any], committed: tuple[Mapping[str, Tensor], int], frames: int
 ) -> Delta:
     """Return the delta of an adaptation, with its origin.
 

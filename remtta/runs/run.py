@@ -80,11 +80,7 @@ class Run:
         self._saver = Saver(plan, self.summary, self.record, self._session)
 
     def execute(self) -> RunSummary:
-        """Run over the stream.
-
-        Raises:
-            RemttaError: Anything that ends the run early except a signal, a closed pipe or the guard.
-        """
+        """Run over the stream; raise RemttaError if anything but a signal, a closed pipe or the guard ends it early."""
         summary, stream = self.summary, self.plan.stream
         begun = refused = False
         self._scribe.started = time.monotonic()
@@ -147,7 +143,6 @@ class Run:
         )
 
     def _claim(self) -> None:
-        """Claim the folder for this run, once."""
         if not self._scribe.begun:
             self._folder.claim()
             self._scribe.begin()

@@ -128,7 +128,6 @@ class Scribe(Listener):
         return self._rows.expected_rows() if self._rows else []
 
     def answered(self, result: BatchResult) -> None:
-        """Write a batch's predictions."""
         assert self._rows is not None
         batch = result.batch
         agreed, self._written = self._rows.num_changed == 0, prediction_rows(result, self._form)

@@ -25,25 +25,19 @@ P = TypeVar("P", bound="DataclassInstance")
 
 
 def save_state(path: Path, position: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Save a position and a method's state, atomically.
+    """Save a position and a method's state, atomically; raise OutputError if the file cannot be written.
 
     Args:
         position: Anything that JSON can represent.
         tensors: As returned by a method's `state()`.
-
-    Raises:
-        OutputError: If the file cannot be written.
     """
     header = {_POSITION: json.dumps(position, allow_nan=False)}
     save_tensors(path, tensors, header)
 
 
 def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Load the position and state saved by `save_state`.
-
-    Raises:
-        UsageError: If the file is damaged.
-        RemttaError: If it cannot be read.
+    """Load the position and state saved by `save_state`. Raise UsageError if the file is damaged; RemttaError if it
+    cannot be read.
     """
     try:
         header, tensors = read_tensors(path)
@@ -58,11 +52,8 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
-    """Load a position of a dataclass, and the state; both are empty if nothing was saved yet.
-
-    Raises:
-        UsageError: If the file is damaged or of another version.
-        RemttaError: If it cannot be read.
+    """Load a position of a dataclass, and the state; both are empty if nothing was saved yet. Raise UsageError if the
+    file is damaged or of another version; RemttaError if it cannot be read.
     """
     if not path.exists():
         return kind(), {}

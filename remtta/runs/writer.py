@@ -30,7 +30,9 @@ class ReaderGone(Exception):
 
 
 class RowWriter:
-    """Appends rows to a file, batch by batch, and optionally to a pipe as well.
+    """Appends rows to a file, batch by batch, and optionally to a pipe as well. Raise UsageError if the file is shorter
+    than `keep_bytes`, the kept bytes do not match `kept_sha256`, or damaged rows would not be produced again;
+    OutputError if the file cannot be written.
 
     Args:
         pipe: A binary stream that receives the same lines, after the file.
@@ -44,11 +46,6 @@ class RowWriter:
     Attributes:
         num_changed: Expected rows that differed this time.
         num_damaged: Damaged lines in the tail, including all lines after the first of them.
-
-    Raises:
-        UsageError: If the file is shorter than `keep_bytes`, the kept bytes do not match `kept_sha256`, or damaged rows
-            would not be produced again.
-        OutputError: If the file cannot be written.
     """
 
     def __init__(
@@ -158,10 +155,8 @@ class RowWriter:
         return self.size
 
     def echo(self, interrupts: Interrupts | None = None) -> None:
-        """Send the rows written last down the pipe.
-
-        Args:
-            interrupts: Ends the wait for a blocked reader `READER_PATIENCE_S` after a signal.
+        """Send the rows written last down the pipe; a blocked reader is waited for until `READER_PATIENCE_S` after a
+        signal.
 
         Raises:
             ReaderGone: If the reader closed the pipe; the file has every row.

@@ -66,10 +66,7 @@ class Batches:
     """A stream's frames, decoded ahead, in batches.
 
     If only the newest frames of a live source count, frames are read only on demand: frames read ahead would be
-    outdated.
-
-    Args:
-        memory: Decoding budget, if shared with other runs.
+    outdated. The decoding budget `memory` may be shared with other runs.
     """
 
     def __init__(
@@ -96,8 +93,7 @@ class Batches:
     def decoded(self, frames: Iterator[Frame], *, first: int, wait: Callable[[], None]) -> Generator[DecodedFrame]:
         """Yield the frames, ready for the model, and `PAUSE` while the source is unavailable.
 
-        Args:
-            wait: Called while none is ready; may raise to stop waiting.
+        While none is ready, `wait` is called, which may raise to stop waiting.
         """
         return prefetch(
             frames,

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from remtta.errors import RemttaError, StreamError
+from remtta.errors import RemttaError, StreamError, without_password
 from remtta.streams.addresses import why_not_open
 from remtta.streams.buffer import Shot, ShotBuffer
 from remtta.streams.opencv import load_opencv
-from remtta.streams.video import MAX_REFUSED, cannot_open, codec_of, no_frame_advice, video_name
+from remtta.streams.video import MAX_REFUSED, cannot_open, codec_of, no_frame_advice
 from remtta.streams.watchdog import Watchdog
 
 
@@ -26,8 +26,8 @@ class Feed:
 
     @property
     def name(self) -> str:
-        """The source without a password."""
-        return video_name(self.source)
+        """A path, camera or URL without a password."""
+        return f"camera {self.source}" if isinstance(self.source, int) else without_password(self.source)
 
 
 class Connection:

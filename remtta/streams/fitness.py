@@ -29,11 +29,7 @@ _SLOW_S = 0.15  # between frames, from which on a video is slow enough
 def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> dict[int, str]:
     """Find frames that are black, or equal to the one before, as lost signals and frozen cameras give them.
 
-    Args:
-        before: Fingerprint of the last readable video frame before them.
-
-    Returns:
-        Reasons by frame index.
+    Return reasons by frame index; `before` is the fingerprint of the last readable video frame before them.
     """
     reasons: dict[int, str] = {}
     for frame in frames:

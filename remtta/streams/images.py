@@ -56,13 +56,8 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, left_out: Co
     """List the regular files under a folder with one of these lower-case suffixes, recursively.
 
     Linked folders are followed, each once. Named pipes, sockets and devices are skipped, so nothing can hang; so are
-    hidden files, such as the `._x.jpg` that macOS leaves beside a picture.
-
-    Args:
-        left_out: Counts the other files, by their suffix, or as "hidden", "no file" or "unreadable folder".
-
-    Raises:
-        UsageError: If the folder itself cannot be read.
+    hidden files, such as the `._x.jpg` that macOS leaves beside a picture. Raise UsageError if the folder itself cannot
+    be read. The other files are counted in `left_out`, by suffix, or as "hidden", "no file" or "unreadable folder".
     """
     found: list[Path] = []
     others: Counter[str] = Counter() if left_out is None else left_out
@@ -126,10 +121,8 @@ def load_image(path: Path) -> Image.Image:
 
     Applies the EXIF orientation, composites transparency on white, scales 16-bit and float samples to 8 bit, and uses
     the first frame of an animation. Waits for memory if there is a shared budget; a JPEG that would exceed the whole
-    budget is decoded at a half, a quarter or an eighth of its size.
-
-    Raises:
-        FrameError: If the file is missing, not an image, truncated, or too large.
+    budget is decoded at a half, a quarter or an eighth of its size. Raise FrameError if the file is missing, not an
+    image, truncated, or too large.
     """
     try:
         with opened(path) as image:

@@ -15,11 +15,8 @@ _FORM = "name=address on each line"
 def read_sources(path: Path) -> dict[str, str]:
     """Read a list of sources: addresses by name, in order.
 
-    Empty lines and lines that begin with # are ignored.
-
-    Raises:
-        UsageError: If the file cannot be read or is empty, a line is malformed, or a name occurs twice. The message
-            contains no address, which may hold a password.
+    Empty lines and lines that begin with # are ignored. Raise UsageError if the file cannot be read or is empty, a line
+    is malformed, or a name occurs twice. The message contains no address, which may hold a password.
     """
     sources: dict[str, str] = {}
     for number, line in _lines(path):

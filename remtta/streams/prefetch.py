@@ -59,7 +59,8 @@ def prefetch(
     wait: Callable[[], None] = lambda: None,
     paused: Callable[[], bool] = lambda: False,
 ) -> Generator[DecodedFrame]:
-    """Read and decode frames in background threads and yield them in stream order.
+    """Read and decode frames in background threads and yield them in stream order; any exception from reading the
+    stream is raised after the frames before it.
 
     Args:
         frames: The stream; it is read from one background thread.
@@ -70,9 +71,6 @@ def prefetch(
         demand: Acquired before each frame is read, so that none is read before it is wanted.
         wait: Called every 0.1 s while no frame is ready; may raise to stop waiting.
         paused: Called as often; while it returns true, `PAUSE` is yielded.
-
-    Raises:
-        Exception: Any exception from reading the stream, after the frames before it.
     """
     ready: _Ready = queue.SimpleQueue()
     room = threading.Semaphore(max(1, ahead))

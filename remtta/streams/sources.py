@@ -101,12 +101,7 @@ def open_stream(
     return open_with(source, options, wait_at_start=wait_at_start)
 
 
-def open_with(
-    source: Source,
-    options: StreamOptions,
-    *,
-    wait_at_start: bool = False,
-) -> Stream:
+def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = False) -> Stream:
     """Open a source of frames with the options of the command line; see `open_stream`."""
     stream = _open(source, options, _live(options, wait_at_start=wait_at_start))
     if not stream.live and options.live is not None:
@@ -126,14 +121,9 @@ def check_not_empty(stream: Stream) -> None:
 def open_streams(
     sources: Mapping[str, str], options: StreamOptions | None = None, *, resuming: bool = False
 ) -> dict[str, Stream]:
-    """Open several sources as `open_stream` does; live ones that are unavailable at the start are waited for.
+    """Open several sources, by name, as `open_stream` does; live ones that are unavailable at the start are waited for.
 
-    Args:
-        sources: Addresses by name.
-        resuming: Let a missing source fail only once it is read.
-
-    Raises:
-        UsageError: Naming a source that does not exist or holds no images, unless resuming.
+    Raise UsageError, naming it, if one does not exist or holds no images; when `resuming`, it fails only once read.
     """
     options, streams = options or StreamOptions(), {}
     if options.null:

@@ -60,11 +60,6 @@ def warn_if_cut(name: str, num_frames: int, promised: int) -> None:
         _log.warning("%s ended after %d of %d frames; the file may be truncated", name, num_frames, promised)
 
 
-def video_name(source: str | int) -> str:
-    """Return a path, camera or URL without a password."""
-    return f"camera {source}" if isinstance(source, int) else without_password(source)
-
-
 def video_frame(
     cv2: Any,
     name: str,

@@ -15,14 +15,13 @@ _HANGING = 1.1
 class Watchdog:
     """Times the calls of one connection; set by the reading thread, queried by the consuming thread as well.
 
+    It times out after `read_timeout_s` without a decodable frame.
+
     Attributes:
         clock: Returns seconds from an arbitrary origin.
         opened: True once the source is open.
         reason: What timed out; None so far.
         stalled: True if a single call timed out.
-
-    Args:
-        read_timeout_s: Seconds without a decodable frame.
     """
 
     def __init__(self, open_timeout_s: float, read_timeout_s: float, clock: Callable[[], float]) -> None:

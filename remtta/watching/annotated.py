@@ -54,7 +54,6 @@ class AnnotatedVideo:
         self._last_s = -_FRAME_S
 
     def __call__(self, view: View) -> None:
-        """Add frames."""
         with writing(self._path):
             for frame, row in zip(view.frames, view.rows, strict=True):
                 if frame.image is not None:
@@ -107,7 +106,6 @@ class AnnotatedVideo:
 
 
 def _answer(row: Row) -> str:
-    """Return a row's label and probability."""
     return f"{row['class'] if row['label'] is None else row['label']} {100 * row['prob']:.0f} %"
 
 

@@ -24,14 +24,9 @@ _MAX_BYTES = 65_536  # far more than it ever holds
 
 
 def check_health_path(path: Path, folder: Path) -> None:
-    """Raise before any work if the health file could not be written.
-
-    Args:
-        folder: The run's own folder, which need not exist yet.
-
-    Raises:
-        UsageError: If its folder does not exist, it is one of the run's own files, its name in the run's folder does
-            not end in .json, or another kind of file is there.
+    """Raise before any work if the health file could not be written; raise UsageError if its folder does not exist, it
+    is one of the run's own files, its name in the run's folder, which need not exist yet, does not end in .json, or
+    another kind of file is there.
     """
     parent = _target(path).parent
     within = parent == Path(os.path.realpath(folder))
@@ -86,14 +81,12 @@ def vitals(run: Run) -> dict[str, Any]:
 class HealthFile:
     """Rewrites a JSON file every few seconds from its own thread, so that it stays fresh while the model works.
 
-    A fresh `time` shows that the process is alive; the other values show whether the run makes progress.
+    A fresh `time` shows that the process is alive; the other values show whether the run makes progress. Raise
+    OutputError if the file cannot be written at the start; later failures are ignored, and the file goes stale.
 
     Args:
         path: The file, whose folder is created if needed; if it is a link, its target is replaced.
         report: Returns the values to write besides the time; called from the thread.
-
-    Raises:
-        OutputError: If the file cannot be written at the start; later failures are ignored, and the file goes stale.
     """
 
     def __init__(self, path: Path, report: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:

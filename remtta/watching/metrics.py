@@ -47,13 +47,11 @@ def parse_metrics_address(text: str) -> tuple[str, int]:
 class Metrics:
     """Serves the counts of runs while they run.
 
-    Values are read on request, from another thread, at no cost to the run.
+    Values are read on request, from another thread, at no cost to the run. Raise UsageError if prometheus-client is
+    missing, or the port is unavailable.
 
     Attributes:
         watch: Returns the runs to serve; none so far.
-
-    Raises:
-        UsageError: If prometheus-client is missing, or the port is unavailable.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:

@@ -65,10 +65,8 @@ def parse_topic(text: str) -> Topic:
 class Publisher:
     """Publishes the lines of a run's predictions from its own thread, so that the broker delays no prediction.
 
-    Confirmed progress is noted in the run's folder; a resumed run continues from there.
-
-    Args:
-        resume: Whether existing predictions belong to this run.
+    Confirmed progress is noted in the run's folder; a resumed run, to which existing predictions belong, continues from
+    there.
     """
 
     def __init__(self, topic: Topic, folder: Path, *, resume: bool) -> None:

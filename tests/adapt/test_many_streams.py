@@ -1,7 +1,5 @@
 """Many streams on one model: each comes out as if it had been alone, whatever becomes of the others."""
 
-from __future__ import annotations
-
 import contextvars
 import logging
 import os

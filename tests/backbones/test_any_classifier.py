@@ -1,7 +1,5 @@
 """Classifiers in memory: in wrappers, of other libraries, of one's own; beside timm's twins where there are such."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref
@@ -15,19 +13,17 @@ from safetensors.torch import save_file
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from remtta import REM, REMConfig, apply_delta
+from remtta import REM, Delta, REMConfig, apply_delta, load_model
 from remtta.backbones.any_classifier import AnyClassifier
 from remtta.backbones.batchnorm import running_statistics
 from remtta.backbones.families import backbone_of, compile_blocks
 from remtta.backbones.norms import adapted_norms
-from remtta.deltas.delta import Delta
 from remtta.errors import ModelError, RemttaError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.card import card_of
 from remtta.models.described import Described
 from remtta.models.hashing import state_sha256
-from remtta.models.loading import load_model
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from tests.backbones.tiny_models import tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit

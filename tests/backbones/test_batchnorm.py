@@ -1,7 +1,5 @@
 """The statistics that batch norms use while a model adapts."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any
@@ -272,9 +270,6 @@ def test_frozen_and_folded_batch_norms_are_reported() -> None:
     with pytest.raises(ModelError, match="if its batch norms were folded into convolutions, load the model from"):
         adapted_norms(backbone_of(folded))
     assert not running_statistics(batch_norms(folded))
-
-
-# --- NORM ------------------------------------------------------------------------------------------------------------
 
 
 @torch.no_grad()

@@ -1,7 +1,5 @@
 """Every family of transformers, tiny and random: timm's own logits, exact masks, and what adapts."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -28,7 +26,7 @@ from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, TINY, Mould, random_images, tiny_vit
 from tests.methods.test_registry import QUICK
 
-SIZE, PATCH, GRID = 32, 8, 4
+SIZE, PATCH = 32, 8
 SMALL: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 48, "depth": 2, "num_heads": 3}
 STEM: dict[str, Any] = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3}
 

@@ -1,7 +1,5 @@
 """Every hierarchical and convolutional family: logits, masks, scores, and the layers that adapt."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every method on a net of batch norms, on one of layer norms, and on windows of tokens."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tiny random models of the hierarchical and convolutional families, for images of 64 x 64 pixels."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import timm

@@ -1,7 +1,5 @@
 """The adapt command."""
 
-from __future__ import annotations
-
 import io
 import os
 import re

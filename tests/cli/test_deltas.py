@@ -1,7 +1,5 @@
 """Deltas from one command to the next: adapt, apply and inspect."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

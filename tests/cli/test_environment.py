@@ -1,7 +1,5 @@
 """Options in the environment."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The eval command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The output of inspect for runs and evaluations, and for invalid files."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -4,8 +4,6 @@
 change anything: the half a minute that all kinds take is too much for the tests, which look at some.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import re

@@ -1,7 +1,5 @@
 """The options of the commands: each declared once, with help, and what is not given as the library has it."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import re
@@ -21,9 +19,8 @@ from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, REMConfig, method_config
 from remtta.methods.settings.chosen import MethodOptions, MethodsOptions
 from remtta.methods.source import SourceConfig
-from remtta.options import StreamOptions
+from remtta.options import LiveOptions, StreamOptions
 from remtta.options.option import Member
-from remtta.options.stream import LiveOptions
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS
 from tests.evaluation.trees import write_tree
@@ -134,9 +131,6 @@ def test_options_of_live_sources_reach_them(monkeypatch: pytest.MonkeyPatch) -> 
     for options in ([], ["--buffer", "all", "--reconnect-for", "3"]):
         assert remtta_here("adapt", "rtsp://camera/1", *options) == 2
     assert seen == [(None, False), (LiveOptions(reconnect_for=3.0, buffer="all"), True)]
-
-
-# --- Help ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", COMMANDS)

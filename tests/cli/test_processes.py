@@ -1,7 +1,5 @@
 """Runs as processes: pipes, signals, and missing standard descriptors."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Bad input gets one clear line and its exit code."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Sequence
 from pathlib import Path

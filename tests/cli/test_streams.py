@@ -1,7 +1,5 @@
 """`remtta adapt LIST --streams`: a site of streams as a command, killed and gone on with."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

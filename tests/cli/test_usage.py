@@ -1,7 +1,5 @@
 """Wrong use is one line; values spread over several words; what a shell completes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -99,9 +97,6 @@ def test_debug_adds_the_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[s
         told = capfd.readouterr().err
         assert told.startswith("Traceback") == bool(more)
         assert told.splitlines()[-1] == f"Error: {tmp_path / 'nowhere'}: no such file or folder"
-
-
-# --- Messages as JSON lines ------------------------------------------------------------------------------------------
 
 
 def messages(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import colorsys
 import functools
 import hashlib
@@ -111,9 +109,6 @@ def test_what_is_written_back_is_clipped_and_rounded() -> None:
     assert np.array_equal(np.asarray(to_image(to_float(Image.fromarray(every)))), every)
 
 
-# Noise
-
-
 def test_gaussian_noise_has_its_deviation() -> None:
     noise = gaussian_noise(GREY, rng(), 1, std=0.26) - GREY
     assert noise.std() == pytest.approx(0.26, rel=0.02)
@@ -140,9 +135,6 @@ def test_impulse_noise_is_half_salt_and_half_pepper() -> None:
     assert (noisy == 1).mean() == pytest.approx(0.135, rel=0.04)
     assert (noisy == 0).mean() == pytest.approx(0.135, rel=0.04)
     assert np.isin(noisy, (0, 0.5, 1)).all()
-
-
-# Blur
 
 
 @pytest.mark.parametrize(("radius", "sigma", "edge"), [(3, 0.1, 1), (10, 0.5, 2), (0.3, 0.4, 1), (45, 2.3, 10)])
@@ -247,9 +239,6 @@ def test_glass_blur_of_a_large_image_is_the_same_with_less_memory(monkeypatch: p
     assert np.array_equal(glass_blur(image, rng(), 1, sigma=0.7, distance=1, passes=2), expected)
 
 
-# Weather
-
-
 def test_plasma_spans_0_to_1_and_has_no_seam() -> None:
     cloud = plasma(200, 1.4, rng())
     assert cloud.shape == (256, 256)
@@ -313,9 +302,6 @@ def test_spatter_is_pale_turquoise_water_or_brown_mud() -> None:
     assert 0.05 < (mud[..., 0] < 0.4).mean() < 0.5
 
 
-# Digital
-
-
 def test_brightness_and_saturation_are_those_of_hsv() -> None:
     image = rng().random((6, 7, 3), dtype=np.float32)
     image[0, 0] = 0
@@ -374,9 +360,6 @@ def test_a_combination_is_one_corruption_after_the_other() -> None:
     assert corrupt(image, "fog+gaussian_noise", 3, rng()) == expected
     with pytest.raises(ValueError, match='unknown corruption "rain"'):
         corrupt(image, "fog+rain", 3, rng())
-
-
-# Options
 
 
 def test_options_are_put_in_order_and_checked() -> None:

@@ -1,7 +1,5 @@
 """The models that a delta's header may ask for."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from remtta import adapt_stream, apply_delta, load_base, load_delta, load_model, save_delta
+from remtta import Delta, adapt_stream, apply_delta, load_base, load_delta, load_model, save_delta
 from remtta.deltas.base_model import base_options
-from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
 from remtta.models.hashing import state_sha256
 from remtta.options import ModelOptions
@@ -106,9 +103,6 @@ def test_the_checkpoint_of_a_run_is_the_one_that_its_record_names(
         record.write_text(damaged)
         with pytest.raises(UsageError, match="name them with --checkpoint"):
             base_options(load_delta(tmp_path / "run"))
-
-
-# --- Damage ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Tasks of worker processes run once each, whichever workers die, unless all do."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -88,9 +86,6 @@ def test_without_ray_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match=r"pip install \"remtta\[cluster\]\""):
         next(on_ray(square, Path(), [0], interrupts=Interrupts()))
-
-
-# --- Which signals stop what; in a subprocess if the signal ends the process -----------------------------------------
 
 
 _SENDS = """

@@ -1,7 +1,5 @@
 """Labelled domains on disk, in every layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,9 +150,6 @@ def test_the_only_severity_is_evaluated_and_reported(tmp_path: Path, caplog: pyt
     write_tree(tmp_path / "c", ["snow"], severities=(5,), each=1)  # the usual one, but not of every domain
     with pytest.raises(UsageError, match=r"fog in .* has no severity 5; it has 1, 3"):
         open_tree(tmp_path / "c")
-
-
-# --- From class folders to the model's class numbers -----------------------------------------------------------------
 
 
 def test_wnids_are_mapped_by_wnid_and_never_by_position() -> None:

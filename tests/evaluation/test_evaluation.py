@@ -1,7 +1,5 @@
 """Evaluations on hand-made trees whose answers can be counted."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +11,8 @@ import torch
 from torch import nn
 
 from remtta.errors import ModelError, StreamError, UsageError
-from remtta.evaluation import evaluate
+from remtta.evaluation import choose_preprocessing, evaluate
 from remtta.evaluation.domains import Dataset
-from remtta.evaluation.protocols import choose_preprocessing
 from remtta.methods.settings import REMConfig, method_config
 from remtta.models.card import set_labels
 from remtta.models.preprocessing import preprocessing_of

@@ -1,7 +1,5 @@
 """Which preprocessing fits a model, by what it says of images."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

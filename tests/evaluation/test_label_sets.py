@@ -1,7 +1,5 @@
 """Models of every kind of classifier on variants of ImageNet, some of which restrict the classes."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os
@@ -15,8 +13,7 @@ import torch
 from torch import nn
 
 from remtta import apply_delta, load_delta
-from remtta.evaluation import evaluate
-from remtta.evaluation.datasets import open_dataset
+from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.domains import Dataset
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions

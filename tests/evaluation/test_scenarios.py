@@ -1,7 +1,5 @@
 """The order of images in each scenario."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

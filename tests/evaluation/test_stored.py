@@ -1,7 +1,5 @@
 """Arrays of CIFAR-C, stored streams of CCC, and lists."""
 
-from __future__ import annotations
-
 import io
 import pickle
 import tarfile
@@ -20,9 +18,6 @@ from tests.records import json_of, rows_of
 
 STREAM = "baseline_20_transition+speed_1000_seed_43"
 NAMES = [f"name {number}" for number in range(NUM_CLASSES - 2)] + ["twice", "twice"]
-
-
-# --- CIFAR-C ---------------------------------------------------------------------------------------------------------
 
 
 def write_arrays(root: Path, rows: int = 4, short_labels: bool = False) -> Path:
@@ -91,9 +86,6 @@ def test_images_of_arrays_reach_a_worker_as_the_name_of_their_file(tmp_path: Pat
     assert np.array_equal(np.asarray(pickle.loads(packed).load(4)), pixels[24])
 
 
-# --- CCC -------------------------------------------------------------------------------------------------------------
-
-
 def write_shard(path: Path, labels: list[int | str], first: int = 0) -> None:
     """Samples as webdataset writes them: the image after its class and what was done to it."""
     path.parent.mkdir(exist_ok=True)
@@ -160,9 +152,6 @@ def test_invalid_tar_streams_are_refused(stream: Path, tmp_path: Path) -> None:
     (stream / "serial_9.tar").write_bytes(b"replaced meanwhile")
     with pytest.raises(FrameError, match="cannot be decoded"):
         domain.load(0)
-
-
-# --- Lists -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_list_gives_the_images_their_classes_and_the_order(tmp_path: Path) -> None:

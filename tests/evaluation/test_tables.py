@@ -1,7 +1,5 @@
 """Tables, errors by class, and the marking of insignificant differences."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Counts verified by hand, and their standard errors."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -50,8 +48,6 @@ def test_diversity() -> None:
     assert diversity(np.array([3])) == 0
     assert diversity(np.array([1, 1, 1, 1])) == pytest.approx(math.log(4))
 
-
-# --- Standard errors -------------------------------------------------------------------------------------------------
 
 NUMBERS: dict[str, int] = {}
 RIGHT = {"label_true": 1, "rank_true": 1, "prob": 0.5}

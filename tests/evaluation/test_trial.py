@@ -1,7 +1,5 @@
 """The rows, records and files of an evaluation, and the state of its model afterwards."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -40,9 +38,6 @@ def run_guarded(tree: Dataset, folder: Path, **changes: Any) -> Any:
     options = EvalOptions(batch_size=8, guard=SOON_RETIRED, **changes)
     results = evaluate(tiny_vit(), tree, folder, methods={"rem+guard": REMConfig(lr=0.05)}, options=options)
     return results["methods"]["rem+guard"]["seeds"]["0"]
-
-
-# --- The guard ---------------------------------------------------------------------------------------------------
 
 
 def test_a_retired_guard_has_the_source_answer_in_tests_without_learning_too(tree: Dataset, tmp_path: Path) -> None:
@@ -93,9 +88,6 @@ def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "whole")
 
 
-# --- Files -------------------------------------------------------------------------------------------------------
-
-
 def test_replacing_an_evaluation_removes_what_it_left_and_nothing_else(tree: Dataset, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run_guarded(tree, folder)
@@ -110,9 +102,6 @@ def test_replacing_an_evaluation_removes_what_it_left_and_nothing_else(tree: Dat
     assert not (folder / "deltas").exists()
 
 
-# --- Images that cannot be read ----------------------------------------------------------------------------------
-
-
 def test_a_domain_of_which_no_image_can_be_read_is_reported(tree: Dataset, tmp_path: Path) -> None:
     [fog] = [domain for domain in tree.domains if domain.name == "fog"]
     for source in fog.sources:
@@ -121,9 +110,6 @@ def test_a_domain_of_which_no_image_can_be_read_is_reported(tree: Dataset, tmp_p
         options = EvalOptions(on_error="skip", batch_size=8, scenario="mixed", resume=resume)
         with pytest.raises(StreamError, match=r"^fog: no readable image \(28 failed; see predictions.jsonl"):
             evaluate(tiny_vit(), tree, tmp_path / "run", methods={"source": SourceConfig()}, options=options)
-
-
-# --- Records -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("by", ["scenario", "config", "rdumb"])
@@ -141,9 +127,6 @@ def test_deltas_count_from_the_last_reset_and_results_count_all(by: str, tree: D
     assert (run["seeds"]["0"]["adapted_images"], run["seeds"]["0"]["updates"]) == counts[by][2:]
     assert sum(row["adapted"] for row in rows) == counts[by][2]
     assert by != "config" or not any(row["update"] for row in rows)
-
-
-# --- Resets and beginnings ---------------------------------------------------------------------------------------
 
 
 def test_a_reset_comes_after_so_many_images_and_not_in_tests(tree: Dataset, tmp_path: Path) -> None:
@@ -192,9 +175,6 @@ def test_a_delta_that_would_change_nothing_or_is_of_another_model_is_refused(tre
     with pytest.raises(DeltaError, match="made on other weights"):
         evaluate(tiny_vit(seed=1), tree, tmp_path / "b", methods=methods, delta=delta)
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
-
-
-# --- The model ---------------------------------------------------------------------------------------------------
 
 
 def test_a_model_is_back_at_its_source_weights_after_a_failure(

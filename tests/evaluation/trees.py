@@ -1,7 +1,5 @@
 """Small labelled trees of drawn images."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

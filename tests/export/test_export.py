@@ -1,7 +1,5 @@
 """Exports are loaded by the programs they are for, and answer as the adapted model does."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -21,9 +19,8 @@ from safetensors.torch import save_file
 from timm.models import save_for_hf
 from torch import Tensor, nn
 
-from remtta import apply_delta, load_delta, load_model, save_delta
+from remtta import Delta, apply_delta, load_delta, load_model, save_delta
 from remtta.backbones.norms import norm_modules
-from remtta.deltas.delta import Delta
 from remtta.errors import OutputError, UsageError
 from remtta.export import formats
 from remtta.files import check_not_input

@@ -1,7 +1,5 @@
 """Observers asked as an adapter asks them."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Accuracy is estimated without labels."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

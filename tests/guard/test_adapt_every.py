@@ -1,7 +1,5 @@
 """Learning from every N-th batch only."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

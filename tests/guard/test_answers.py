@@ -1,7 +1,5 @@
 """Answers by the adapted and the source model together, and the evidence that they are weighed by."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path
@@ -44,9 +42,6 @@ def window_of(source: Tensor, adapted: Tensor, size: int = 1000, memory: int = 1
     window = Window(size, memory)
     window.add(source, adapted)
     return window
-
-
-# --- Evidence ----------------------------------------------------------------------------------------------------
 
 
 def test_the_window_holds_the_last_frames_and_the_classes_of_more() -> None:
@@ -105,9 +100,6 @@ def test_a_mixture_is_that_of_the_probabilities() -> None:
     torch.testing.assert_close(probs, 0.3 * one.softmax(1) + 0.7 * other.softmax(1))
     certain = mixture(torch.tensor([[1e4, 0.0]]), torch.tensor([[0.0, 1e4]]), 0.25)
     torch.testing.assert_close(certain.exp(), torch.tensor([[0.25, 0.75]]))
-
-
-# --- Answers -----------------------------------------------------------------------------------------------------
 
 
 def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
@@ -204,9 +196,6 @@ def test_answering_early_is_by_what_was_known_before() -> None:
     torch.testing.assert_close(early.judge.window.adapted, late.judge.window.adapted, rtol=0, atol=1e-2)
 
 
-# --- Runs --------------------------------------------------------------------------------------------------------
-
-
 def test_rows_tell_who_answered_and_where_the_models_disagree(
     frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -232,9 +221,6 @@ def test_rows_tell_who_answered_and_where_the_models_disagree(
     assert summary.place.by_both == len(rows) and f"answered by both models: {len(rows)} frames" in summary.report()
     told = {"alarms": 0, "retired": False, "answered_by_source": 0, "answered_by_both": len(rows)}
     assert record_of(tmp_path / "both")["guard"] == told
-
-
-# --- Names -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["rem+none", "rem+guard+guard", "rem+auto", "fast=rem", "+guard", "rem+"])

@@ -1,7 +1,5 @@
 """The guard: what it sees, when it acts, and that it leaves good adaptation alone."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

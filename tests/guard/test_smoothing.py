@@ -1,7 +1,5 @@
 """Answers go by the frames before, where those come in order."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

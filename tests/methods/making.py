@@ -1,7 +1,5 @@
 """Build methods on a model from their objectives, and parts of the plain readings that they are compared with."""
 
-from __future__ import annotations
-
 from typing import Any, TypeVar
 
 import torch

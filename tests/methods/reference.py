@@ -4,8 +4,6 @@ Every attention map is computed in full, every view runs from the pixels, every 
 selected norms are updated.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

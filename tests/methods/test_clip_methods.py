@@ -1,7 +1,5 @@
 """CLIPArTT and TPT, against plain second implementations."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Continual-MAE, against a plain second implementation."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The peers that adapt norms by entropy-like losses, each against a plain reading of its rule."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import math
@@ -45,9 +43,6 @@ def cosine(first: Tensor, second: Tensor) -> float:
 
 def assert_same_weights(method: Any, plain: Any) -> None:
     torch.testing.assert_close(dict(method.net.model.named_parameters()), dict(plain.named_parameters()))
-
-
-# --- ETA, EATA, RDumb --------------------------------------------------------------------------------------------
 
 
 class PlainETA:
@@ -174,9 +169,6 @@ def test_rdumb_forgets_the_centre_of_the_model_that_it_leaves() -> None:
     assert rdumb.num_updates == 0 and torch.equal(rdumb(batch(1)), fresh(batch(1)))
 
 
-# --- SAR ---------------------------------------------------------------------------------------------------------
-
-
 class PlainSAR:
     """The rule of SAR on two models: the one that learns, and one a step up the loss."""
 
@@ -248,9 +240,6 @@ def test_sar_does_not_step_if_nothing_is_certain_after_the_climb() -> None:
     assert all(torch.equal(tensor, source[name]) for name, tensor in method.net.model.state_dict().items())
 
 
-# --- DeYO --------------------------------------------------------------------------------------------------------
-
-
 def plain_shuffle(image: Tensor, order: Sequence[int]) -> Tensor:
     """The 4 x 4 patches of 8 x 8 pixels in this order."""
     shuffled = torch.empty_like(image)
@@ -297,9 +286,6 @@ def test_shuffled_images_of_any_size_keep_it() -> None:
     torch.testing.assert_close(shuffle_patches(odd, 4, torch.Generator()), odd)
 
 
-# --- COME --------------------------------------------------------------------------------------------------------
-
-
 def test_the_entropy_of_come_is_that_of_the_opinion_and_leaves_the_norm_alone() -> None:
     # Evidence e^0 = 1 twice, C = 2: beliefs 1/4, 1/4, uncertainty 1/2: (1/2) ln 4 + (1/2) ln 2 = 1.5 ln 2.
     torch.testing.assert_close(come_entropy(torch.zeros(2)), torch.tensor(1.5 * math.log(2)))
@@ -324,9 +310,6 @@ def test_rem_on_come_ranks_by_the_other_entropy_only() -> None:
         descend(plain._descent.optimizer, consistency + ranking)
     assert ranking > 0
     assert_same_weights(method, plain.net.model)
-
-
-# --- ROID, CMF ---------------------------------------------------------------------------------------------------
 
 
 class PlainROID:
@@ -441,9 +424,6 @@ def test_the_soft_likelihood_ratio_holds_certain_probabilities() -> None:
     expected = -0.99 * math.log(99) - rest * math.log(rest / (1 - rest))
     torch.testing.assert_close(ratios[1], torch.tensor(expected))
     assert torch.isfinite(torch.autograd.grad(ratios.sum(), logits)[0]).all()
-
-
-# --- What all of them keep ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", FILTERING)

@@ -1,7 +1,5 @@
 """The micro-batch that `--max-memory` chooses."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta import adapt_stream
+from remtta import RunOptions, adapt_stream
 from remtta.errors import UsageError
 from remtta.methods import fitting
 from remtta.methods.fitting import fitting_micro_batch
@@ -17,7 +15,6 @@ from remtta.methods.method import Method, build_method
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.rem import RankedEntropy
 from remtta.methods.settings import REMConfig, method_config
-from remtta.options import RunOptions
 from tests.conftest import random_images, tiny_vit
 from tests.records import record_of, rows_of
 

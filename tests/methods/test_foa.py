@@ -1,7 +1,5 @@
 """FOA and its CMA-ES, against plain readings of their rules."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """LAME, against a plain second implementation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """MEMO, against a plain second implementation."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

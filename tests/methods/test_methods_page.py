@@ -1,7 +1,5 @@
 """docs/methods.md names settings that exist, for methods that have a use for them."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

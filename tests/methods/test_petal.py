@@ -1,7 +1,5 @@
 """PETAL, against a plain reading of its rule."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

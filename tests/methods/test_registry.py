@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -328,9 +326,6 @@ def test_a_setting_of_another_type_is_refused(method: str, pair: str, told: str)
     assert str(caught.value) == told
 
 
-# --- The pull towards the source weights -----------------------------------------------------------------------------
-
-
 ANCHORED = ["rem", "sar", "cmf"]
 
 
@@ -349,9 +344,6 @@ def test_a_step_with_the_anchor_is_the_step_and_then_a_share_of_the_way_back(nam
         assert torch.allclose(parameter, expected, atol=1e-6), key
         moved += float((parameter - source[key]).detach().abs().sum())
     assert moved > 0
-
-
-# --- Values that a step reads back from the device: each has the host wait -------------------------------------------
 
 
 UNWATCHED = ["rem", "rem-n1", "tent"]

@@ -1,7 +1,5 @@
 """REM's ablations and variants, each against a plain reading of its rule, image by image."""
 
-from __future__ import annotations
-
 import functools
 import math
 from itertools import combinations

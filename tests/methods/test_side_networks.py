@@ -1,7 +1,5 @@
 """EcoTTA and BECoTTA, each against a plain writing of its rule."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any, cast

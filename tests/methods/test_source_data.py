@@ -1,7 +1,5 @@
 """Learning from clean source images: what is computed, when it is computed again, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

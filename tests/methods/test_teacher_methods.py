@@ -1,7 +1,5 @@
 """Methods in which a teacher predicts, each against a plain reading of its rule."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

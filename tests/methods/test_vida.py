@@ -1,7 +1,5 @@
 """ViDA, against a plain model with adapters beside its attention layers."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """WATT and REM in its loop, against plain second writings of their rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +7,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.deltas.base_model import load_base
-from remtta.deltas.delta import Delta
+from remtta import Delta, load_base, load_model
 from remtta.errors import CheckpointError, DeltaError, DownloadError, UsageError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes
-from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import TEMPLATES, templates_of
 from remtta.models.text_tower import TextTower

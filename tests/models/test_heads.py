@@ -1,7 +1,5 @@
 """Some of a model's classes only."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

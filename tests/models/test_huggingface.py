@@ -1,7 +1,5 @@
 """Folders that transformers saved, beside transformers itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

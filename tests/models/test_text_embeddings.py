@@ -1,7 +1,5 @@
 """Class embeddings in a file, for timm image towers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

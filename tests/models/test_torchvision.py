@@ -1,7 +1,5 @@
 """State dicts of torchvision's models, compared with torchvision itself."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small random models of open_clip, in the folders that it writes."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

@@ -1,7 +1,5 @@
 """The page, in a real browser: its charts are there, it sorts, it fits, and what files say is text."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

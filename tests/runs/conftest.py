@@ -1,7 +1,5 @@
 """Runs that are made once, to be copied by the tests that look at them or go on with them."""
 
-from __future__ import annotations
-
 import shutil
 from itertools import count
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A real MQTT broker that records what it receives: `python -m tests.runs.mqtt_broker PORT FILE`."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

@@ -1,7 +1,5 @@
 """Updates are left out, never predictions, where there is no time for them."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,11 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from remtta import adapt_stream
+from remtta import REMConfig, RunOptions, adapt_stream
 from remtta.errors import UsageError
 from remtta.methods.method import Updater
-from remtta.methods.settings import REMConfig
-from remtta.options import RunOptions
 from remtta.runs.budget import Latencies, TimeBudget
 from remtta.streams.prefetch import DecodedFrame
 from tests.conftest import draw_video, tiny_vit

@@ -1,7 +1,5 @@
 """Damage to a run's files is reported, and repaired where possible."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -107,9 +105,6 @@ def test_an_invalid_record_is_reported_and_nothing_is_written(
     with pytest.raises(UsageError, match=rf"run.json is damaged \({reason}\); start again with --overwrite"):
         adapt_tiny(frames, tmp_path / "run", resume=True, options={"max_memory": 10**12})
     assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
-
-
-# --- Rows in the file and in the record, and rows that a reader may not have had ------------------------------------
 
 
 def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_path: Path) -> None:

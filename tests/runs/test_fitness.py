@@ -1,7 +1,5 @@
 """Frames of a video that are answered, but not learned from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

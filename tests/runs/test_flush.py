@@ -1,7 +1,5 @@
 """Frames of a slow source are predicted before their batch is full, and learned from with it."""
 
-from __future__ import annotations
-
 import io
 import os
 import signal
@@ -13,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from remtta import load_delta
+from remtta import RunOptions, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.models.preprocessing import preprocessing_of
-from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS, STATE
 from remtta.runs.place import Place
 from remtta.runs.states import load_position

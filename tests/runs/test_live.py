@@ -1,7 +1,5 @@
 """Runs over cameras and network streams that get lost, hang, come back changed, or are faster than the model."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A run that was stopped, killed or cut off from power goes on as if nothing had happened."""
 
-from __future__ import annotations
-
 import copy
 import json
 import shutil
@@ -14,12 +12,11 @@ import pytest
 import torch
 from torch import nn
 
+from remtta import REMConfig, RunOptions
 from remtta.adapt.one_stream import RunSummary
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, RemttaError, UsageError
-from remtta.methods.settings import REMConfig
 from remtta.models.card import set_labels
-from remtta.options import RunOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
 from remtta.runs.place import Place
 from remtta.runs.states import load_position, load_state, save_state

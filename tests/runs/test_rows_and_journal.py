@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import errno
 import io
@@ -178,9 +176,6 @@ def test_lines_the_system_takes_in_pieces_arrive_whole(tmp_path: Path, monkeypat
         writer.write([{"index": index, "source": "frame.png"} for index in range(4)])
         monkeypatch.undo()
     assert [row["index"] for row in lines_of(path)] == [0, 1, 2, 3]
-
-
-# --- Folders without a given name ------------------------------------------------------------------------------------
 
 
 def test_runs_begun_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:

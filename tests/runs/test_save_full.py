@@ -1,7 +1,5 @@
 """Deltas of methods that change every weight, from the run to the checkpoint."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

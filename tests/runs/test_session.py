@@ -1,7 +1,5 @@
 """The one loop: answers before updates, what a stop leaves, no leaks, and that evaluations run through it, too."""
 
-from __future__ import annotations
-
 import gc
 import io
 import os
@@ -66,9 +64,6 @@ def test_an_evaluation_of_one_domain_is_the_run_over_its_images(name: str, tmp_p
         assert decisions and [(e["frame"] // 5, e["event"]) for e in decisions] == [
             (e["index"] // 5, e["event"]) for e in again
         ]
-
-
-# --- Stops in the middle of slow batches ----------------------------------------------------------------------------
 
 
 def source_of(kind: str, frames: Path) -> Any:

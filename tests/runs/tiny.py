@@ -1,7 +1,5 @@
 """Runs of a tiny model, and what stops them."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

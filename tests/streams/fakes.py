@@ -1,7 +1,5 @@
 """Fake cameras that play a script, and a clock that advances only while something sleeps."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A camera that serves MJPEG by RTSP over TCP, implementing the parts of RFC 2326, 2435 and 3550 that FFmpeg uses."""
 
-from __future__ import annotations
-
 import contextlib
 import socketserver
 import struct

@@ -1,7 +1,5 @@
 """Local web servers."""
 
-from __future__ import annotations
-
 import contextlib
 import http.server
 import socketserver

@@ -1,7 +1,5 @@
 """Why an address did not open."""
 
-from __future__ import annotations
-
 import base64
 import socket
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A connection to a source that hangs, stalls, or sends data that cannot be decoded."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import islice
 from typing import Any

@@ -1,7 +1,5 @@
 """The memory budget for decoding."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,13 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from remtta import Preprocessing, open_stream
 from remtta.errors import FrameError
-from remtta.models.preprocessing import Preprocessing
 from remtta.streams import decoding_budget
 from remtta.streams.decoding_budget import Budget, current_share, decoding_bytes
 from remtta.streams.images import load_image
 from remtta.streams.prefetch import DecodedFrame, prefetch
-from remtta.streams.sources import open_stream
 from tests.conftest import draw_image, happens
 
 MIB = 2**20

@@ -1,7 +1,5 @@
 """Cameras and network streams that get lost, and what is done to get them back."""
 
-from __future__ import annotations
-
 import threading
 import time
 from functools import partial
@@ -152,9 +150,6 @@ def test_a_source_that_is_not_live_is_neither_reconnected_to_nor_buffered(option
 def test_impossible_options_are_refused(options: Any) -> None:
     with pytest.raises(UsageError, match="must be"):
         open_stream("0", **options)
-
-
-# --- Frames that wait for the model: the newest, or all --------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("keep", "newest"), [(1, [50]), (3, [30, 40, 50])])

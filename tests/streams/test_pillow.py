@@ -1,7 +1,5 @@
 """Which plugin opens a file, and limits on the cost of a file."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import queue
 import socket
@@ -107,16 +105,16 @@ def test_links_to_images_count_and_dangling_ones_do_not(tmp_path: Path) -> None:
     assert names(open_stream(tmp_path)) == ["a.png", "b.png"]
 
 
-def test_a_folder_without_images_is_a_usage_error(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(UsageError, match=r"no images or videos in this folder or below it$"):
-        open_stream(tmp_path)
-
-
-def test_a_list_of_streams_without_its_option_is_a_usage_error(tmp_path: Path) -> None:
+def test_a_folder_without_images_a_list_of_streams_and_a_named_pipe_are_no_sources(tmp_path: Path) -> None:
     (tmp_path / "cams.txt").write_text("a=0\n")
-    with pytest.raises(UsageError, match=r"cams\.txt is a text file; add --streams if it lists streams"):
-        open_stream(tmp_path / "cams.txt")
+    os.mkfifo(tmp_path / "list")
+    for name, told in (
+        ("", r"no images or videos in this folder or below it$"),
+        ("cams.txt", r"cams\.txt is a text file; add --streams if it lists streams"),
+        ("list", "list is a pipe; give paths on standard input, with - as the source"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            open_stream(tmp_path / name)
 
 
 @pytest.mark.parametrize("source", ["missing.png", "missing/", "missing.mp4", "", "a\0b", "x" * 5000, "-1"])
@@ -242,36 +240,24 @@ def test_a_limit_ends_the_stream_while_the_pipe_stays_open(
     assert in_time(lambda: names(stream)) == expected
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="named pipes")
-def test_a_named_pipe_is_no_source(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "list")
-    with pytest.raises(UsageError, match="list is a pipe; give paths on standard input, with - as the source"):
-        open_stream(tmp_path / "list")
-
-
 def test_the_wrong_separator_is_reported_at_once() -> None:
-    with pytest.raises(UsageError, match="end in NUL, not in newline; add -0"):
-        paths_in(b"a.png\0b.png\0")
-    with pytest.raises(UsageError, match="standard input holds no paths; give an image or a video by its name"):
-        paths_in(b"GIF89a\x20\0\x20\0\xf7\x01\0")
-    for written in (b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x20\x08\x02", b"a.png".ljust(257, b"\0") + b"ustar\x0000"):
-        for null_separated in (False, True):
-            with pytest.raises(UsageError, match="standard input holds no paths; give an image or a video by its name"):
-                paths_in(written, null_separated=null_separated)
-    with pytest.raises(UsageError, match="longer than 32768 bytes; do they end in newline"):
-        paths_in(b"a.png\n" * 6_000, null_separated=True)
-    with pytest.raises(UsageError, match="end in newline, not in NUL; leave -0 out"):
-        paths_in(b"a.png\nb.png\n", null_separated=True)
-    with pytest.raises(UsageError, match="write one per line"):
-        paths_in(b"a" * 40_000)
+    none = "standard input holds no paths; give an image or a video by its name"
+    png, tar = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x20\x08\x02", b"a.png".ljust(257, b"\0") + b"ustar\x0000"
+    for written, null_separated, told in (
+        (b"a.png\0b.png\0", False, "end in NUL, not in newline; add -0"),
+        (b"GIF89a\x20\0\x20\0\xf7\x01\0", False, none),
+        *((content, separated, none) for content in (png, tar) for separated in (False, True)),
+        (b"a.png\n" * 6_000, True, "longer than 32768 bytes; do they end in newline"),
+        (b"a.png\nb.png\n", True, "end in newline, not in NUL; leave -0 out"),
+        (b"a" * 40_000, False, "write one per line"),
+    ):
+        with pytest.raises(UsageError, match=told):
+            paths_in(written, null_separated=null_separated)
 
 
 def test_separating_by_nul_is_for_standard_input(frames: Path) -> None:
     with pytest.raises(UsageError, match="-0 is for paths on standard input"):
         open_stream(frames, null_separated=True)
-
-
-# --- Lists of sources ------------------------------------------------------------------------------------------------
 
 
 def test_a_list_has_names_and_addresses_in_its_order(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """MJPEG over HTTP from a real server, as web cameras serve it."""
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Metrics of a run for Prometheus, over HTTP and in a file."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

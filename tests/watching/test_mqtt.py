@@ -1,7 +1,5 @@
 """Predictions reach an MQTT broker despite interruptions."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Annotated videos of runs."""
 
-from __future__ import annotations
-
 import signal
 import sys
 from pathlib import Path

@@ -177,10 +177,7 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     """Return a method's config: its defaults, overridden by these settings by field name.
 
     "auto" for the anchor means the value that suits Adam's rate; some methods' default learning rates grow with the
-    batch size.
-
-    Raises:
-        UsageError: If the method or a setting is unknown, or a value is out of range.
+    batch size. Raise UsageError if the method or a setting is unknown, or a value is out of range.
     """
     check_method(name, METHOD_TABLE)
     kind, own = METHOD_TABLE[name].config, METHOD_TABLE[name].preset.settings
@@ -210,10 +207,8 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
 
 
 def settings_of(name: str, given: MethodConfig | Mapping[str, Any] | None, *, batch_size: int) -> MethodConfig:
-    """Return a method's config: the given one, or its defaults overridden by the given settings.
-
-    Raises:
-        UsageError: If the config is another method's, or as of `method_config`.
+    """Return a method's config: the given one, or its defaults overridden by the given settings; raise UsageError if
+    the config is another method's, or as of `method_config`.
     """
     if not isinstance(given, MethodConfig):
         return method_config(name, given or {}, batch_size=batch_size)

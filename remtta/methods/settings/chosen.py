@@ -118,10 +118,7 @@ class MethodsOptions:
 
     def configs(self, batch_size: int) -> dict[str, MethodConfig]:
         """Return a config per method: its defaults, overridden by the shared settings that it has and its own --set
-        values.
-
-        Raises:
-            UsageError: If a setting or a value is unknown, or no method has one of the shared settings.
+        values; raise UsageError if a setting or a value is unknown, or no method has one of the shared settings.
         """
         own, configs = self._own_settings(), {}
         used: set[str] = set()

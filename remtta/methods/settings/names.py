@@ -49,11 +49,7 @@ def label_of(name: str) -> str:
 
 
 def check_method_names(names: Sequence[str]) -> None:
-    """Raise if an evaluation cannot run these names, or cannot tell them apart.
-
-    Raises:
-        UsageError: Naming the first invalid one.
-    """
+    """Raise UsageError, naming the first invalid one, if an evaluation cannot run these names or tell them apart."""
     if not names:
         raise UsageError(f"no method is named; choose {', '.join(METHOD_TABLE)}")
     labels = [label_of(name) for name in names if "=" in name]
