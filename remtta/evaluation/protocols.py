@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,8 @@ INPUTS: Mapping[str, Mapping[str, Any]] = {
 """A protocol's preprocessing. The REM paper's inputs are in [0, 1] without normalisation: ImageNet-C's resized to 256
 and cropped to 224 pixels, CIFAR-C's resized to 384. Batch sizes are defaults of `EvalOptions`.
 """
+
+_log = logging.getLogger("remtta")
 
 
 def choose_preprocessing(
@@ -45,6 +48,8 @@ def choose_preprocessing(
     if resize == "always" or (resize == "auto" and not fitting):
         return configured
     if fitting == total:
+        if resize == "auto" and configured.crop_pct != 1:
+            _log.info("the images have the model's input size and are used as they are; adapt crops (--resize always)")
         return replace(configured, crop_pct=1.0)
     others = ", ".join(f"{w}x{h}" for (w, h), _ in sorted(dataset.sizes.items(), key=lambda item: -item[1])[:4])
     raise UsageError(

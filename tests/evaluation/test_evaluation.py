@@ -158,7 +158,8 @@ def test_an_unreadable_image_stops_the_evaluation_unless_it_may_be_left_out(tree
     assert resumed["status"] == "completed"
 
 
-def test_images_of_the_input_size_are_taken_as_they_are(tmp_path: Path) -> None:
+def test_images_of_the_input_size_are_taken_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     model = tiny_vit()
     own = preprocessing_of(model)
     assert own.crop_pct == 0.9
@@ -167,6 +168,7 @@ def test_images_of_the_input_size_are_taken_as_they_are(tmp_path: Path) -> None:
     assert choose_preprocessing(model, same, resize="always") == own
     other = open_tree(write_tree(tmp_path / "other", size=40))
     assert choose_preprocessing(model, other) == own
+    assert caplog.text.count("are used as they are; adapt crops (--resize always)") == 1
     with pytest.raises(UsageError, match="0 of 63 images have the model's input size of 32x32"):
         choose_preprocessing(model, other, resize="never")
     draw_image(0, 32, 32).save(tmp_path / "other" / "fog" / "5" / "class_a" / "0.png")
