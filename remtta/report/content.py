@@ -17,7 +17,7 @@ from remtta.report.pictures import STILLS, picture, thumbnails
 from remtta.report.series import Series, name_of, read_series
 from remtta.runs.folder import RESULTS
 from remtta.runs.reading import Row, read_object, reading
-from remtta.runs.tables import notes, table_rows
+from remtta.runs.tables import notes, outcome, table_rows
 
 _ERRORS, _ERRORS_ALT = "running_error.png", "Error of each method over the images, with the start of each domain"
 
@@ -118,7 +118,8 @@ def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str
     if content["evaluation"]["methods"]:
         results = read_object(folder / RESULTS)
         told = page.text("; ".join(notes(results)))
-        parts.append(f"<section><h2>Methods</h2>{page.sortable(*table_rows(results))}<p>{told}.</p></section>")
+        table = f"<p>{page.text(outcome(results))}</p>{page.sortable(*table_rows(results))}<p>{told}.</p>"
+        parts.append(f"<section><h2>Methods</h2>{table}</section>")
     if address := picture(folder / "plots" / _ERRORS):
         image = f'<img class="wide" src="{address}" alt="{_ERRORS_ALT}">'
         parts.append(f"<section><h2>Error over time</h2>{image}</section>")

@@ -62,6 +62,20 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     return [*entries, "SE standard error of the mean, by the number of images"]
 
 
+def outcome(results: Mapping[str, Any]) -> str:
+    """Return the gain of the best method over the source model in a sentence; empty without source."""
+    methods: Mapping[str, Any] = results["methods"]
+    if len(methods) < 2 or "source" not in methods:
+        return ""
+    name, best = min(methods.items(), key=lambda item: item[1]["mean"])
+    before = methods["source"]["mean"]
+    if name == "source":
+        return f"No method has fewer errors than the source model ({before:.1f} %)."
+    error, chance = best.get("gain_se"), " This may be chance." if significance_mark(best) else ""
+    by = "" if error is None else f", by {best['gain']:.1f} ± {error:.1f} points"
+    return f"With {name}, the mean error falls from {before:.1f} % (source model) to {best['mean']:.1f} %{by}.{chance}"
+
+
 def _cell(content: Mapping[str, Any], domain: str | None = None) -> str:
     """Return a domain's error, or the mean, with its spread over seeds and the sign of insignificance."""
     names = ("mean", "mean_std") if domain is None else ("error", "error_std")

@@ -17,7 +17,7 @@ from remtta.guard.observer import Answers
 from remtta.options import EvalOptions
 from remtta.runs.batch import BatchResult
 from remtta.runs.rows import RowFormat
-from remtta.runs.tables import markdown_table, notes, plain_table, table_rows
+from remtta.runs.tables import markdown_table, notes, outcome, plain_table, table_rows
 from remtta.streams.batches import Batch
 from remtta.streams.prefetch import DecodedFrame
 from tests.conftest import tiny_vit
@@ -58,6 +58,12 @@ def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> Non
     assert methods["b"]["gain_by_domain_se"]["my_fog"] == pytest.approx(100 * math.sqrt(8) / 16)
     assert methods["source"]["error_se"]["my_fog"] == methods["source"]["mean_se"] == pytest.approx(12.5)
     assert "gain_se" not in methods["source"]
+    by_b, by_a = outcome(results), outcome(results_of(tmp_path, rows_from("source", source), rows_from("a", a)))
+    assert by_b == "With b, the mean error falls from 50.0 % (source model) to 0.0 %, by 50.0 ± 17.7 points."
+    assert by_a.endswith("to 31.2 %, by 18.8 ± 14.0 points. This may be chance.")
+    worse = results_of(tmp_path, rows_from("source", b), rows_from("a", a))
+    assert outcome(worse) == "No method has fewer errors than the source model (0.0 %)."
+    assert outcome(results_of(tmp_path, rows_from("a", a))) == ""
     header, rows = table_rows(results)
     assert header == ["error in %", "my_fog", "mean", "SE", "gain", "ECE %", "images/s"]
     assert [row[1:5] for row in rows] == [

@@ -13,7 +13,7 @@ import pytest
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import method_config
 from remtta.options import EvalOptions, GuardOptions
-from remtta.runs.tables import table_rows
+from remtta.runs.tables import outcome, table_rows
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image, tiny_vit
 from tests.evaluation.trees import write_tree
@@ -90,7 +90,7 @@ def test_the_page_stands_alone_and_says_what_the_files_do(page: Path, folders: l
     results = json.loads((folders[2] / "results.json").read_text())
     for row in table_rows(results)[1]:
         assert "".join(row) in reader.text  # as in the terminal, with the signs of insignificance
-    assert "SE standard error of the mean" in reader.text
+    assert "SE standard error of the mean" in reader.text and (told := outcome(results)) and told in reader.text
 
 
 @pytest.fixture
