@@ -49,7 +49,8 @@ def map_classes(
     if _are_wnids(names):
         if set(names) <= own.keys():
             return ClassMap(_look_up(names, own, num_classes, "the model's labels"), "wnid, in the model's labels")
-        return ClassMap(_look_up(names, _wnids(num_classes), num_classes, "ImageNet's wnids"), "wnid")
+        where = f"ImageNet's wnids for {num_classes} classes"
+        return ClassMap(_look_up(names, wnids(num_classes), num_classes, where), "wnid")
     if _are_numbers(names):
         numbers = {name: int(name) for name in names}
         return ClassMap(_look_up(names, numbers, num_classes, "the model's classes"), "number")
@@ -132,13 +133,10 @@ def _look_up(names: Sequence[str], known: Mapping[str, int], num_classes: int, w
     return {name: known[name] for name in names}
 
 
-def _wnids(num_classes: int) -> dict[str, int]:
+def wnids(num_classes: int) -> dict[str, int]:
+    """Return the class numbers of ImageNet's wnids for models with so many classes; empty for other models."""
     subset = _SUBSET_BY_SIZE.get(num_classes)
-    if subset is None:
-        raise UsageError(
-            f"the class folders are ImageNet wnids, but the model has {num_classes} classes; give --class-map FILE"
-        )
-    return _numbered(ImageNetInfo(subset).label_names())
+    return {} if subset is None else _numbered(ImageNetInfo(subset).label_names())
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:

@@ -17,6 +17,7 @@ from PIL import Image
 
 from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import FrameError, StreamError, UsageError
+from remtta.evaluation.class_maps import wnids
 from remtta.evaluation.domains import Dataset, Domain, image_sizes
 from remtta.streams.images import natural_key
 
@@ -173,12 +174,12 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     file cannot be read, an image is missing, or a class is unknown.
 
     Args:
-        file: A line `path<TAB>class` or `path,class` per image, the class as a number or a name.
+        file: A line `path<TAB>class` or `path,class` per image, the class as a number, a name or a wnid.
         root: Folder to which relative paths refer.
     """
     entries = _entries(file)[:limit]
     counts = Counter(names)
-    numbers = {name: number for number, name in enumerate(names or ()) if counts[name] == 1}
+    numbers = wnids(num_classes) | {name: number for number, name in enumerate(names or ()) if counts[name] == 1}
     labels = [int(label) if label.isdecimal() else numbers.get(label, -1) for _, label in entries]
     for (_, text), label in zip(entries, labels, strict=True):
         if not 0 <= label < num_classes:

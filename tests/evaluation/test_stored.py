@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from remtta.errors import FrameError, StreamError, UsageError
+from remtta.evaluation import open_dataset
 from remtta.evaluation.datasets import class_names
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, draw_image
@@ -173,6 +174,13 @@ def test_the_report_says_how_a_list_names_its_classes(tmp_path: Path) -> None:
     for label, told in (("name 1", "1 class by class name"), ("1", "1 class by number")):
         (tmp_path / "mine.csv").write_text(f"{image},{label}\n")
         assert open_tree(tmp_path, labels_file=tmp_path / "mine.csv", labels=NAMES).report().endswith(told)
+
+
+def test_a_list_may_name_wnids(tmp_path: Path) -> None:
+    (image,) = draw_folder(tmp_path / "frames", range(1)).iterdir()
+    (tmp_path / "mine.csv").write_text(f"{image},n01496331\n")
+    dataset = open_dataset(tmp_path, num_classes=1000, labels_file=tmp_path / "mine.csv")
+    assert dataset.domains[0].labels.tolist() == [5]
 
 
 @pytest.mark.parametrize(
