@@ -6,9 +6,9 @@
 
 DATA holds photographs/ (ImageNet's wnids as folders), others/ (300 clean photographs, for FOA), cifar10/test/, pacs/
 (photo/, art_painting/, cartoon/, sketch/), vit_tiny_imagenet.safetensors, deit_tiny_imagenet.safetensors,
-efficientnet_lite0.safetensors and vit_cifar10.safetensors. Finished evaluations in OUT are kept, stopped ones continue.
-Prints tables in Markdown; OUT/figures.json has its numbers, commands, seconds and versions; docs/figures.json is a
-copy of it, with which tests compare README and docs/results.md.
+efficientnet_lite0.safetensors and vit_cifar10.safetensors. tables.toml lists the evaluations. Finished ones in OUT are
+kept, stopped ones continue. Prints tables in Markdown; OUT/figures.json has their numbers, commands, seconds and
+versions, and docs/figures.json is a copy of it, with which tests compare README and docs/results.md.
 --limit N uses N images of each domain in every table, for a trial in another folder.
 """
 
@@ -16,51 +16,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 EXAMPLES = Path(__file__).parent
-SHORT = "source,rem,fast,light,remtta"
-PUBLISHED = f"{SHORT},tent,sar,roid"
-TUNED = "croid3=roid,lt=light --set croid3.centre=true --set croid3.lr=6e-4 --set lt.adapt_every=1"
-ANSWERS = "source,fast,light,remtta"
-CENTRED = (
-    f"{ANSWERS},tent,ctent=tent,sar,csar=sar,deyo,cdeyo=deyo,roid,croid=roid,{TUNED} "
-    "--set ctent.centre=true --set csar.centre=true --set cdeyo.centre=true --set croid.centre=true"
-)
-FOA = "source,foa --source-data {data}/others"
-CONVOLUTIONAL = f"{SHORT},norm,gradcam=rem,tent,sar,roid --set gradcam.masking=gradcam"
-EVERY = f"{ANSWERS},fourth=remtta,eighth=remtta --set fourth.adapt_every=4 --set eighth.adapt_every=8"
-AXES = "source,fast,remtta,rem,sar,roid"
-FEW = (16, 64, 256, 512)
-SMOOTHED = "source,fast,remtta,remtta+smooth"
+LISTED = tomllib.loads((EXAMPLES / "tables.toml").read_text())
+TABLES = LISTED["tables"]
 
-_HALF = "--mean 0.5 --std 0.5"
-_VIT, _DEIT = "--model vit_tiny_patch16_224", "--model deit_tiny_patch16_224"
-_LITE = "--model tf_efficientnet_lite0"
-_CIFAR = (
-    "--model vit_tiny_patch16_224 --checkpoint {data}/vit_cifar10.safetensors --num-classes 10 --crop-pct 1.0 "
-    f"{_HALF} --model-kwargs img_size=32 --model-kwargs patch_size=4 --model-kwargs depth=6"
-)
-MODELS = {
-    "vit": f"{_VIT} --checkpoint {{data}}/vit_tiny_imagenet.safetensors {_HALF}",
-    "deit": f"{_DEIT} --checkpoint {{data}}/deit_tiny_imagenet.safetensors",
-    "lite": f"{_LITE} --checkpoint {{data}}/efficientnet_lite0.safetensors {_HALF}",
-    "cifar": _CIFAR,
-}
-PROBES = {
-    "vit": f"{_VIT} --checkpoint {{out}}/pacs_vit.safetensors --num-classes 7 {_HALF}",
-    "deit": f"{_DEIT} --checkpoint {{out}}/pacs_deit.safetensors --num-classes 7",
-    "lite": f"{_LITE} --checkpoint {{out}}/pacs_lite.safetensors --num-classes 7 {_HALF}",
-}
+
+def expanded(command: str) -> str:
+    """Return a command of tables.toml with its words in braces replaced, except for {data} and {out}."""
+    while (longer := command.format(**LISTED["words"], data="{data}", out="{out}")) != command:
+        command = longer
+    return " ".join(command.split())
 
 
 def split_first(out: Path) -> None:
@@ -72,7 +48,7 @@ def split_first(out: Path) -> None:
     common = {image.parent.name for image in by_class[:60]}
     parts = {
         "test": images[:200],
-        **{f"first{count}": images[200 : 200 + count] for count in FEW},
+        **{f"first{count}": images[200 : 200 + count] for count in (16, 64, 256, 512)},
         "common_classes": by_class[:60],
         "other_classes": [image for image in images if image.parent.name not in common][:200],
     }
@@ -83,149 +59,11 @@ def split_first(out: Path) -> None:
             link.symlink_to(image.resolve())
 
 
-MADE: dict[str, str | Callable[[Path], None]] = {
-    "photographs_c": "corrupt {data}/photographs {out}/photographs_c --severity 3,5",
-    "photographs_2c": "corrupt {data}/photographs {out}/photographs_2c --severity 3 "
-    "-c fog+gaussian_noise,snow+motion_blur,contrast+jpeg_compression",
-    "cifar10_c": "corrupt {data}/cifar10/test {out}/cifar10_c --severity 5 --limit 1000",
-    "first_frames": split_first,
-    "video": "make_walk.py {data}/photographs {out}/video --severity 4 --pan 25 --images 3000",
-    **{
-        f"pacs_{name}.safetensors": f"linear_probe.py {{data}}/pacs/photo {{out}}/pacs_{name}.safetensors {options}"
-        for name, options in MODELS.items()
-        if name in PROBES
-    },
-}
-"""The inputs of evaluations by their names in OUT, and the remtta command, script here or function that makes each."""
-
-
-class Table(NamedTuple):
-    """The evaluations of one table.
-
-    Attributes:
-        title: Its heading.
-        cases: Arguments of `remtta eval` for each part of the table.
-        needs: Names in `MADE`.
-    """
-
-    title: str
-    cases: Mapping[str, str]
-    needs: Sequence[str]
-
-
-def _on_corruptions(name: str, severity: int, batch: int, methods: str, more: str = "--limit 100") -> str:
-    return (
-        f"{{out}}/photographs_c --continual --severity {severity} --batch-size {batch} --methods {methods} "
-        f"{MODELS[name]} {more}"
-    )
-
-
-def _on_pacs(name: str, methods: str, scenario: str = "continual") -> str:
-    domains = "--domains art_painting,cartoon,sketch --batch-size 50"
-    return f"{{data}}/pacs --{scenario} {domains} --methods {methods} {PROBES[name]} --limit 210"
-
-
-def _after(first: str, then: str) -> str:
-    domains = f"--domains {first},{then} --unseen {then} --batch-size 16"
-    return f"{{out}}/first_frames {domains} --methods {AXES} {MODELS['vit']}"
-
-
-_SEVERITY_5 = "{out}/photographs_c --severity 5"
-_SIX = "gaussian_noise,defocus_blur,fog,brightness,contrast,jpeg_compression"
-
-TABLES = {
-    "imagenet": Table(
-        "ImageNet photographs, fifteen corruptions, 650 of each",
-        {
-            f"{name}, severity {level}": _on_corruptions(name, level, 50, SHORT, "--limit 650")
-            for name in ("vit", "deit")
-            for level in (3, 5)
-        },
-        ["photographs_c"],
-    ),
-    "methods": Table(
-        "Published methods, centred and not, fifteen corruptions",
-        {
-            "vit, severity 5": _on_corruptions("vit", 5, 50, CENTRED, "--limit 200"),
-            **{
-                f"{name}, severity {level}": _on_corruptions(name, level, 50, f"{ANSWERS},{TUNED}", "--limit 200")
-                for name, level in (("vit", 3), ("deit", 3), ("deit", 5))
-            },
-            "FOA, vit, severity 5": _on_corruptions("vit", 5, 50, FOA, "--limit 200"),
-        },
-        ["photographs_c"],
-    ),
-    "every": Table(
-        "Two forward passes: light, and remtta on every N-th batch, severity 5",
-        {f"{name}, batch 20": _on_corruptions(name, 5, 20, EVERY, "--limit 200") for name in ("vit", "deit")},
-        ["photographs_c"],
-    ),
-    "convolutional": Table(
-        "EfficientNet-Lite0, fifteen corruptions",
-        {
-            **{f"severity {level}": _on_corruptions("lite", level, 20, CONVOLUTIONAL) for level in (3, 5)},
-            **{
-                f"batch {size}": _on_corruptions(
-                    "lite", 5, size, "source,norm,fast,light,remtta", f"--domains {_SIX} --limit 100"
-                )
-                for size in (1, 4, 20, 50)
-            },
-        },
-        ["photographs_c"],
-    ),
-    "pacs": Table(
-        "PACS: a head on photographs; paintings, cartoons and sketches, in a row and each alone",
-        {
-            "vit": _on_pacs("vit", PUBLISHED),
-            "deit": _on_pacs("deit", SHORT),
-            "lite": _on_pacs("lite", f"{SHORT},norm,tent"),
-            "vit, each alone": _on_pacs("vit", PUBLISHED, "episodic"),
-            "deit, each alone": _on_pacs("deit", SHORT, "episodic"),
-            "lite, each alone": _on_pacs("lite", "source,norm,tent,fast,light,remtta", "episodic"),
-        },
-        [f"pacs_{name}.safetensors" for name in PROBES],
-    ),
-    "video": Table(
-        "Photographs panned for 25 frames each, conditions that set in gradually",
-        {
-            f"batch {size}": f"{{out}}/video --batch-size {size} --methods {SMOOTHED} {MODELS['vit']}"
-            for size in (1, 20)
-        },
-        ["video"],
-    ),
-    "deployment": Table(
-        "Axes of deployment, ViT-Ti",
-        {
-            "two corruptions at once": f"{{out}}/photographs_2c --continual --severity 3 --methods {AXES} "
-            f"{MODELS['vit']} --limit 200",
-            "shifts that come back": f"{_SEVERITY_5} --domains gaussian_noise,fog,jpeg_compression "
-            f"--scenario recurring --visits 3 --methods {AXES} {MODELS['vit']} --limit 100",
-            "deadlines": f"{_SEVERITY_5} --domains {_SIX} --scenario time-constrained --batch-size 20 --methods {AXES} "
-            f"{MODELS['vit']} --limit 100",
-        },
-        ["photographs_c", "photographs_2c"],
-    ),
-    "few": Table(
-        "Learning from the first frames only, ViT-Ti, fog at severity 5",
-        {
-            **{f"{count} frames": _after(f"first{count}", "test") for count in FEW},
-            "60 frames of other classes": _after("common_classes", "other_classes"),
-        },
-        ["photographs_c", "first_frames"],
-    ),
-    "cifar10": Table(
-        "A small ViT on CIFAR-10, fifteen corruptions at severity 5",
-        {
-            "1,000 images of each": "{out}/cifar10_c --continual --batch-size 50 --limit 1000 "
-            f"--methods {PUBLISHED},eta,deyo {MODELS['cifar']}"
-        },
-        ["cifar10_c"],
-    ),
-}
-
-
 def call(words: Sequence[str]) -> None:
-    """Run a remtta command, or a script in this folder."""
+    """Run a remtta command, or a script or function here."""
+    if words[0] == "split_first":
+        split_first(Path(words[1]))
+        return
     program = [str(EXAMPLES / words[0])] if words[0].endswith(".py") else ["-m", "remtta", words[0]]
     subprocess.run([sys.executable, *program, *words[1:]], check=True)
 
@@ -252,10 +90,22 @@ def figures_of(results: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def markdown(table: Table, cases: Mapping[str, Any]) -> str:
+def gain_errors(rows: Iterable[Mapping[str, Any]], frames: int) -> dict[str, float]:
+    """Return the standard error of each method's gain in points, clustered by photographs of `frames` frames each."""
+    wrong: dict[str, list[bool]] = {}
+    for row in rows:
+        wrong.setdefault(row["method"], []).append(row["class"] != row["label_true"])
+    found = {}
+    for name, errors in wrong.items():
+        gains = np.subtract(wrong["source"], errors, dtype=float).reshape(-1, frames).mean(1)
+        found[name] = round(100 * float(gains.std(ddof=1)) / len(gains) ** 0.5, 1)
+    return found
+
+
+def markdown(table: Mapping[str, Any], cases: Mapping[str, Any]) -> str:
     """Return a table of all cases, followed by the command of each."""
     lines = [
-        f"### {table.title}",
+        f"### {table['title']}",
         "",
         "| | method | error | gain | worst domain, and how many are worse |",
         "|---|---|---|---|---|",
@@ -290,43 +140,42 @@ class Maker:
         self._out, self._limit, self._path = out, limit, out / "figures.json"
         self._figures = json.loads(self._path.read_text()) if self._path.exists() else {}
 
-    def make(self, name: str, table: Table) -> str:
+    def make(self, name: str) -> str:
         """Make a table and return it as Markdown."""
-        for need in table.needs:
-            self._prepare(need)
-        for case, arguments in table.cases.items():
-            self._evaluate(name, case, arguments)
-        return markdown(table, {case: self._figures[name][case] for case in table.cases})
+        table = TABLES[name]
+        for need in table["needs"]:
+            made = expanded(LISTED["inputs"][need])
+            if made.startswith("corrupt") or not (self._out / need).exists():  # a tree keeps what it has
+                call(self._words(made))
+        for case, arguments in table["cases"].items():
+            self._evaluate(name, case, expanded(arguments), table.get("frames"))
+        return markdown(table, {case: self._figures[name][case] for case in table["cases"]})
 
     def _words(self, command: str) -> list[str]:
-        return [word.format(**self._places) for word in shlex.split(command)]
+        return [word.format(**self._places) for word in command.split()]
 
-    def _prepare(self, need: str) -> None:
-        made = MADE[need]
-        if callable(made):
-            if not (self._out / need).exists():
-                made(self._out)
-        elif made.startswith("corrupt") or not (self._out / need).exists():  # a tree keeps what it has
-            call(self._words(made))
-
-    def _evaluate(self, name: str, case: str, arguments: str) -> None:
+    def _evaluate(self, name: str, case: str, arguments: str, frames: int | None) -> None:
         """Run an evaluation unless it is finished with these arguments; store its figures."""
-        limit = [] if self._limit is None else ["--limit", str(self._limit)]
-        words, given = ["eval", *self._words(arguments), *limit], [*shlex.split(arguments), *limit]
-        command = shlex.join(["remtta", "eval", *given]).replace("'", "")
+        given = f"eval {arguments}" + ("" if self._limit is None else f" --limit {self._limit}")
+        command = f"remtta {given}"
         entry = self._figures.setdefault(name, {}).get(case, {})
         if entry.get("command") == command:
             return
         folder, began = self._out / name / case.replace(", ", "_").replace(" ", "_"), time.monotonic()
-        call([*words, "--output", str(folder), "--resume", "--no-plots"])
+        call([*self._words(given), "--output", str(folder), "--resume", "--no-plots"])
         results = json.loads((folder / "results.json").read_text())
+        methods = figures_of(results)
+        if frames:
+            with open(folder / "predictions.jsonl") as rows:
+                for method, error in gain_errors(map(json.loads, rows), frames).items():
+                    methods[method]["gain_se"] = error
         self._figures[name][case] = {
             "command": command,
             "images": sum(domain["images"] for domain in results["settings"]["data"]["domains"]),
             "seconds": round(time.monotonic() - began),
             "date": time.strftime("%Y-%m-%d"),
             "version": results["environment"]["remtta"],
-            "methods": figures_of(results),
+            "methods": methods,
         }
         self._path.write_text(json.dumps(self._figures, indent=1))
 
@@ -341,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     maker = Maker(args.data, args.out, args.limit)
     for name in args.only or TABLES:
-        print(maker.make(name, TABLES[name]), flush=True)
+        print(maker.make(name), flush=True)
 
 
 if __name__ == "__main__":

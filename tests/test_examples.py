@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -7,7 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +28,7 @@ from tests.test_documents import is_taken
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 DOCS = EXAMPLES.parent / "docs"
+FIGURES = json.loads((DOCS / "figures.json").read_text())
 FIVE_EACH = [number // 5 for number in range(20)]
 
 
@@ -83,8 +82,9 @@ def test_all_tables_makes_what_is_missing_once(
     tables, out, called = script("all_tables"), tmp_path / "out", list[str]()
     write_tree(tmp_path / "data" / "photographs", ["."], severities=())
     arguments = f"{{out}}/c --batch-size 10 --methods source,tent --checkpoint {checkpoint} {shlex.join(TINY_OPTIONS)}"
-    monkeypatch.setattr(tables, "MADE", {"c": "corrupt {data}/photographs {out}/c -c fog,snow+fog --jobs 1"})
-    monkeypatch.setattr(tables, "TABLES", {"one": tables.Table("One", {"a case": arguments}, ["c"])})
+    monkeypatch.setitem(tables.LISTED["inputs"], "c", "corrupt {data}/photographs {out}/c -c fog,snow+fog --jobs 1")
+    table = {"title": "One", "needs": ["c"], "cases": {"a case": arguments}}
+    monkeypatch.setattr(tables, "TABLES", {"one": table})
 
     def call(words: list[str]) -> None:
         called.append(words[0])
@@ -134,10 +134,20 @@ def test_centred_logits_by_the_order_of_classes(
 
 def test_every_table_is_of_commands_that_are_there() -> None:
     tables = script("all_tables")
-    for table in tables.TABLES.values():
-        assert set(table.needs) <= tables.MADE.keys()
-        for arguments in table.cases.values():
-            assert is_taken("eval", shlex.split(arguments.format(data="data", out="out")))
+    for name, table in tables.TABLES.items():
+        assert set(table["needs"]) <= tables.LISTED["inputs"].keys()
+        for case, arguments in table["cases"].items():
+            command = tables.expanded(arguments)
+            assert FIGURES[name][case]["command"] == f"remtta eval {command}"
+            assert is_taken("eval", command.format(data="data", out="out").split())
+        assert list(FIGURES[name]) == list(table["cases"])
+
+
+def test_gains_of_a_video_are_clustered_by_photograph() -> None:
+    wrong = {"source": [1, 1, 0, 0, 1, 1], "tent": [0, 0, 0, 0, 1, 0]}
+    rows = [{"method": name, "class": each, "label_true": 0} for name, wrongs in wrong.items() for each in wrongs]
+    errors = script("all_tables").gain_errors(rows, 2)
+    assert errors == {"source": 0, "tent": round(100 * float(np.std([1, 0, 0.5], ddof=1)) / 3**0.5, 1)}
 
 
 def test_a_walk_goes_from_one_corruption_to_the_next_at_a_set_accuracy(
@@ -346,6 +356,7 @@ README_ROWS = {
     "DeiT-Ti, ImageNet photographs, 5": ("imagenet", "deit, severity 5"),
     "EfficientNet-Lite0, ImageNet photographs, 5": ("convolutional", "severity 5"),
     "ViT-Ti, photographs to paintings, cartoons, sketches (PACS)": ("pacs", "vit"),
+    "DeiT-Ti, the same": ("pacs", "deit"),
     "EfficientNet-Lite0, the same": ("pacs", "lite"),
     "small ViT, CIFAR-10, 5": ("cifar10", "1,000 images of each"),
 }
@@ -355,7 +366,7 @@ README_ROWS = {
 @pytest.mark.parametrize("start", README_ROWS)
 def test_readme_has_the_figures_of_an_evaluation(start: str) -> None:
     table, case = README_ROWS[start]
-    methods = json.loads((DOCS / "figures.json").read_text())[table][case]["methods"]
+    methods = FIGURES[table][case]["methods"]
     (row,) = re.findall(rf"^\| {re.escape(start)} \|(.*)\|$", (DOCS.parent / "README.md").read_text(), re.MULTILINE)
     errors = [cell.strip(" *") for cell in row.split("|")]
     assert errors == [f"{methods[name]['error']:.1f}" for name in ("source", "fast", "light", "remtta")]
@@ -384,29 +395,44 @@ def rows_after(start: str) -> list[list[str]]:
     ],
 )
 def test_results_have_the_figures_of_evaluations(start: str, table: str, methods: str, case: str, digits: int) -> None:
-    figures, rows = json.loads((DOCS / "figures.json").read_text())[table], rows_after(start)
+    figures, rows = FIGURES[table], rows_after(start)
     assert len(rows) == 4
     for name, *cells in rows:
         own = figures[case.format(re.sub("(ViT|DeiT)-Ti", lambda found: found[1].lower(), name))]["methods"]
         assert cells == [told(own[method], digits) for method in methods.split()]
 
 
-def test_results_have_the_figures_of_published_methods() -> None:
-    figures = json.loads((DOCS / "figures.json").read_text())["methods"]
-    own = {**figures["FOA, vit, severity 5"]["methods"], **figures["vit, severity 5"]["methods"]}
-    own |= {"source centred": own["fast"], "roid at its best rate centred": own["croid3=roid"]}
-    own["light --adapt-every 1 centred"] = own["lt=light"]
-    rows = rows_after("## Published methods")
-    assert len(rows) == 10
-    for name, published, centred in rows:
-        name = name.replace("`", "")
-        assert not published or published == told(own[name])
-        found = own.get(f"{name} centred") or own.get(f"c{name}={name}") or own[name]
-        assert not centred or centred == told(found)
+def test_results_have_the_figures_of_the_ablation() -> None:
+    keys = ["rem", "crem=rem", "nrem=rem", "chrem=rem", "brem=rem+both", "remtta", "hrem=rem", "slow=rem+both"]
+    keys += ["lt=light", "broid=roid+both", "fast"]
+    cases = [FIGURES["ablation"][f"{name}, severity 5"]["methods"] for name in ("vit", "deit")]
+    assert [cells for _, *cells in rows_after("## Ablation")[1:]] == [[told(own[key]) for own in cases] for key in keys]
+
+
+def test_results_have_the_figures_of_cifar10() -> None:
+    methods = FIGURES["cifar10"]["1,000 images of each"]["methods"]
+    assert {name: error for name, error, _ in rows_after("## CIFAR-10")} == {
+        name: told(row) for name, row in methods.items()
+    }
+
+
+def test_results_have_published_methods_at_their_best_rates() -> None:
+    cases = [FIGURES["rates"][name]["methods"] for name in ("vit, severity 5", "deit, severity 5")]
+    factors = {"3": " x 3", "10": " x 10", "03": " x 0.3"}
+    rows = {name: cells for name, *cells in rows_after("## Published methods")}
+    for method in ("tent", "sar", "deyo", "roid"):
+        expected = []
+        for own, centred in product(cases, ("", "c")):
+            names = [f"{centred}{method}{factor}={method}".removeprefix(f"{method}=") for factor in ("", *factors)]
+            best = min((name for name in names if name in own), key=lambda name: own[name]["error"])
+            factor = best.partition("=")[0].removeprefix(f"{centred}{method}")
+            row = own[best]
+            expected.append(f"{row['error']:.1f}: {row['gain']:.1f} ± {row['gain_se']:.1f}{factors.get(factor, '')}")
+        assert rows[method] == expected
 
 
 def test_results_have_the_figures_of_deployment() -> None:
-    figures = json.loads((DOCS / "figures.json").read_text())
+    figures = FIGURES
     few, axes = figures["few"], figures["deployment"]
     cases = [*((few[f"{count} frames"], "unseen") for count in (16, 64, 256, 512))]
     cases += [(few["60 frames of other classes"], part) for part in ("error", "unseen")]
