@@ -409,6 +409,13 @@ def test_results_have_the_figures_of_the_ablation() -> None:
     assert [cells for _, *cells in rows_after("## Ablation")[1:]] == [[told(own[key]) for own in cases] for key in keys]
 
 
+def test_results_have_the_figures_of_the_video() -> None:
+    for batch, source, *cells in rows_after("## Video"):
+        methods = FIGURES["video"][f"batch {batch}"]["methods"]
+        assert float(source) == methods["source"]["error"]
+        assert cells == [told(methods[name]).partition(" (")[0] for name in ("fast", "light", "remtta")]
+
+
 def test_results_have_the_figures_of_cifar10() -> None:
     methods = FIGURES["cifar10"]["1,000 images of each"]["methods"]
     assert {name: error for name, error, _ in rows_after("## CIFAR-10")} == {
