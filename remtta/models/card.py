@@ -83,10 +83,12 @@ def set_labels(model: Any, labels: Sequence[str]) -> None:
 
 
 def read_labels(labels: Sequence[str] | str | Path | None) -> Sequence[str] | None:
-    """Return class names, which may be given as a file of one per line; raise UsageError if it cannot be read."""
+    """Return class names, which may be given as a file with one per line, or raise UsageError if it has none."""
     if not isinstance(labels, (str, Path)):
         return labels
-    lines = read_text(labels, "--labels").removesuffix("\n").split("\n")
+    if not (text := read_text(labels, "--labels")).strip():
+        raise UsageError(f"--labels: {labels} is empty")
+    lines = text.removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines]
 
 

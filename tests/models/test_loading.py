@@ -173,7 +173,10 @@ def test_a_thousand_classes_are_imagenets(tmp_path: Path) -> None:
     assert labels[281] == "tabby, tabby cat"
 
 
-def test_labels_of_another_number_of_classes_are_refused(checkpoint: Path) -> None:
+def test_labels_of_another_number_of_classes_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "names.txt").touch()
+    with pytest.raises(UsageError, match=r"--labels: .*names\.txt is empty"):
+        _load(checkpoint, labels=tmp_path / "names.txt")
     with pytest.raises(UsageError) as caught:
         _load(checkpoint, labels=["cat", "dog"])
     assert str(caught.value) == "got 2 labels for a model with 7 classes"
