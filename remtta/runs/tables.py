@@ -64,7 +64,7 @@ def notes(results: Mapping[str, Any]) -> list[str]:
 
 def outcome(results: Mapping[str, Any]) -> str:
     """Return the gain of the best method over the source model in a sentence; empty without source."""
-    methods: Mapping[str, Any] = results["methods"]
+    methods = {name: content for name, content in results["methods"].items() if "supervised" not in name}  # has labels
     if len(methods) < 2 or "source" not in methods:
         return ""
     name, best = min(methods.items(), key=lambda item: item[1]["mean"])

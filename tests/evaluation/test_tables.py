@@ -64,6 +64,7 @@ def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> Non
     worse = results_of(tmp_path, rows_from("source", b), rows_from("a", a))
     assert outcome(worse) == "No method has fewer errors than the source model (0.0 %)."
     assert outcome(results_of(tmp_path, rows_from("a", a))) == ""
+    assert outcome(results_of(tmp_path, rows_from("source", source), rows_from("supervised", b))) == ""
     header, rows = table_rows(results)
     assert header == ["error in %", "my_fog", "mean", "SE", "gain", "ECE %", "images/s"]
     assert [row[1:5] for row in rows] == [
