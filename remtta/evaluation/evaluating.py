@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from remtta.deltas.delta import Delta, check_base
 from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes, num_jobs
-from remtta.errors import UsageError, counted
+from remtta.errors import RemttaError, UsageError, counted
 from remtta.evaluation.class_maps import map_classes
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, delta_path
@@ -207,8 +207,11 @@ class _Evaluation:
     def _run_trial(self, name: str, seed: int, ledger: Ledger, state: Mapping[str, Tensor]) -> dict[str, Any]:
         """Run a trial, resuming from `state` if it was interrupted, and return its record."""
         torch.manual_seed(seed)
-        with self._plan.adapter(name) as adapter:
-            return Trial(self._plan, name, seed, adapter, ledger, self._interrupts).run(state)
+        try:
+            with self._plan.adapter(name) as adapter:
+                return Trial(self._plan, name, seed, adapter, ledger, self._interrupts).run(state)
+        except RemttaError as error:
+            raise type(error)(f"{name}, seed {seed}: {error}") from error
 
     def _run_in_workers(self, trials: Sequence[tuple[str, int]], ledger: Ledger) -> None:
         """Run trials in workers, then copy their rows, events and deltas in order, as if they had run here."""

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from remtta.deltas.delta import Delta, load_delta
-from remtta.errors import DeltaError, StreamError, UsageError
+from remtta.errors import DeltaError, RemttaError, StreamError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.guard.guard import Guard
@@ -108,8 +108,16 @@ def test_a_domain_of_which_no_image_can_be_read_is_reported(tree: Dataset, tmp_p
         Path(source).write_bytes(b"no image")
     for resume in (False, True):
         options = EvalOptions(on_error="skip", batch_size=8, scenario="mixed", resume=resume)
-        with pytest.raises(StreamError, match=r"^fog: no readable image \(28 failed; see predictions.jsonl"):
+        with pytest.raises(
+            StreamError, match=r"^source, seed 0: fog: no readable image \(28 failed; see predictions.jsonl"
+        ):
             evaluate(tiny_vit(), tree, tmp_path / "run", methods={"source": SourceConfig()}, options=options)
+
+
+def test_an_error_in_a_worker_names_the_method_and_seed(tree: Dataset, tmp_path: Path) -> None:
+    methods = {"source": {}, "high=tent": {"lr": 1e30}}
+    with pytest.raises(RemttaError, match=r"^high=tent, seed 0: the model's outputs are not finite numbers"):
+        evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=EvalOptions(engine="processes", jobs=1))
 
 
 @pytest.mark.parametrize("by", ["scenario", "config", "rdumb"])
