@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any, Never, TypedDict, Unpack
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -23,8 +23,9 @@ from remtta.guard.observer import Answers
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, check_method, method_config
 from remtta.methods.settings.base import BatchNorms, Optimizer, Precision
 from remtta.methods.settings.rem_config import Masking
-from remtta.models.card import card_of, checked_labels
+from remtta.models.card import card_of, read_labels
 from remtta.models.described import Described, Output
+from remtta.models.inside import look_inside
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
 from remtta.runs.record import delta_of, used_settings
@@ -84,7 +85,7 @@ class Adapter(ObservedMethod):
         output: Function from what the model returns to logits (B, C), for a model that returns something else.
         patch_size: Height and width of the patches that masks hide, in pixels; None to choose by the model.
         preprocessing: How pictures become inputs; None for the model's own, or else ImageNet's.
-        labels: Class names; None for the model's own.
+        labels: Class names, or a file with one per line; None for the model's own.
         guard: What the guard does against harm; None for the method's default. "stop" is for runs.
         answer: Which model answers; None for the method's default.
         smooth: "auto" if calls and frames come in order, as on video.
@@ -107,7 +108,7 @@ class Adapter(ObservedMethod):
         output: Output | None = None,
         patch_size: tuple[int, int] | None = None,
         preprocessing: Preprocessing | None = None,
-        labels: Sequence[str] | None = None,
+        labels: Sequence[str] | str | Path | None = None,
         guard: Action | None = None,
         answer: Answer | None = None,
         smooth: Smooth = "off",
@@ -117,11 +118,9 @@ class Adapter(ObservedMethod):
         **settings: Unpack[Settings],
     ) -> None:
         check_method(method, METHOD_TABLE)
-        given = Described(model, output, patch_size, preprocessing, labels)
+        given = Described(model, output, patch_size, preprocessing, read_labels(labels))
         self.card = card_of(given)
-        warn_of_change(model, self.card)
-        if labels is not None:
-            checked_labels(labels, self.card)
+        warn_of_change(given, self.card)
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
         self.options = own_guard(method, options)
         if guard == "stop":
@@ -135,9 +134,9 @@ class Adapter(ObservedMethod):
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
         self._frames = delta.frames if delta else 0  # learned by the weights as they are
         self._lock = threading.RLock()
-        self._model = model
-        _USERS[model] = ref(self)
-        self._warned = False
+        self._module = look_inside(given).module
+        _USERS[self._module] = ref(self)
+        self._small_calls = 0  # in a row
         self.given_images = GivenImages(self.card)
 
     def __call__(self, images: Images) -> Tensor:
@@ -175,7 +174,7 @@ class Adapter(ObservedMethod):
     def _alone(self) -> Iterator[None]:
         """Use the model while no other thread does, in the configured precision; raise UsageError if it is not ours."""
         with self._lock, torch.autocast(self.card.device.type, enabled=False):
-            if _USERS[self._model]() is not self:
+            if _USERS[self._module]() is not self:
                 raise UsageError(
                     "a later Adapter was made of the same model, and two cannot share one; give each its own, such as "
                     "copy.deepcopy(model)"
@@ -190,19 +189,19 @@ class Adapter(ObservedMethod):
         """Go back to the source weights, exactly, in the same stream: the guard remembers its alarms, and an adapter
         that is frozen or retired stays so.
         """
-        with self._lock:
+        with self._alone():
             super().reset()
             self._frames = 0
 
     def restart(self) -> None:
         """Go back to the source weights for another stream, of which nothing is known yet; only `frozen` stays."""
-        with self._lock:
+        with self._alone():
             super().restart()
             self._frames = 0
 
     def delta(self) -> dict[str, Tensor]:
         """Return adapted minus source weights by parameter name; a linear head's bias has the centring's offset."""
-        with self._lock:
+        with self._alone():
             return self.method.delta()
 
     def save_delta(self, path: str | Path) -> None:
@@ -213,7 +212,7 @@ class Adapter(ObservedMethod):
             DeltaError: If a value is not finite; an existing file is kept.
             OutputError: If the file cannot be written; an existing file is kept.
         """
-        with self._lock:
+        with self._alone():
             committed = self.method.committed
             if refusal := self.method.objective.delta_refusal:
                 raise UsageError(f"there is no delta to save: {refusal}")
@@ -222,9 +221,13 @@ class Adapter(ObservedMethod):
             settings = used_settings(self.config, self.options.batch_size)
             save_delta(path, delta_of(self.card, self._name, settings, committed, self._frames))
 
+    def __reduce__(self) -> Never:
+        """Raise TypeError: an adapter is bound to its model."""
+        raise TypeError("an Adapter cannot be copied or pickled; load its state_dict() into one of a copied model")
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""
-        with self._lock:
+        with self._alone():
             own = {_FROZEN: torch.tensor(self.frozen), _FRAMES: torch.tensor(self._frames)}
             return {**self.state(), **self._origin, **own}
 
@@ -234,7 +237,7 @@ class Adapter(ObservedMethod):
         Raises:
             UsageError: If it belongs to another; nothing is changed then.
         """
-        with self._lock:
+        with self._alone():
             before = self.state()
             try:
                 for name, wanted in self._origin.items():
@@ -254,10 +257,11 @@ class Adapter(ObservedMethod):
             log_event(event)
 
     def _warn_of_few(self, count: int) -> None:
-        if count < min(FULL_BATCH, self.options.batch_size) and self.learns and self.method.trains and not self._warned:
+        small = count < min(FULL_BATCH, self.options.batch_size) and self.learns and self.method.trains
+        self._small_calls = self._small_calls + 1 if small else 0
+        if self._small_calls == 2:  # a single one may be the rest of a source
             message = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
             _log.warning(message, count, self.options.batch_size, count)
-            self._warned = True
 
 
 def _as_tensor(text: str) -> Tensor:

@@ -39,9 +39,9 @@ class GivenImages:
             self.warn_of_guess()
             check_images(images, None, torch.uint8)  # before their channels meet the mean's
             return self._card.preprocessing.normalise(images.to(self._card.device))
-        if images.is_floating_point() and not bool(images.isfinite().all()):
-            raise ValueError("the images hold values that are not finite numbers")
-        if images.numel():
+        if images.is_floating_point() and images.numel():
+            if not bool(images.isfinite().all()):
+                raise ValueError("the images hold values that are not finite numbers")
             self._warn_of_range(images)
         return images.to(self._card.device)
 
@@ -69,12 +69,13 @@ def warn_of_guess(card: ModelCard) -> None:
     if card.guessed:
         height, width = card.preprocessing.input_size
         unknown = "the model's preprocessing is unknown: images get ImageNet's mean and standard deviation at"
-        _log.warning("%s %d x %d; pass preprocessing= to remtta.Adapter to change that", unknown, height, width)
+        _log.warning("%s %d x %d; remtta.Adapter takes another as preprocessing=", unknown, height, width)
 
 
 def pictures_of(images: np.ndarray | Sequence[Image.Image | np.ndarray]) -> list[Image.Image]:
     """Return pictures as RGB images; raise ValueError if they are none."""
-    if isinstance(images, Image.Image) or len(images) == 0 or (isinstance(images, np.ndarray) and images.ndim < 4):
+    listed = isinstance(images, Sequence) or (isinstance(images, np.ndarray) and images.ndim == 4)
+    if not listed or len(images) == 0:
         raise ValueError("images are a list of at least one picture, or a tensor (B, 3, H, W); for one, pass [image]")
     return [_picture(image) for image in images]
 
@@ -82,10 +83,13 @@ def pictures_of(images: np.ndarray | Sequence[Image.Image | np.ndarray]) -> list
 def _picture(image: object) -> Image.Image:
     if isinstance(image, str | Path):
         raise ValueError(f"{image} is a path, not a picture; pass paths to remtta.stream")
-    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and (image.ndim == 2 or image.shape[2:] == (3,)):
-        image = Image.fromarray(image)
+    if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.size:
+        image = Image.fromarray(image) if image.ndim == 2 or image.shape[2:] == (3,) else image
     if isinstance(image, Image.Image):
-        return to_rgb(ImageOps.exif_transpose(image))  # as a file is read
+        try:
+            return to_rgb(ImageOps.exif_transpose(image))  # as a file is read
+        except OSError as error:
+            raise ValueError(f"a picture cannot be read: {error}") from error
     got = f"{image.dtype} of {tuple(image.shape)}" if isinstance(image, np.ndarray | Tensor) else type(image).__name__
     raise ValueError(
         f"a picture is a PIL image, or a uint8 array of shape (H, W, 3) in RGB or (H, W) in gray, got {got}; "

@@ -26,6 +26,7 @@ from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, settings_of
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source
 from remtta.models.card import ModelCard
+from remtta.models.inside import look_inside
 from remtta.options import GuardOptions, RunOptions
 from remtta.runs.folder import RECORD
 from remtta.runs.reading import read_record
@@ -119,7 +120,7 @@ def set_up(
 
 def warn_of_change(model: nn.Module, card: ModelCard) -> None:
     """Warn if a model's weights, of which the card has the hash, are not those that it was first adapted from."""
-    if _FIRST.setdefault(model, card.sha256) != card.sha256:
+    if _FIRST.setdefault(look_inside(model).module, card.sha256) != card.sha256:
         _log.warning(
             "the model's weights have changed since it was first adapted, and now count as the source weights; build "
             "the model anew to start from the first ones"

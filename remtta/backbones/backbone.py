@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.models.heads import classifiers_of
+from remtta.models.inside import classes_of_timm
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -71,7 +72,7 @@ class Backbone(Protocol):
     @property
     def num_classes(self) -> int:
         """Number of classes of the head, 0 without one."""
-        return getattr(self.module, "num_classes", 0) or 0
+        return classes_of_timm(self.module)
 
     @property
     def device(self) -> torch.device:

@@ -45,10 +45,12 @@ def backbone_of(model: nn.Module) -> Backbone:
 
 
 def _runs_otherwise(module: Any, backbone: Callable[[Any], Backbone]) -> bool:
-    """Return True if a subclass of timm's transformer has a forward pass of its own."""
+    """Return True if a subclass of timm's transformer has a forward pass of its own, or hooks change it."""
     if not (isinstance(backbone, type) and issubclass(backbone, Transformer)):
         return False
-    return type(module).forward_features is not backbone.architecture.forward_features
+    own, timms = type(module), backbone.architecture
+    differs = own.forward is not timms.forward or own.forward_features is not timms.forward_features
+    return differs or bool(module._forward_pre_hooks or module._forward_hooks)
 
 
 def with_tokens(backbone: Backbone, method: str) -> Transformer:

@@ -73,6 +73,11 @@ class MaskedViews:
             scores = torch.stack([torch.randperm(count, generator=generator) for _ in range(len(embedded))])
             return backbone.classify(embedded), scores.to(embedded.device)
         plain, scores = backbone.classify_with_scores(embedded, _SCORES[self._masking])
+        if len(scores) != len(plain):
+            raise ModelError(
+                f"{type(backbone.module).__name__} processes {len(scores)} images for a batch of {len(plain)}, so its "
+                "patches have no scores; use --set masking=random, or --method light"
+            )
         return plain, -scores if self._masking == "background" else scores
 
     def masks(self, scores: Tensor) -> list[Tensor]:

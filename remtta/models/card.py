@@ -11,8 +11,9 @@ import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import nn
 
-from remtta.errors import UsageError, counted
+from remtta.errors import ModelError, UsageError, counted
 from remtta.files import read_text
+from remtta.models.described import Described
 from remtta.models.hashing import state_sha256
 from remtta.models.inside import config_of, look_inside, num_classes_of
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
@@ -45,15 +46,24 @@ class ModelCard:
 
 
 def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256: str | None = None) -> ModelCard:
-    """Return the card of a classifier at its source weights; give the whole model's hash if its head is restricted."""
-    config = config_of(model)
+    """Return the card of a classifier at its source weights; give the whole model's hash if its head is restricted.
+
+    Raise ModelError if it has no weights; UsageError if its labels are not as many as its classes.
+    """
+    config, module = config_of(model), look_inside(model).module
+    weight = next(module.parameters(), None)
+    if weight is None or weight.is_meta:
+        why = "no weights" if weight is None else "no values in its weights, which are on the meta device"
+        raise ModelError(f"{type(module).__name__} has {why}")
+    if isinstance(model, Described) and model.labels is not None:
+        checked_labels(model.labels, num_classes_of(model))
     return ModelCard(
         origin=dict(config.get("built_from") or {"name": UNKNOWN}),
-        sha256=sha256 or state_sha256(look_inside(model).module),
+        sha256=sha256 or state_sha256(module),
         preprocessing=preprocessing or preprocessing_of(model),
         labels=known_labels(num_classes_of(model), config),
         num_classes=num_classes_of(model),
-        device=next(model.parameters()).device,
+        device=weight.device,
         guessed=preprocessing is None and "mean" not in config,
     )
 
@@ -79,22 +89,23 @@ def labels_of(model: nn.Module) -> list[str] | None:
 
 def set_labels(model: Any, labels: Sequence[str]) -> None:
     """Set the class names of a timm model; raise UsageError if their number is not that of the classes."""
-    model.pretrained_cfg = {**model.pretrained_cfg, "label_names": checked_labels(labels, model)}
+    names = checked_labels(labels, num_classes_of(model))
+    model.pretrained_cfg = {**(getattr(model, "pretrained_cfg", None) or {}), "label_names": names}
 
 
-def read_labels(labels: Sequence[str] | str | Path | None) -> Sequence[str] | None:
-    """Return class names, which may be given as a file with one per line, or raise UsageError if it has none."""
+def read_labels(labels: Sequence[str] | Mapping[Any, str] | str | Path | None) -> Sequence[str] | None:
+    """Return class names, given by number or as a file with one per line; raise UsageError if a file has none."""
     if not isinstance(labels, (str, Path)):
-        return labels
+        return None if labels is None else _own_labels({"label_names": labels})
     if not (text := read_text(labels, "--labels")).strip():
         raise UsageError(f"--labels: {labels} is empty")
     lines = text.removesuffix("\n").split("\n")
     return [line.removesuffix("\r") for line in lines]
 
 
-def checked_labels(labels: Sequence[str], model: Any) -> list[str]:
-    if len(labels) != model.num_classes:
-        raise UsageError(f"got {counted(len(labels), 'label')} for a model with {model.num_classes} classes")
+def checked_labels(labels: Sequence[str], num_classes: int) -> list[str]:
+    if len(labels) != num_classes:
+        raise UsageError(f"got {counted(len(labels), 'label')} for a model with {num_classes} classes")
     return list(labels)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from remtta.errors import ModelError
+from remtta.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from remtta.models.preprocessing import Preprocessing
@@ -36,6 +36,9 @@ class Described(nn.Module):
         labels: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
+        sides = patch_size if isinstance(patch_size, tuple | list) else ()
+        if patch_size is not None and not (len(sides) == 2 and min(sides) > 0):
+            raise UsageError(f"patch_size needs (height, width) in pixels, got {patch_size}")
         self.module, self.output, self.patch_size = module, output, patch_size
         self.preprocessing, self.labels = preprocessing, labels
 
@@ -65,7 +68,7 @@ def _shown(value: Any) -> str:
 
 def _remedy(value: Any) -> str:
     if isinstance(value, Mapping) and value:
-        key = "logits" if "logits" in value else next(iter(value))
+        key = "logits" if "logits" in value else "..."
         return f'select them: remtta.Adapter(model, output=lambda o: o["{key}"])'
     if isinstance(value, tuple | list):
         return "select them: remtta.Adapter(model, output=lambda o: o[0])"

@@ -28,6 +28,7 @@ class Trace:
     place: str  # the classifier's module path in its wrappers; "" for the model itself
     has_front: bool  # whether the wrappers change images before it
     input_size: tuple[int, int]  # height and width of the image, in pixels
+    in_place: bool  # whether the model changes its input
     num_classes: int
     head: str | None  # module path of the layer that returns the logits, if there is one
     calls: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
@@ -35,7 +36,8 @@ class Trace:
     not tensors."""
 
 
-_TRACES: WeakKeyDictionary[nn.Module, Trace] = WeakKeyDictionary()
+_TRACES: WeakKeyDictionary[nn.Module, tuple[Any, Trace]] = WeakKeyDictionary()
+"""The trace of each model, and the modules that it consisted of."""
 
 
 class Front:
@@ -49,7 +51,7 @@ class Front:
         """Return the input of the classifier inside."""
         with self._inner.register_forward_pre_hook(_stop):
             try:
-                self._model(images)
+                self._model(images.clone())  # which it may change
             except _Reached as reached:
                 return reached.args[0]
         raise ModelError(f"{type(self._model).__name__} does not call the {type(self._inner).__name__} in it any more")
@@ -83,6 +85,7 @@ class Inside:
 
     def logits(self, images: Tensor) -> Tensor:
         """Return the logits (B, C) of images (B, 3, H, W) that have passed the front."""
+        images = images.clone() if self.trace.in_place else images
         return logits_in(self.module(images), output_of(self.given), self.module)
 
 
@@ -123,21 +126,31 @@ def config_of(model: nn.Module) -> dict[str, Any]:
 def num_classes_of(model: nn.Module) -> int:
     """Return the number of classes of a classifier, 0 for a timm model without a head."""
     inside = look_inside(model)
-    return int(inside.module.num_classes or 0) if inside.is_timm else inside.trace.num_classes  # type: ignore[arg-type]
+    return classes_of_timm(inside.module) if inside.is_timm else inside.trace.num_classes
+
+
+def classes_of_timm(module: Any) -> int:
+    """Return the number of classes of a timm model's head, which may have been replaced; 0 without a head."""
+    head = module.get_classifier()
+    layers = list(head) if isinstance(head, nn.Sequential) else [head]
+    sizes = [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
+    return sizes[-1] if sizes else int(module.num_classes or 0)
 
 
 def is_timm_model(model: nn.Module) -> bool:
-    """Return True if a model has the metadata of a timm model."""
-    return hasattr(model, "pretrained_cfg") or hasattr(model, "get_classifier")
+    """Return True if a model has the interface of a timm model."""
+    return hasattr(model, "get_classifier") and hasattr(model, "num_classes")
 
 
 def trace_of(model: nn.Module) -> Trace:
     """Send an image through a model, in eval mode, and record the pass; raise ModelError if it takes no image or
     returns no logits; the message says what to do.
     """
-    if model not in _TRACES:
-        _TRACES[model] = _traced(model)
-    return _TRACES[model]
+    modules, (traced, trace) = [*map(id, model.modules())], _TRACES.get(model, (None, None))
+    if trace is None or traced != modules:  # a head may have been replaced since
+        trace = _traced(model)
+        _TRACES[model] = modules, trace
+    return trace
 
 
 def _traced(model: nn.Module) -> Trace:
@@ -146,18 +159,27 @@ def _traced(model: nn.Module) -> Trace:
     problem: Exception | None = None
     for size in _sizes(model):
         images = _image(outer, size)
+        given = images.clone()
         try:
-            returned, calls = _run(outer, images)
+            returned, calls = _run(outer, given)
         except Exception as error:  # whatever a model raises at an image of a size that it does not take
             problem = problem or error
             continue
         logits = logits_in(returned, output, outer)
-        _check_logits(logits, outer)
+        _check_logits(logits, outer, given=output is not None)
         place, changed = _place_in(outer, calls, images, returned, None if output else logits)
         start = f"{place}." if place else ""
         own = {name.removeprefix(start): call for name, call in calls.items() if name.startswith(start)}
         shapes = {name: (_shape(entered), _shape(left)) for name, (entered, left) in own.items()}
-        return Trace(place, changed, size, logits.shape[1], _head_in(outer, place, own, logits), shapes)
+        return Trace(
+            place,
+            changed,
+            size,
+            not _equal(given, images),
+            logits.shape[1],
+            _head_in(outer, place, own, logits),
+            shapes,
+        )
     assert problem is not None
     why = first_line(problem)
     raise ModelError(
@@ -169,14 +191,20 @@ def _traced(model: nn.Module) -> Trace:
 def _run(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, tuple[Any, Any]]]:
     """Return a model's output, and each layer's input and output in the order of their calls."""
     calls: dict[str, tuple[Any, Any]] = {}
+    entered: dict[str, Any] = {}
 
-    def note(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+    def enter(name: str, layer: nn.Module, inputs: Any) -> None:
+        value = inputs[0] if inputs else None
+        entered[name] = value.clone() if isinstance(value, Tensor) else value  # it may be changed in place
+
+    def leave(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
         calls.pop(name, None)  # its last call counts
-        calls[name] = (inputs[0] if inputs else None, output)
+        calls[name] = (entered[name], output)
 
     with torch.no_grad(), contextlib.ExitStack() as hooks:
         for name, layer in model.named_modules():
-            hooks.enter_context(layer.register_forward_hook(partial(note, name)))
+            hooks.enter_context(layer.register_forward_pre_hook(partial(enter, name)))
+            hooks.enter_context(layer.register_forward_hook(partial(leave, name)))
         return model(images), calls
 
 
@@ -213,13 +241,14 @@ def _shape(value: Any) -> tuple[int, ...]:
     return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
-def _check_logits(logits: Tensor, model: nn.Module) -> None:
+def _check_logits(logits: Tensor, model: nn.Module, *, given: bool) -> None:
+    """Raise ModelError if they are probabilities; `given` is whether a function of the caller selected them."""
     shares = not logits.is_meta and logits.shape[1] > 1 and bool((logits >= 0).all())
     if shares and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-4):
-        raise ModelError(
-            f"{type(model).__name__} returns probabilities, and their logarithms are needed: "
-            "remtta.Adapter(model, output=lambda p: p.clamp(min=1e-9).log())"
-        )
+        what, how = f"{type(model).__name__} returns", "remtta.Adapter(model, output=lambda p: p.clamp(min=1e-9).log())"
+        if given:
+            what, how = "output= selects", "add .clamp(min=1e-9).log()"
+        raise ModelError(f"{what} probabilities, and their logarithms are needed: {how}")
 
 
 def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:

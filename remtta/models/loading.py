@@ -124,7 +124,9 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
     if given.checkpoint is not None and not known and given.mean is None and given.std is None and ":" not in name:
         _tell_assumed(given.checkpoint, name, config)
     config["input_size"] = (3, *image_size(model, config))
-    config["label_names"] = known_labels(model.num_classes, config) if labels is None else checked_labels(labels, model)
+    config["label_names"] = (
+        known_labels(model.num_classes, config) if labels is None else checked_labels(labels, model.num_classes)
+    )
     if pretrained and ":" not in name and config.get("tag"):  # a later version of timm may have another default
         name = f"{name.partition('.')[0]}.{config['tag']}"
     config["built_from"] = built_from(replace(given, name=name))

@@ -71,8 +71,10 @@ class Preprocessing:
 
     def normalise(self, images: Tensor) -> Tensor:
         """Normalise uint8 images (B, 3, H, W) to the model's float32 input, on the same device."""
-        mean = torch.tensor(self.mean, device=images.device).view(1, -1, 1, 1)
-        std = torch.tensor(self.std, device=images.device).view(1, -1, 1, 1)
+        mean, std = (
+            torch.tensor(values, device=images.device, dtype=torch.float32).view(1, -1, 1, 1)
+            for values in (self.mean, self.std)
+        )
         return (images.float() / 255 - mean) / std
 
     def as_dict(self) -> dict[str, Any]:

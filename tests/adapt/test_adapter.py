@@ -1,8 +1,10 @@
 """The adapter and the stream of answers, beside the command that is built of the same parts."""
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +96,22 @@ def test_pictures_are_read_as_their_files_are(tmp_path: Path) -> None:
         np.testing.assert_allclose(answer, result.probs, atol=1e-6)
 
 
+def _truncated() -> Image.Image:
+    file = BytesIO()
+    Image.effect_noise((64, 64), 50).save(file, "png")
+    return Image.open(BytesIO(file.getvalue()[:2000]))
+
+
 def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     adapter, grey, one = adapter_of(), np.zeros((32, 32), np.float32), torch.zeros(3, 32, 32, dtype=torch.uint8)
     refused: list[tuple[Any, str]] = [
         ([], "at least one picture"),
         (Image.new("RGB", (32, 32)), r"for one, pass \[image\]"),
         (np.zeros((32, 32, 3), np.uint8), r"for one, pass \[image\]"),
+        (None, "at least one picture"),
+        ([np.zeros((0, 6, 3), np.uint8)], r"a picture is a PIL image, .* got uint8 of \(0, 6, 3\)"),
+        ([_truncated()], "a picture cannot be read: image file is truncated"),
+        (torch.zeros(5, 3, 32, 32, dtype=torch.bool), r"images must be float32 .* got torch.bool"),
         (["a.png"], "a.png is a path, not a picture; pass paths to remtta.stream"),
         ([grey], r"uint8 array of shape .* got float32 of \(32, 32\); pass preprocessed images"),
         ([torch.zeros(3, 32, 32)], r"got torch.float32 of \(3, 32, 32\); pass preprocessed images as one tensor"),
@@ -258,6 +270,13 @@ def test_raw_values_as_floats_are_warned_of_once(caplog: pytest.LogCaptureFixtur
     assert len(caplog.messages) == 1 and "give raw images as uint8" in caplog.text
 
 
+def test_labels_by_number_or_in_a_file(tmp_path: Path) -> None:
+    names = list("abcdefg")
+    (tmp_path / "labels.txt").write_text("\n".join(names))
+    for labels in (names, dict(enumerate(names)), tmp_path / "labels.txt"):
+        assert adapter_of(labels=labels).card.labels == names
+
+
 def test_the_callers_random_numbers_stay_as_they_are() -> None:
     model = tiny_vit()
     torch.manual_seed(7)
@@ -286,7 +305,7 @@ def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path, caplog
     names = list("abcdefg")
     adapter = Adapter(Detector(), batch_size=4, output=lambda o: o["logits"], labels=names)
     results = list(stream(str(frames), adapter))
-    assert caplog.text.count("images get ImageNet's mean and standard deviation at 32 x 32; pass preprocessing=") == 1
+    assert caplog.text.count("images get ImageNet's mean and standard deviation at 32 x 32; remtta.Adapter takes") == 1
     assert {result.label for result in results} <= set(names) and adapter.method.num_updates == 3
     assert all(name.startswith("body.") for name in adapter.delta())
 
@@ -318,6 +337,10 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         model = tiny_vit()
     with pytest.raises(ModelError, match=r"was made under torch\.inference_mode; build the model outside of it"):
         Adapter(model)
+    with pytest.raises(ModelError, match="has no values in its weights, which are on the meta device"):
+        Adapter(tiny_vit().to("meta"))
+    with pytest.raises(TypeError, match=r"cannot be copied or pickled; load its state_dict\(\) into one"):
+        copy.deepcopy(adapter_of())
     adapter = Adapter(tiny_vit())
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for _ in range(2):
@@ -362,9 +385,9 @@ def test_a_call_to_train_changes_no_answer() -> None:
 
 def test_a_second_adapter_of_a_model_takes_it_over(frames: Path, caplog: pytest.LogCaptureFixture) -> None:
     model, (images,) = tiny_vit(), batches(1)
-    first, second = Adapter(model, **GIVEN), Adapter(model, **GIVEN)
+    first, second = Adapter(model, **GIVEN), Adapter(nn.DataParallel(model), **GIVEN)
     assert not caplog.text
-    for use in (first, lambda images: list(stream(frames, first))):
+    for use in (first, lambda images: list(stream(frames, first)), lambda _: first.reset()):
         with pytest.raises(UsageError, match=r"two cannot share one; give each its own, such as copy.deepcopy"):
             use(images)
     second(images)

@@ -35,8 +35,12 @@ MEAN, STD = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3,
 class Normalise(nn.Module):
     """As the field's benchmarks put it before a model."""
 
+    def __init__(self, *, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = inplace
+
     def forward(self, images: Tensor) -> Tensor:
-        return (images - MEAN) / STD
+        return images.sub_(MEAN).div_(STD) if self.inplace else (images - MEAN) / STD
 
 
 class Around(nn.Module):
@@ -122,7 +126,12 @@ def test_transformers_models_adapt_as_their_twins_in_timm(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("wrap", "make"), [(lambda m: nn.DataParallel(Around(m)), tiny_vit), (Around, lambda: tiny("resnet"))]
+    ("wrap", "make"),
+    [
+        (lambda m: nn.DataParallel(Around(m)), tiny_vit),
+        (Around, lambda: tiny("resnet")),
+        (lambda m: nn.Sequential(Normalise(inplace=True), m), tiny_vit),
+    ],
 )
 def test_a_wrapper_that_normalises_is_looked_through(wrap: Any, make: Any) -> None:
     model = make()
@@ -157,17 +166,58 @@ def test_a_delta_of_a_wrapped_model_is_that_of_the_model_inside() -> None:
     assert all(torch.equal(tensor, wrapped[1].state_dict()[name]) for name, tensor in inner.state_dict().items())
 
 
-def test_a_vit_of_ones_own_is_masked_as_timms_is() -> None:
-    class Own(type(tiny_vit())):  # type: ignore[misc]
-        def forward_features(self, x: Tensor, **kwargs: Any) -> Tensor:
-            features: Tensor = super().forward_features(x, **kwargs)
-            return features
+def test_a_model_may_change_its_input_in_place() -> None:
+    around = [nn.Sequential(Normalise(inplace=each), nn.BatchNorm2d(3), small().module) for each in (False, True)]
+    found = [updates(model, [images_of(32, seed).sigmoid() for seed in (1, 2)]) for model in around]
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.parametrize("what", ["forward", "forward_features", "hook"])
+def test_a_vit_of_ones_own_is_masked_as_timms_is(what: str) -> None:
+    def run(self: Any, x: Tensor, **kwargs: Any) -> Any:
+        return getattr(super(type(self), self), what)(x, **kwargs)
 
     own = tiny_vit()
-    own.__class__ = Own
+    if what == "hook":
+        own.register_forward_pre_hook(lambda module, inputs: None)
+    else:
+        own.__class__ = type("Own", (type(own),), {what: run})
     backbone = backbone_of(own)
     assert isinstance(backbone, AnyClassifier) and backbone.input_size == (32, 32) and backbone.num_patches == 64
     assert_like_twin(own, tiny_vit(), 32)
+
+
+@pytest.mark.parametrize("make", [tiny_vit, lambda: nn.Sequential(Normalise(), tiny_vit()), small])
+def test_a_head_may_be_replaced(make: Any) -> None:
+    model = make()
+    assert card_of(model).num_classes == NUM_CLASSES
+    inner = model[1] if isinstance(model, nn.Sequential) else getattr(model, "module", model)
+    head = "fc" if isinstance(inner, Net) else "head"
+    old: Any = inner.get_submodule(head)
+    inner.set_submodule(head, nn.Linear(old.in_features, 3))
+    method = build_method("remtta", model, method_config("remtta", {}, batch_size=4))
+    assert card_of(model).num_classes == method.net.num_classes == 3 and card_of(model).labels is None
+    assert method(images_of(32)[:4]).shape == (4, 3) and f"{head}.bias" in method.delta()
+
+
+def test_a_model_may_have_some_names_of_timms() -> None:
+    model: Any = Net()
+    model.get_classifier = lambda: model.fc
+    assert card_of(model).num_classes == NUM_CLASSES
+
+
+def test_a_model_that_folds_views_into_the_batch_is_refused_with_a_remedy() -> None:
+    class Folds(Around):
+        def forward(self, images: Tensor) -> Tensor:
+            logits: Tensor = self.model(torch.cat([images, images.flip(-1)]))
+            return logits.view(2, len(images), -1).mean(0)
+
+    images = images_of(32)
+    with pytest.raises(ModelError, match=r"Folds processes 12 images for a batch of 6, .* --method light"):
+        build_method("rem", Folds(Net()))(images)
+    for name, settings in (("rem", {"masking": "random"}), ("light", {})):
+        method = build_method(name, Folds(Net()), method_config(name, settings, batch_size=6))
+        assert torch.isfinite(method(images)).all()
 
 
 @pytest.mark.parametrize("trace", [False, True])
@@ -225,6 +275,11 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
         (lambda: small("tuple"), r"returns a tuple, not logits .*output=lambda o: o\[0\]\)"),
         (lambda: small("map"), r"returns a tensor of shape \(1, 16, .*convert the output"),
         (lambda: small("probabilities"), r"returns probabilities, .*output=lambda p: p.clamp\(min=1e-9\).log\(\)\)"),
+        (
+            lambda: small("dict", lambda o: o["logits"].softmax(-1)),
+            r"output= selects probabilities, .*: add .clamp\(min=1e-9\).log\(\)",
+        ),
+        (lambda: Described(Net(), patch_size=(0, 16)), r"patch_size needs \(height, width\) in pixels, got \(0, 16\)"),
         (lambda: nn.Linear(2, 2), r"Linear takes no image .*remtta.Adapter\(model, preprocessing="),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
