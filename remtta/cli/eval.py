@@ -101,7 +101,8 @@ def evaluate(
     with running.command() as interrupts, ExitStack() as during:
         options = table.scenario(options)
         if not root.is_dir():
-            raise UsageError(f"{root}: no such folder")
+            why = "not a folder; a list is --labels-file" if root.exists() else "no such folder"
+            raise UsageError(f"{root}: {why}")
         output = during.enter_context(table.folder(options))
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
@@ -176,5 +177,7 @@ def _open(root: Path, classifier: nn.Module, data: DataOptions, options: EvalOpt
         complete=options.protocol is not None,
         labels_file=data.labels_file,
     )
+    if data.severities and all(domain.severity is None for domain in dataset.domains):
+        raise UsageError(f"{root} has no severities; leave --severity out")
     _log.info("%s", dataset.report())
     return dataset

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -124,6 +125,8 @@ def _error_text(error: Exception, debug: bool) -> str:
         return text
     if isinstance(error, PermissionError) and error.filename:
         return one_line(f"{error.filename}: permission denied")
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # errors of files name them
+        return f"standard output cannot be written: {error.strerror}"
     advice = "" if debug else " (--debug shows where)"
     return f"{type(error).__name__}: {text}{advice}"
 

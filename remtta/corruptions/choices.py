@@ -45,7 +45,11 @@ class CorruptOptions:
     size: Annotated[
         int | None,
         Option(
-            "Resize the short side to 256/224 of N and crop the centre, N x N.", metavar="N", min=1, default="unchanged"
+            "Resize the short side to 256/224 of N and crop the centre, N x N.",
+            metavar="N",
+            min=1,
+            max=10_000,
+            default="unchanged",
         ),
     ] = None
     parameters: Annotated[

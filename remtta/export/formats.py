@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 from remtta.errors import OutputError, UsageError
 from remtta.export.adapted import AdaptedModel
-from remtta.export.onnx_models import write_onnx
+from remtta.export.onnx_models import FILE, write_onnx
 from remtta.export.peft_adapters import write_peft
 from remtta.export.timm_folders import write_timm
 from remtta.files import FolderLock, check_can_hold, check_not_input, writing
@@ -22,6 +22,7 @@ Format = Literal["onnx", "peft", "timm"]
 
 _Write = Callable[[AdaptedModel, Path], None]
 _WRITERS: Mapping[Format, _Write] = {"onnx": write_onnx, "peft": write_peft, "timm": write_timm}
+_MAIN: Mapping[Format, str] = {"onnx": FILE, "peft": "adapter_config.json", "timm": "config.json"}
 
 
 def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
@@ -31,6 +32,8 @@ def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool
     fails, or its logits differ from the model's.
     """
     check_can_hold(output, "the folder of an export", "--output")
+    if not overwrite and (output / _MAIN[form]).exists():  # before the work; any other file is noticed after it
+        raise UsageError(f"{output / _MAIN[form]} exists; choose another --output or add --overwrite")
     with writing(output), _place(output) as place:
         try:
             _WRITERS[form](adapted, place)

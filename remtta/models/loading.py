@@ -93,8 +93,9 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
     given.check_files()
     name = given.name or DEFAULT_MODEL
     if name == EMBEDDED:
-        if given.use_ema or given.num_classes or given.model_kwargs or given.input_size:
-            raise UsageError(f"{EMBEDDED} is one fixed model: it takes no other classes, size or arguments")
+        other = (given.use_ema, given.num_classes, given.model_kwargs, given.input_size, given.prompts)
+        if any(other) or given.text_embeddings is not None:
+            raise UsageError(f"{EMBEDDED} is one fixed model: it takes no other classes, size, prompts or arguments")
         return _load_embedded(given, device)
     place = select_device(device)
     check_preprocessing(given.mean, given.std, given.interpolation, given.crop_pct)

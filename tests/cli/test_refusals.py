@@ -40,6 +40,7 @@ def _errors() -> list[Any]:
         (["inspect", "empty"], 2, "empty holds no run"),
         (["inspect", "."], 2, "there are runs in below"),
         (["adapt", "frames", "--model", "remtta-demo", "--num-classes", "9"], 2, "remtta-demo is one fixed model"),
+        (["adapt", "frames", "--model", "remtta-demo", "--prompts", "a {}"], 2, "remtta-demo is one fixed model"),
         (["adapt", (url := "http://127.0.0.1:9/x"), *tiny], 1, f"{url} cannot be opened as a video (the connection"),
         *((["eval", *tiny, *args], 2, text) for args, text in _EVAL),
         *((["corrupt", *args], code, text) for args, code, text in _CORRUPT),
@@ -48,6 +49,8 @@ def _errors() -> list[Any]:
 
 _EVAL: list[tuple[list[str], str]] = [
     (["nowhere"], "nowhere: no such folder"),
+    (["text.jpg"], "text.jpg: not a folder; a list is --labels-file"),
+    (["plain", "--severity", "3"], "plain has no severities; leave --severity out"),
     (["c", "--methods", "tenth"], 'unknown method "tenth"'),
     (["c", "--methods", "source,tent", "--margin", "0.1"], "none of source, tent has --margin"),
     (["c", "--methods", "rem", "--set", "rem.speed=1"], 'unknown setting of rem "speed"; choose'),
@@ -78,6 +81,7 @@ _CORRUPT: list[tuple[list[str], int, str]] = [
     (["frames", "out", "-c", "gausian_noise"], 2, "did you mean gaussian_noise? Available:"),
     (["frames", "out", "-s", "x"], 2, "--severity takes whole numbers such as 1,2,3, got x"),
     (["frames", "out", "-s", "0,1"], 2, "severity must be from 1 to 5, got 0"),
+    (["frames", "out", "--size", "100000"], 2, "'--size': must be at most 10000"),
 ]
 
 

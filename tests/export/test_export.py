@@ -150,7 +150,7 @@ def test_what_is_there_stays_and_what_is_missing_is_reported(
     assert "exists; choose another --output" in refusal_of(capfd, "export", delta, "-f", "onnx", *options)[1]
     for package in ("onnx", "peft"):
         monkeypatch.setitem(sys.modules, package, None)
-        code, told = refusal_of(capfd, "export", delta, "-f", package, *options)
+        code, told = refusal_of(capfd, "export", delta, "-f", package, "--overwrite", *options)
         assert code == 2 and f'{package}, which is not installed: pip install "remtta[export]"' in told
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
     assert (tmp_path / "out" / "model.onnx").read_bytes() == before
