@@ -57,7 +57,7 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
 def warn_if_cut(name: str, num_frames: int, promised: int) -> None:
     """Warn that a video ended before the number of frames in its header."""
     if promised > num_frames + 1:  # headers often count one frame too many
-        _log.warning("%s ended after %d of %d frames; the file may be truncated", name, num_frames, promised)
+        _log.warning("%s ended after %d of %d frames; the file may be truncated or damaged", name, num_frames, promised)
 
 
 def video_frame(
