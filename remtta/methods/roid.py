@@ -14,7 +14,7 @@ from remtta.methods.losses import entropy, running_mean, soft_likelihood_ratio, 
 from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import MethodConfig, Optimizer, Positive, ProperShare, Share
 
-_MEAN_PROBS = "mean_probs"
+_MEAN_PROBS, _BATCH_SIZE = "mean_probs", "batch_size"
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class ROID(Objective[ROIDConfig]):
     An image's diversity is 1 - cosine of its probabilities with their running mean, its certainty minus its entropy,
     both rescaled over the batch to [0, 1] (0 if all images are alike, as in a batch of one). Images of less than mean
     diversity are excluded; the others have the weight exp(diversity * certainty / temperature). The loss is the soft
-    likelihood ratio plus the symmetric cross-entropy with an augmented view, summed over them and divided by the batch
-    size. After the step, a small share of the source weights is mixed back in.
+    likelihood ratio plus the symmetric cross-entropy with an augmented view, summed over them and divided by the size of
+    the largest batch so far, so that the rest of a domain counts less. After the step, a small share of the source weights is mixed back in.
 
     The prediction is corrected for the batch's classes: its probabilities are multiplied by the batch's smoothed mean
     probabilities. The official code multiplies the logits themselves (`prior_on="logits"`), which has a much stronger
@@ -63,6 +63,7 @@ class ROID(Objective[ROIDConfig]):
     def begin(self) -> None:
         classes = self.net.num_classes
         self.memory = {_MEAN_PROBS: torch.full((classes,), 1 / classes, device=self.net.device)}
+        self.memory[_BATCH_SIZE] = torch.zeros((), device=self.net.device)
 
     def loss(self, images: Tensor, targets: Targets) -> Loss:
         logits = self.net.logits(images)
@@ -71,7 +72,8 @@ class ROID(Objective[ROIDConfig]):
         views = self.net.pixels.augment(images[kept], clean_jitter, self.net.generator)
         losses = soft_likelihood_ratio(logits[kept], self.config.clip)
         losses = losses + symmetric_cross_entropy(self.net.logits(views), logits[kept])
-        return logits.unsqueeze(0), (weights[kept] * losses).sum() / len(images), int(kept.sum())
+        batch_size = self.memory[_BATCH_SIZE].clamp_(min=len(images))
+        return logits.unsqueeze(0), (weights[kept] * losses).sum() / batch_size, int(kept.sum())
 
     @torch.no_grad()
     def _image_weights(self, logits: Tensor) -> Tensor:
