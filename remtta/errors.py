@@ -70,7 +70,7 @@ def check(holds: bool, name: str, value: object, rule: str) -> None:
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
     """Return the error for a name that is none of these, with the closest of them."""
     names = list(known)
-    close = difflib.get_close_matches(name.lower(), names, n=1)
+    close = difflib.get_close_matches(str(name).lower(), names, n=1)
     meant = f"did you mean {close[0]}? Available:" if close else "choose"
     return UsageError(f'unknown {what} "{name}"; {meant} {", ".join(names)}')
 

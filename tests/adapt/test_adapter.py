@@ -313,6 +313,7 @@ def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path, caplog
 def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"method": "remta"}, "unknown method"),
+        ({"method": 20}, 'unknown method "20"'),
         ({"method": "tent", "mask_ratios": (0.0, 0.5)}, "unknown setting of tent"),
         ({"batch_size": "4"}, "batch_size must be a whole number, got 4"),
         ({"seed": True}, "seed must be a whole number, got True"),
