@@ -49,8 +49,9 @@ class ROID(Objective[ROIDConfig]):
     An image's diversity is 1 - cosine of its probabilities with their running mean, its certainty minus its entropy,
     both rescaled over the batch to [0, 1] (0 if all images are alike, as in a batch of one). Images of less than mean
     diversity are excluded; the others have the weight exp(diversity * certainty / temperature). The loss is the soft
-    likelihood ratio plus the symmetric cross-entropy with an augmented view, summed over them and divided by the size of
-    the largest batch so far, so that the rest of a domain counts less. After the step, a small share of the source weights is mixed back in.
+    likelihood ratio plus the symmetric cross-entropy with an augmented view, summed over them and divided by the size
+    of the largest batch so far, so that the rest of a domain counts less. After the step, a small share of the source
+    weights is mixed back in.
 
     The prediction is corrected for the batch's classes: its probabilities are multiplied by the batch's smoothed mean
     probabilities. The official code multiplies the logits themselves (`prior_on="logits"`), which has a much stronger
