@@ -21,7 +21,7 @@ import sys
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,22 @@ def split_first(out: Path) -> None:
             link.symlink_to(image.resolve())
 
 
+def take_classes(tree: Path, out: Path, *classes: Path) -> None:
+    """Link the folders of some classes of each domain; OUT.txt numbers all classes, for --class-map."""
+    names = sorted(folder.name for folder in next(tree.glob("*/*")).iterdir())
+    out.with_suffix(".txt").write_text("".join(f"{name} {number}\n" for number, name in enumerate(names)))
+    for part in tree.glob("*/*"):
+        links = out / part.relative_to(tree)
+        links.mkdir(parents=True)
+        for name in classes:
+            (links / name).symlink_to((part / name).resolve())
+
+
 def call(words: Sequence[str]) -> None:
     """Run a remtta command, or a script or function here."""
-    if words[0] == "split_first":
-        split_first(Path(words[1]))
+    functions: dict[str, Callable[..., None]] = {"split_first": split_first, "take_classes": take_classes}
+    if words[0] in functions:
+        functions[words[0]](*map(Path, words[1:]))
         return
     program = [str(EXAMPLES / words[0])] if words[0].endswith(".py") else ["-m", "remtta", words[0]]
     subprocess.run([sys.executable, *program, *words[1:]], check=True)

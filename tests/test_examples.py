@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 import remtta
 from remtta.evaluation import open_dataset
+from remtta.evaluation.class_maps import read_class_map
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_video
 from tests.evaluation.trees import write_tree
@@ -112,6 +113,15 @@ def test_first_frames_are_not_those_that_are_tested(tmp_path: Path) -> None:
     assert found["first16"] < found["first64"] and not found["first64"] & found["test"]
     common, other = ({image.parent.name for image in found[name]} for name in ("common_classes", "other_classes"))
     assert not common & other
+
+
+def test_classes_keep_their_numbers_in_a_tree_of_a_few(checkpoint: Path, tmp_path: Path) -> None:
+    write_tree(tmp_path / "c", ["fog", "snow"], classes=[f"class_{letter}" for letter in "abcdefg"], each=2)
+    out = tmp_path / "few"
+    script("all_tables").take_classes(tmp_path / "c", out, "class_b", "class_d")
+    dataset = open_dataset(out, num_classes=NUM_CLASSES, class_map=read_class_map(out.with_suffix(".txt")))
+    assert [domain.name for domain in dataset.domains] == ["snow", "fog"]
+    assert [sorted(domain.labels) for domain in dataset.domains] == [[1, 1, 3, 3]] * 2
 
 
 def test_centred_logits_by_the_order_of_classes(

@@ -35,8 +35,8 @@ class LiveOptions:
     reconnect_for: Annotated[
         float,
         _stream(
-            "Seconds to wait for a lost camera or network stream; 0 ends the run. If given, or with --resume, a source "
-            "that is missing at the start is waited for, too.",
+            "Seconds to wait for a lost camera or network stream; 0 ends the run. If given, or with --resume or "
+            "--streams, also wait for a source that is missing at the start.",
             metavar="SECONDS",
             min=0,
             below=math.inf,

@@ -36,8 +36,8 @@ def row(each: Support) -> str:
 def reasons(supports: list[Support]) -> list[str]:
     """Why methods are refused, each reason once."""
     found = (why for each in supports for why in each.refused.values())
-    whys = (re.sub(r"\w+ has none;", "it has none;", why) for why in found)
-    whys = (re.sub(r"the blocks of \w+", "its blocks", why) for why in whys)
+    whys = (re.sub(r"\w+ has none;", "this model has none;", why) for why in found)
+    whys = (re.sub(r"the blocks of \w+", "this model's blocks", why) for why in whys)
     return [f"- {why}." for why in dict.fromkeys(whys)]
 
 
@@ -45,8 +45,8 @@ def page() -> str:
     """The page, with what the program says now between its marks."""
     text = PAGE.read_text()
     everything = [support_of(model, kind) for model, kind in kinds().items()]
-    head = ["| timm model | kind | REM masks by | remtta adapts | all methods but |", "|---|---|---|---|---|"]
-    table = [*head, *map(row, everything), "", "Why not:", "", *reasons(everything)]
+    head = ["| timm model | kind | REM masks by | remtta adapts | methods refused |", "|---|---|---|---|---|"]
+    table = [*head, *map(row, everything), "", "Why a method is refused:", "", *reasons(everything)]
     return text[: text.index(BEGIN) + len(BEGIN)] + "\n".join(table) + "\n" + text[text.index(END) :]
 
 

@@ -7,7 +7,7 @@ from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.options.option import read_pairs
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "methods.md").read_text()
-OFFICIAL = PAGE[PAGE.index("## The official codes") :]
+OFFICIAL = PAGE[PAGE.index("## The official implementations") :]
 PLAIN = {"source", "centre", "pseudo-label", "supervised", "vdp"}  # that no official code is said to be of
 PRESETS = {"remtta", "light", "fast"}
 
@@ -44,7 +44,9 @@ def test_every_method_with_an_official_code_has_its_rows() -> None:
 
 
 def test_the_page_says_of_every_method_whether_it_was_compared_with_an_official_code() -> None:
-    section = PAGE[PAGE.index("## Compared with the official codes") : PAGE.index("## The official codes")]
+    section = PAGE[
+        PAGE.index("## Compared with the official implementations") : PAGE.index("## The official implementations")
+    ]
     named = set(re.findall(r"`([\w-]+)`", section))
     assert named >= METHOD_TABLE.keys() - PLAIN - PRESETS
 

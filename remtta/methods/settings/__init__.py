@@ -82,7 +82,7 @@ METHOD_TABLE: dict[str, Named] = {
         REMTTA,
         REMConfig,
     ),
-    "light": Named("tent.Tent", "remtta with Tent's loss, on every second batch: two forward passes", LIGHT),
+    "light": Named("tent.Tent", "remtta with Tent's loss, on every second batch: two passes", LIGHT),
     "fast": Named(
         "source.CentredSource",
         "centre, with recent statistics in batch norms: no training, one forward pass (two with batch norms)",

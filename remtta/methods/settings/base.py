@@ -134,7 +134,8 @@ class MethodConfig:
     adapt_layers: Annotated[
         str | None,
         Option(
-            'Blocks whose norms adapt, such as 0-8, or "all"; "auto" is all with batch norms, else three quarters.',
+            'Blocks whose norms adapt, such as 0-8, or "all"; "auto" is all with batch norms or a single block, else '
+            "three quarters.",
             default="remtta auto, rem the first three quarters",
             panel="Method",
         ),
