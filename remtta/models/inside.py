@@ -131,10 +131,10 @@ def num_classes_of(model: nn.Module) -> int:
 
 def classes_of_timm(module: Any) -> int:
     """Return the number of classes of a timm model's head, which may have been replaced; 0 without a head."""
-    head = module.get_classifier()
+    head = module.get_classifier() if hasattr(module, "get_classifier") else None
     layers = list(head) if isinstance(head, nn.Sequential) else [head]
     sizes = [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
-    return sizes[-1] if sizes else int(module.num_classes or 0)
+    return sizes[-1] if sizes else int(getattr(module, "num_classes", 0) or 0)
 
 
 def is_timm_model(model: nn.Module) -> bool:
