@@ -22,6 +22,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,20 @@ def take_classes(tree: Path, out: Path, *classes: Path) -> None:
             (links / name).symlink_to((part / name).resolve())
 
 
-def call(words: Sequence[str]) -> None:
-    """Run a remtta command, or a script or function here."""
+def call(words: Sequence[str], *, reads: bool = False) -> str:
+    """Run a remtta command, or a script or function here; return what it prints if asked to."""
     functions: dict[str, Callable[..., None]] = {"split_first": split_first, "take_classes": take_classes}
     if words[0] in functions:
         functions[words[0]](*map(Path, words[1:]))
-        return
-    program = [str(EXAMPLES / words[0])] if words[0].endswith(".py") else ["-m", "remtta", words[0]]
-    subprocess.run([sys.executable, *program, *words[1:]], check=True)
+        return ""
+    program = [str(EXAMPLES / words[0])] if is_script(words[0]) else ["-m", "remtta", words[0]]
+    printed = subprocess.PIPE if reads else None
+    return subprocess.run([sys.executable, *program, *words[1:]], check=True, stdout=printed, text=True).stdout or ""
+
+
+def is_script(command: str) -> bool:
+    """Return whether a command of tables.toml is of a script here, whose output is the table, not an evaluation's."""
+    return command.split()[0].endswith(".py")
 
 
 def figures_of(results: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +122,10 @@ def gain_errors(rows: Iterable[Mapping[str, Any]], frames: int) -> dict[str, flo
 
 
 def markdown(table: Mapping[str, Any], cases: Mapping[str, Any]) -> str:
-    """Return a table of all cases, followed by the command of each."""
+    """Return a table of all cases, or the tables that scripts printed, followed by the command of each."""
+    if all("printed" in entry for entry in cases.values()):
+        parts = [f"{case}:\n\n{entry['printed']}\n`{entry['command']}`\n" for case, entry in cases.items()]
+        return "\n".join([f"### {table['title']}\n", *parts])
     lines = [
         f"### {table['title']}",
         "",
@@ -167,29 +177,41 @@ class Maker:
         return [word.format(**self._places) for word in command.split()]
 
     def _evaluate(self, name: str, case: str, arguments: str, frames: int | None) -> None:
-        """Run an evaluation unless it is finished with these arguments; store its figures."""
-        given = f"eval {arguments}" + ("" if self._limit is None else f" --limit {self._limit}")
-        command = f"remtta {given}"
+        """Run an evaluation or a script unless it is finished with these arguments; store its figures."""
+        given = arguments if is_script(arguments) else f"eval {arguments}"
+        given += "" if self._limit is None else f" --limit {self._limit}"
+        command = f"python examples/{given}" if is_script(given) else f"remtta {given}"
         entry = self._figures.setdefault(name, {}).get(case, {})
         if entry.get("command") == command:
             return
         folder, began = self._out / name / case.replace(", ", "_").replace(" ", "_"), time.monotonic()
-        call([*self._words(given), "--output", str(folder), "--resume", "--no-plots"])
+        if is_script(given):
+            made: dict[str, Any] = {"version": version("remtta"), "printed": call(self._words(given), reads=True)}
+        else:
+            made = self._figures_of(self._words(given), folder, frames)
+        self._figures[name][case] = {
+            "command": command,
+            "seconds": round(time.monotonic() - began),
+            "date": time.strftime("%Y-%m-%d"),
+            **made,
+        }
+        self._path.write_text(json.dumps(self._figures, indent=1))
+
+    @staticmethod
+    def _figures_of(words: Sequence[str], folder: Path, frames: int | None) -> dict[str, Any]:
+        """Run or resume an evaluation, and return its figures."""
+        call([*words, "--output", str(folder), "--resume", "--no-plots"])
         results = json.loads((folder / "results.json").read_text())
         methods = figures_of(results)
         if frames:
             with open(folder / "predictions.jsonl") as rows:
                 for method, error in gain_errors(map(json.loads, rows), frames).items():
                     methods[method]["gain_se"] = error
-        self._figures[name][case] = {
-            "command": command,
+        return {
             "images": sum(domain["images"] for domain in results["settings"]["data"]["domains"]),
-            "seconds": round(time.monotonic() - began),
-            "date": time.strftime("%Y-%m-%d"),
             "version": results["environment"]["remtta"],
             "methods": methods,
         }
-        self._path.write_text(json.dumps(self._figures, indent=1))
 
 
 def main(argv: Sequence[str] | None = None) -> None:

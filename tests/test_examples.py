@@ -148,9 +148,21 @@ def test_every_table_is_of_commands_that_are_there() -> None:
         assert set(table["needs"]) <= tables.LISTED["inputs"].keys()
         for case, arguments in table["cases"].items():
             command = tables.expanded(arguments)
-            assert FIGURES[name][case]["command"] == f"remtta eval {command}"
-            assert is_taken("eval", command.format(data="data", out="out").split())
+            whole = f"python examples/{command}" if tables.is_script(command) else f"remtta eval {command}"
+            assert FIGURES[name][case]["command"] == whole
+            if not tables.is_script(command):
+                assert is_taken("eval", command.format(data="data", out="out").split())
         assert list(FIGURES[name]) == list(table["cases"])
+
+
+def test_a_script_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = script("all_tables")
+    monkeypatch.setattr(tables, "TABLES", {"one": {"title": "One", "needs": [], "cases": {"a case": "printing.py"}}})
+    monkeypatch.setattr(tables, "EXAMPLES", tmp_path)
+    (tmp_path / "printing.py").write_text("import sys\nprint('| a |', *sys.argv[1:])")
+    tables.main([str(tmp_path), str(tmp_path / "out"), "--limit", "3"])
+    entry = json.loads((tmp_path / "out" / "figures.json").read_text())["one"]["a case"]
+    assert (entry["command"], entry["printed"]) == ("python examples/printing.py --limit 3", "| a | --limit 3\n")
 
 
 def test_gains_of_a_video_are_clustered_by_photograph() -> None:
@@ -409,7 +421,7 @@ def test_results_have_the_figures_of_evaluations(start: str, table: str, methods
     assert len(rows) == 4
     for name, *cells in rows:
         own = figures[case.format(re.sub("(ViT|DeiT)-Ti", lambda found: found[1].lower(), name))]["methods"]
-        assert cells == [told(own[method], digits) for method in methods.split()]
+        assert cells[: len(methods.split())] == [told(own[method], digits) for method in methods.split()]
 
 
 def test_results_have_the_figures_of_the_ablation() -> None:
@@ -424,6 +436,22 @@ def test_results_have_the_figures_of_the_video() -> None:
         methods = FIGURES["video"][f"batch {batch}"]["methods"]
         assert float(source) == methods["source"]["error"]
         assert cells == [told(methods[name]).partition(" (")[0] for name in ("fast", "light", "remtta")]
+
+
+def test_results_have_the_figures_of_orders() -> None:
+    printed = [entry["printed"] for entry in FIGURES["streams"].values()]
+    found = [[line.strip("| ").split(" | ") for line in each.splitlines()[2:]] for each in printed]
+    for row, *models in zip(rows_after("## Orders of frames"), *found, strict=True):
+        cells = (cell for _, _, plain, centred in models for cell in (plain.partition(" ")[0], centred))
+        assert row[1:] == [re.sub(r"^[+-]0\.0", "0.0", cell) for cell in cells]
+
+
+def test_results_have_the_figures_of_whole_methods_under_orders() -> None:
+    for label, *cells in rows_after("**Whole methods**"):
+        name, smooth, _ = label.partition(", `--smooth")
+        methods = FIGURES["orders"][re.sub(r" \(.*", "", name)]["methods"]
+        names = [f"{each}+smooth" if smooth else each for each in ("source", "fast", "light", "remtta")]
+        assert cells == [told(methods[each]) for each in names]
 
 
 def test_results_have_the_figures_of_cifar10() -> None:
@@ -446,6 +474,40 @@ def test_results_have_published_methods_at_their_best_rates() -> None:
             row = own[best]
             expected.append(f"{row['error']:.1f}: {row['gain']:.1f} ± {row['gain_se']:.1f}{factors.get(factor, '')}")
         assert rows[method] == expected
+
+
+CONVOLUTIONAL = {
+    "tent": "tent",
+    "roid": "roid",
+    "sar": "sar",
+    "rem": "rem`, by feature norms (REM-FA)",
+    "cam": "rem`, by Grad-CAM",
+}
+"""How a row of the convolutional network's table begins, by the method's name in tables.lite_rates."""
+
+
+def at_its_best_rate(method: str, case: str) -> tuple[dict[str, Any], str]:
+    """The figures of a published method on the convolutional network, and its rate unless it is the published one."""
+    entry, published = FIGURES["lite_rates"][case], FIGURES["convolutional"][case]["methods"]
+    rates = dict(re.findall(r"--set (\w+)\.lr=(\S+)", entry["command"]))
+    own = {name.partition("=")[0]: row for name, row in entry["methods"].items()}
+    tried = [(own[name], f" at {rates[name]}") for name in (method, f"{method}3") if name in own]
+    tried += [(row, "") for name, row in published.items() if name == {"cam": "gradcam=rem"}.get(method, method)]
+    return min(tried, key=lambda each: each[0]["error"])
+
+
+def test_results_have_the_figures_of_the_convolutional_network() -> None:
+    rows = {name: cells for name, *cells in rows_after("## A convolutional network")}
+    cases = ("severity 3", "severity 5")
+    for method, name in CONVOLUTIONAL.items():
+        assert rows[name] == [told(row, 0) + rate for row, rate in (at_its_best_rate(method, each) for each in cases)]
+    for method in ("fast", "light", "remtta"):
+        assert rows[method] == [told(FIGURES["convolutional"][each]["methods"][method], 0) for each in cases]
+    for batch, *_, cell in rows_after("**Batch sizes.**"):
+        if (case := f"batch {batch}") in FIGURES["lite_rates"]:
+            found = {method: at_its_best_rate(method, case) for method in CONVOLUTIONAL}
+            best = min(found, key=lambda method: found[method][0]["error"])
+            assert cell == f"{found[best][0]['error']:.1f} (`{best}`{found[best][1]})"
 
 
 def test_results_have_the_figures_of_deployment() -> None:
