@@ -507,7 +507,8 @@ def test_results_have_the_figures_of_the_convolutional_network() -> None:
         if (case := f"batch {batch}") in FIGURES["lite_rates"]:
             found = {method: at_its_best_rate(method, case) for method in CONVOLUTIONAL}
             best = min(found, key=lambda method: found[method][0]["error"])
-            assert cell == f"{found[best][0]['error']:.1f} (`{best}`{found[best][1]})"
+            name = {"cam": "`rem` by Grad-CAM"}.get(best, f"`{best}`")
+            assert cell == f"{found[best][0]['error']:.1f} ({name}{found[best][1]})"
 
 
 def test_results_have_the_figures_of_deployment() -> None:
