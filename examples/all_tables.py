@@ -71,14 +71,14 @@ def take_classes(tree: Path, out: Path, *classes: Path) -> None:
             (links / name).symlink_to((part / name).resolve())
 
 
-def call(words: Sequence[str], *, reads: bool = False) -> str:
-    """Run a remtta command, or a script or function here; return what it prints if asked to."""
+def call(words: Sequence[str], *, capture: bool = False) -> str:
+    """Run a remtta command, or a script or function here; return what it prints if `capture`."""
     functions: dict[str, Callable[..., None]] = {"split_first": split_first, "take_classes": take_classes}
     if words[0] in functions:
         functions[words[0]](*map(Path, words[1:]))
         return ""
     program = [str(EXAMPLES / words[0])] if is_script(words[0]) else ["-m", "remtta", words[0]]
-    printed = subprocess.PIPE if reads else None
+    printed = subprocess.PIPE if capture else None
     return subprocess.run([sys.executable, *program, *words[1:]], check=True, stdout=printed, text=True).stdout or ""
 
 
@@ -186,7 +186,7 @@ class Maker:
             return
         folder, began = self._out / name / case.replace(", ", "_").replace(" ", "_"), time.monotonic()
         if is_script(given):
-            made: dict[str, Any] = {"version": version("remtta"), "printed": call(self._words(given), reads=True)}
+            made: dict[str, Any] = {"version": version("remtta"), "printed": call(self._words(given), capture=True)}
         else:
             made = self._figures_of(self._words(given), folder, frames)
         self._figures[name][case] = {

@@ -85,7 +85,7 @@ class Adapter(ObservedMethod):
         output: Function from what the model returns to logits (B, C), for a model that returns something else.
         patch_size: Height and width of the patches that masks hide, in pixels; None to choose by the model.
         preprocessing: How pictures become inputs; None for the model's own, or else ImageNet's.
-        labels: Class names, or a file with one per line; None for the model's own.
+        labels: Class names, also by number or as a file with one per line; None for the model's own.
         guard: What the guard does against harm; None for the method's default. "stop" is for runs.
         answer: Which model answers; None for the method's default.
         smooth: "auto" if calls and frames come in order, as on video.
@@ -108,7 +108,7 @@ class Adapter(ObservedMethod):
         output: Output | None = None,
         patch_size: tuple[int, int] | None = None,
         preprocessing: Preprocessing | None = None,
-        labels: Sequence[str] | str | Path | None = None,
+        labels: Sequence[str] | Mapping[int, str] | str | Path | None = None,
         guard: Action | None = None,
         answer: Answer | None = None,
         smooth: Smooth = "off",
