@@ -17,7 +17,7 @@ from remtta.errors import counted
 Kind = Literal["batch", "recent", "running"]
 
 FEW = 16
-"""Batch size from which on a batch's statistics need no prior."""
+"""Smallest batch size at which a batch's statistics need no prior."""
 
 HALF_LIFE = 35
 """Images after which one counts for half in recent statistics."""
@@ -71,7 +71,7 @@ class BatchStatistics(TorchFunctionMode):
         self.forget()
 
     def forget(self) -> None:
-        """Begin with no recent images, or with the running statistics in the model where they are not the source's."""
+        """Begin with no recent images, or with the model's running statistics if they are no longer the source's."""
         self._expected, self._batch = 0, dict[str, Moments]()
         now = {name: _running(norm, RECENT) for name, norm in self._norms.items()} if self.moves else {}
         self._past = {name: each for name, each in now.items() if self._moved(name, each.mean)}

@@ -14,7 +14,7 @@ from timm.models.resnet import ResNet
 from timm.models.resnetv2 import ResNetV2
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer_v2 import SwinTransformerV2
-from torch import Tensor, nn
+from torch import nn
 
 from remtta.backbones.any_classifier import AnyClassifier
 from remtta.models.inside import Inside
@@ -37,9 +37,8 @@ Layers after the stages adapt only if all norms do.
 
 
 class ImageBackbone(AnyClassifier):
-    """A classifier with stages, whose views are images, and whose last feature map timm's own interface returns.
-
-    Patches are the cells of that map, projected onto the image.
+    """A classifier with stages, whose views are images; patches are the cells of its last feature map, projected onto
+    the image.
     """
 
     kinds: ClassVar[Mapping[str, str]] = {
@@ -69,7 +68,3 @@ class ImageBackbone(AnyClassifier):
     def input_size(self) -> tuple[int, int] | None:
         embed: Any = getattr(self.module, "patch_embed", None)
         return tuple(embed.img_size) if getattr(embed, "strict_img_size", False) else None
-
-    def _with_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        features = self.module.forward_features(images)
-        return self.module.forward_head(features), features

@@ -18,9 +18,9 @@ from remtta.models.described import Described
 from remtta.models.inside import Inside
 
 _PATCH = 16  # pixels
-_MIN_PATCHES = 7  # on a side, of images that are smaller than so many of them
+_MIN_PATCHES = 7  # on the shorter side of a small image
 _MAX_PREFIX = 8  # class, register and other tokens before the patches
-_MAIN = 0.8  # share of the norms of a level from which on one of its parts is looked into
+_MAIN = 0.8  # a part with at least this share of a level's norms is looked into
 _TOLERANCE = 1e-4  # of the largest logit
 
 _log = logging.getLogger("remtta")

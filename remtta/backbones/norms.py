@@ -23,7 +23,7 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
     """
     if not norm_modules(backbone.module):
         raise ModelError(
-            f"nothing to adapt: {type(backbone.module).__name__} has no normalisation layers{_whereabouts(backbone)}; "
+            f"nothing to adapt: {type(backbone.module).__name__} has no normalisation layers{_hint(backbone)}; "
             "the method fast centres its logits and trains nothing"
         )
     depth = len(backbone.blocks)
@@ -47,7 +47,7 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
     }
     selected = {name: parameter for name, parameter in backbone.module.named_parameters() if id(parameter) in wanted}
     if not selected:
-        raise ModelError(f"nothing to adapt: the chosen blocks have no normalisation weights{_whereabouts(backbone)}")
+        raise ModelError(f"nothing to adapt: the chosen blocks have no normalisation weights{_hint(backbone)}")
     return selected
 
 
@@ -63,7 +63,7 @@ def is_norm(layer: nn.Module) -> bool:
     return bool(_NORM_NAMES.search(type(layer).__name__)) and isinstance(getattr(layer, "weight", None), nn.Parameter)
 
 
-def _whereabouts(backbone: Backbone) -> str:
+def _hint(backbone: Backbone) -> str:
     """Return a hint on why there are no norms."""
     layers = list(backbone.module.modules())
     if frozen := sum("FrozenBatchNorm" in type(layer).__name__ for layer in layers):

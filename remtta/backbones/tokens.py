@@ -26,7 +26,7 @@ class Transformer(Backbone):
 
     Tokens are (B, P + N, D): P prefix tokens (class token first, if there is one), then N patch tokens. Blocks may take
     more than tokens, e.g. the position of each token's patch: `enter` returns it for every block. Raise ModelError if
-    it does not pool its tokens.
+    the model has no global pooling.
     """
 
     architecture: ClassVar[Any]

@@ -59,8 +59,7 @@ def corrupt(
     from remtta.corruptions.filters import MAX_SIDE
     from remtta.corruptions.functions import FUNCTIONS
 
-    if max(image.size) > MAX_SIDE:
-        raise ValueError(f"image must have sides of up to {MAX_SIDE} pixels, got {image.width}x{image.height}")
+    check(max(image.size) <= MAX_SIDE, "image", f"{image.width}x{image.height}", f"at most {MAX_SIDE} pixels a side")
     short_side = min(image.size)
     chosen = parameter_set or parameter_set_of(short_side)
     scale = short_side / REFERENCE_SIZE[chosen]

@@ -42,9 +42,9 @@ def find_images(source: Path, destination: Path, limit: int | None = None) -> li
         if _is_within(destination, source):
             raise UsageError(f"{destination} is the source itself or lies in it; choose another DST")
         files = list_files(source, image_suffixes(), "name")
-        for tree in (record.parent for record in source.rglob(RECORD) if record.parent != source):
-            files = _outside(tree, files)
-        names = [file.relative_to(source) for file in files]
+        folders = {parent for file in files for parent in file.relative_to(source).parents[:-1]}
+        trees = {folder for folder in folders if (source / folder / RECORD).is_file()}
+        names = [name for file in files if trees.isdisjoint((name := file.relative_to(source)).parents)]
         root = source
     if not names:
         raise UsageError(f"{source}: no images in this folder or below it")
@@ -80,11 +80,6 @@ def target_names(names: Iterable[PurePath], kind: str) -> dict[PurePath, str]:
 
 def _folded(name: PurePath) -> str:
     return name.as_posix().casefold()
-
-
-def _outside(folder: Path, files: list[Path]) -> list[Path]:
-    inside = {parent: _is_within(parent, folder) for parent in {file.parent for file in files}}
-    return [file for file in files if not inside[file.parent]]
 
 
 def _is_within(path: Path, folder: Path) -> bool:

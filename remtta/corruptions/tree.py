@@ -18,7 +18,7 @@ from remtta.corruptions.tree_record import claim, finish
 from remtta.corruptions.worker import Outcome, corrupt_file
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import in_processes, num_jobs
-from remtta.errors import StreamError
+from remtta.errors import StreamError, counted
 from remtta.streams.opencv import load_opencv
 
 _CHUNKS_PER_JOB = 16  # at least, so that no process works long after the others are done
@@ -55,7 +55,7 @@ class TreeSummary:
 
     def report(self) -> str:
         """Return the counts on one line."""
-        parts = [f"{self.finished} images", f"{self.written} corrupted images written"]
+        parts = [counted(self.finished, "image"), f"{counted(self.written, 'corrupted image')} written"]
         parts += [f"{self.kept} there already"] if self.kept else []
         parts += [f"{len(self.skipped)} skipped"] if self.skipped else []
         return f"{', '.join(parts)}, {self.images_per_s:.1f} images/s; {self.destination}"

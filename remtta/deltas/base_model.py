@@ -19,6 +19,7 @@ from remtta.errors import DeltaError, UsageError
 from remtta.models.card import UNKNOWN
 from remtta.models.embedded import EMBEDDED
 from remtta.models.loading import load
+from remtta.models.preprocessing import check_preprocessing
 from remtta.models.prompts import TEMPLATES
 from remtta.options import ModelOptions
 
@@ -107,8 +108,12 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
     if not (isinstance(classes, int | None) and _is_safe("num_classes", classes)):
         raise DeltaError("the delta's header asks for an absurd number of classes; it was refused")
     pair = size is None or (isinstance(size, list | tuple) and len(size) == 2)
-    if not (pair and _is_safe("img_size", size)):
+    if not (pair and _is_safe("img_size", size) and all(type(side) is int and side > 0 for side in size or ())):
         raise DeltaError("the delta's header asks for an absurd input size; it was refused")
+    try:
+        check_preprocessing(*(delta.preprocessing.get(name) for name in _PREPROCESSING))
+    except (UsageError, TypeError, ValueError) as error:
+        raise DeltaError(f"the delta's header holds a preprocessing that is no preprocessing: {error}") from error
     checkpoint = chosen.get("checkpoint") or _recorded_checkpoint(delta)
     if options.get("checkpoint") and not checkpoint:
         raise UsageError(

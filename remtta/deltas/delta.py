@@ -35,7 +35,7 @@ class Delta:
     """Adapted minus source weights, and their origin.
 
     Attributes:
-        tensors: Parameter name to float32 difference.
+        tensors: Float32 difference by the name of a parameter, or of running statistics of batch norms.
         model: Name from which the base model was built.
         base_sha256: Hash of the whole base state (`models.state_sha256`).
         method: Name of the adaptation method.

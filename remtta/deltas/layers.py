@@ -12,7 +12,7 @@ _LONGEST_NUMBER = 10  # digits; longer ones are not block numbers
 
 
 def layers_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return each layer's root mean square and largest change, in the model's order."""
+    """Return each layer's root mean square and largest change, in natural order of their names."""
     return [{"layer": name, "rms": _rms(change), "max": _most(change)} for name, change in _layers(arrays).items()]
 
 

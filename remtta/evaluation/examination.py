@@ -148,7 +148,7 @@ def better_than(findings: Sequence[Finding]) -> dict[str, Any] | None:
 
 
 def _read(source: str, limit: int, way: Preprocessing, wait: Callable[[], None]) -> list[DecodedFrame]:
-    """Read frames spread over the source."""
+    """Read frames spread over the source, the first ones if its length is unknown."""
     stream = open_stream(source)
     count = stream.num_frames or limit
     spread = {place * count // limit for place in range(limit)} if count > limit else range(count)

@@ -88,7 +88,7 @@ def _check_patches(model: Any, input_size: tuple[int, int]) -> None:
         below = side - side % of
         if below != side:
             raise UsageError(
-                f"--input-size {side} is no multiple of the patch size {of}; choose {below} or {below + of}"
+                f"--input-size {side} is not a multiple of the patch size {of}; choose {below} or {below + of}"
             )
 
 
@@ -183,7 +183,7 @@ def reachable_or_offline() -> Iterator[None]:
 
 
 def _resolves(address: str) -> bool:
-    if "https" in urllib.request.getproxies():
+    if urllib.request.getproxies().keys() & {"https", "all"}:
         return True  # the proxy resolves names
     try:
         socket.getaddrinfo(urlsplit(address).hostname, 443)

@@ -95,6 +95,10 @@ def set_labels(model: Any, labels: Sequence[str]) -> None:
 
 def read_labels(labels: Sequence[str] | Mapping[Any, str] | str | Path | None) -> Sequence[str] | None:
     """Return class names, given by number or as a file with one per line; raise UsageError if a file has none."""
+    if isinstance(labels, Mapping) and {str(number) for number in labels} != set(map(str, range(len(labels)))):
+        raise UsageError(
+            f"labels by number need the numbers 0 to {len(labels) - 1}, got {', '.join(map(str, labels))[:80]}"
+        )
     if not isinstance(labels, (str, Path)):
         return None if labels is None else _own_labels({"label_names": labels})
     if not (text := read_text(labels, "--labels")).strip():

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError, first_line
 from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
+from remtta.models.heads import classifiers_of
 from remtta.models.inside import config_of
 
 _log = logging.getLogger("remtta")
@@ -190,7 +191,8 @@ def mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
         for name, tensor in own.items()
         if name in state and state[name].shape != tensor.shape
     }
-    heads = [name for name in wrong if name.startswith("head") and state[name].shape[:1] != own[name].shape[:1]]
+    places = ("head", *classifiers_of(model))
+    heads = [name for name in wrong if name.startswith(places) and state[name].shape[:1] != own[name].shape[:1]]
     problems = []
     if heads:
         classes = next((state[name].shape[0] for name in heads if state[name].ndim), "no")

@@ -34,7 +34,7 @@ _SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 _FILE = "preprocessor_config.json"
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
-_WARPED = 384  # pixels from which on ConvNeXt's processor squashes images
+_WARPED = 384  # ConvNeXt's processor squashes images of at least so many pixels
 
 _HALF = {"image_mean": IMAGENET_INCEPTION_MEAN, "image_std": IMAGENET_INCEPTION_STD}
 _CLIP = {

@@ -113,7 +113,7 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     if not inside.is_timm:
         names = getattr(getattr(inside.module, "config", None), "id2label", None) or {}  # transformers'
         config |= {"input_size": (3, *inside.trace.input_size)}
-        config |= {} if list(names.values())[:1] in ([], ["LABEL_0"]) else {"label_names": list(names.values())}
+        config |= {} if list(names.values())[:1] in ([], ["LABEL_0"]) else {"label_names": names}
     if inside.front is not None:
         config |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if isinstance(model, Described) and model.preprocessing is not None:

@@ -207,6 +207,7 @@ def select_device(device: str | torch.device) -> torch.device:
     except RuntimeError as error:
         raise UsageError(f'unknown device "{device}"; choose auto, cpu, cuda or mps') from error
     usable = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not usable.get(chosen.type, False):
+    exists = chosen.type != "cuda" or (chosen.index or 0) < torch.cuda.device_count()
+    if not usable.get(chosen.type, False) or not exists:
         raise UsageError(f'device "{device}" is not available on this machine; use --device cpu')
     return chosen

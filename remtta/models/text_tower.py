@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from remtta.errors import OutputError
-from remtta.files import cache_folder, write_atomically
+from remtta.files import cache_folder
 from remtta.models.hashing import state_sha256
 from remtta.models.prompts import filled
+from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
 
 OnTexts = Callable[[int, int], None]
 """Called with the number of sentences done, and the total."""
@@ -107,13 +106,13 @@ class TextTower:
         path = cache_folder() / "text-embeddings" / f"{self.texts_sha256(names, templates).hex()}-{kind}.safetensors"
         if path.is_file():
             try:
-                return load_file(path)[_EMBEDDINGS].to(self.device)
-            except (SafetensorError, OSError, KeyError) as error:
+                return read_tensors(path)[1][_EMBEDDINGS].to(self.device)
+            except (*UNREADABLE, KeyError) as error:
                 _log.debug("%s is damaged and computed again: %s", path, error)
         found = torch.cat(list(map(of, self._by_class(names, templates))))
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, lambda place: save_file({_EMBEDDINGS: found.cpu().contiguous()}, place))
+            save_tensors(path, {_EMBEDDINGS: found.cpu()}, {})
         except (OSError, OutputError) as error:  # only a cache
             _log.debug("text embeddings cannot be cached: %s", error)
         return found

@@ -18,7 +18,7 @@ from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
 from remtta.streams.sources import Stream
 
 BATCHES_AHEAD = 2  # decoded frames ahead of the model, in batches
-MAX_WAITING = 4  # batches' worth of mostly unreadable frames that may wait for a full batch
+_MAX_BATCHES_WAITING = 4  # batches' worth of mostly unreadable frames that may wait for a full batch
 LIVE_FLUSH_AFTER_S = 2.0  # the default of --flush-after on a camera or network stream
 LOST_S = 2.0  # how long a batch waits for a lost live source
 
@@ -122,7 +122,7 @@ class Batches:
                     if self._demand and frame.image is None:
                         self._demand.release()  # the next may be read at once
                     # With no readable frame waiting, an unreadable one need not wait either.
-                    full = readable in (0, self._size) or len(self._waiting) >= MAX_WAITING * self._size
+                    full = readable in (0, self._size) or len(self._waiting) >= _MAX_BATCHES_WAITING * self._size
                     ends = full or bool(frame.error and self._stops_at_errors)
                 else:
                     ends = self._is_lost()

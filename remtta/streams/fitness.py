@@ -23,7 +23,7 @@ _BLACK_DEVIATION = 2.0
 
 _MIN_PAIRS = 3  # of neighbours, to call a video's frames near-equal
 _NEAR = 3.0  # of 255: what noise and slow motion change from frame to frame
-_SLOW_S = 0.15  # between frames, from which on a video is slow enough
+_SLOW_S = 0.15  # between frames: a video with longer ones is slow enough
 
 
 def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> dict[int, str]:

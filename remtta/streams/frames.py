@@ -23,7 +23,7 @@ class Frame:
 
     source: str  # path of the image or video, or the camera or URL
     load: Callable[[], Image.Image]  # decodes it to an upright RGB image, or raises `FrameError`
-    number: int | None = None  # index in the video, from 0; None for stills
-    time_s: float | None = None  # in the video; None for stills
+    number: int | None = None  # index in the video, or of the frames received live, from 0; None for stills
+    time_s: float | None = None  # in the video, or since the first live frame; None for stills
     gap: Gap | None = None  # the gap that it ended
     read_at: str | None = None  # from a live source: UTC, ISO 8601 to the millisecond

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from remtta.errors import FrameError, UsageError
 from remtta.options.stream import Sort
@@ -28,7 +28,7 @@ _DECODER_BYTES = {"PNG": 0, "JPEG": 0, "MPO": 0, "GIF": 0, "BMP": 0, "TGA": 0, "
 """Measured bytes per pixel that decoders need in addition to the image; others keep a copy or two."""
 
 
-_ORIENTATION = 0x0112
+_ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 0x0102  # tags of EXIF and TIFF
 
 _OPENED_AS = {"MPO": "JPEG"}  # several JPEGs in one file, of which the first is used
 _NOT_STILLS = frozenset({".pdf", ".ps", ".eps", ".mpg", ".mpeg", ".hdf", ".h5", ".grib", ".bufr"})
@@ -130,7 +130,8 @@ def load_image(path: Path) -> Image.Image:
             if share:
                 _make_room(image, share)
             image.load()
-            ImageOps.exif_transpose(image, in_place=True)
+            if _is_turned(image):
+                ImageOps.exif_transpose(image, in_place=True)
             return to_rgb(image)
     except FrameError:
         raise
@@ -176,9 +177,17 @@ def _bytes_per_pixel(image: Image.Image) -> int:
     if image.info.get("progressive"):  # all coefficients are kept until the last scan
         decoder = 2 * len(image.getbands())
     # Check for "exif" first: reading a PNG's EXIF would decode it.
-    turned = own if "exif" in image.info and image.getexif().get(_ORIENTATION, 1) != 1 else 0
+    turned = own if "exif" in image.info and _is_turned(image) else 0
     converted = 0 if image.mode == "RGB" and not image.has_transparency_data else 4
     return own + max(decoder, turned, converted)
+
+
+def _is_turned(image: Image.Image) -> bool:
+    try:
+        return image.getexif().get(_ORIENTATION, 1) != 1
+    except Exception as error:  # damaged EXIF data say nothing of the pixels
+        _log.debug("EXIF data are damaged: %s", error)
+        return False
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -220,7 +229,8 @@ def _full_scale(image: Image.Image) -> float:
     values.
     """
     if image.mode.startswith("I;16"):
-        return 65535.0
+        bits = image.tag_v2.get(_BITS_PER_SAMPLE, (16,)) if isinstance(image, TiffImagePlugin.TiffImageFile) else (16,)
+        return 2.0 ** bits[0] - 1
     peak = max(float(_values(band).max(initial=0.0)) for band, _ in _bands(image))
     return next((limit for limit in (1.0, 255.0, 65535.0) if image.mode == "F" or limit > 1 if peak <= limit), peak)
 

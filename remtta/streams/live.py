@@ -145,6 +145,9 @@ class LiveSource:
         """Return True if the end of a connection is the end of the stream."""
         if self._closed.is_set():
             return True
+        if connection.promised > 0 and connection.failed:
+            read = f"{connection.number} of {connection.promised} frames"
+            raise StreamError(f"{self.name} was lost after {read} ({connection.reason}); check it and the network")
         if connection.promised > 0:
             warn_if_cut(self.name, connection.number, connection.promised)
             return True

@@ -59,8 +59,8 @@ def opened(path: Path) -> Iterator[Image.Image]:
     """Open an image and read its header; its pixels are read on demand.
 
     Raises:
-        FrameError: If it is not a regular file, too large, or too costly to read. OSError, ...: Any exception of
-            Pillow.
+        FrameError: If it is not a regular file, too large, or too costly to read.
+        Exception: Any that Pillow raises on damaged data.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise FrameError("not a regular file")

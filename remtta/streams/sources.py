@@ -163,7 +163,7 @@ def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
 def _find(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
     sort, frame_stride, limit, null_separated = options.sort, options.frame_stride, options.limit, options.null
     if isinstance(source, int):
-        source = str(source)
+        return _of_live("camera", source, str(source), options, live)
     if not isinstance(source, (str, os.PathLike)):
         paths = [os.fspath(_checked_path(path)) for path in (source if isinstance(source, Iterable) else [source])]
         return _of_paths("paths", "paths", paths, frame_stride, limit)
@@ -177,7 +177,7 @@ def _find(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
         files, left_out = _folder_files(Path(name), sort)
         return replace(_of_paths(name, "folder", files, frame_stride, limit), left_out=left_out)
     if exists and stat.S_ISCHR(os.stat(name).st_mode):  # e.g. /dev/video0
-        return _of_live("camera", LiveSource(name, live, stride=frame_stride), name, limit)
+        return _of_live("camera", name, name, options, live)
     if exists and stat.S_ISFIFO(os.stat(name).st_mode):
         raise UsageError(f"{name} is a pipe; give paths on standard input, with - as the source")
     if exists and _is_video(name):
@@ -188,16 +188,25 @@ def _find(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
         return _of_paths(name, "image", [name], frame_stride, limit)
     if "://" in name:
         check_scheme(name, without_password(name))
-        return _of_live("url", LiveSource(name, live, stride=frame_stride), without_password(name), limit)
+        return _of_live("url", name, without_password(name), options, live)
     if name.isdecimal():
-        return _of_live("camera", LiveSource(int(name), live, stride=frame_stride), name, limit)
+        return _of_live("camera", int(name), name, options, live)
     if glob.has_magic(name):
-        matches = (Path(found) for found in glob.iglob(name, recursive=True) if os.path.isfile(found))
-        files = [str(file) for file in sort_files(matches, sort)]
+        files = [str(file) for file in sort_files(_matches(name), sort)]
         if not files:
             raise UsageError(f"{name}: no file matches; quote the pattern and check it")
         return _of_paths(name, "glob", files, frame_stride, limit)
     raise UsageError(f"{name}: no such file or folder")
+
+
+def _matches(pattern: str) -> Iterator[Path]:
+    """Return the files that match a pattern, each by its shortest path: `**` follows links, also in a loop."""
+    once: dict[tuple[str, str], str] = {}
+    for path in filter(os.path.isfile, glob.iglob(pattern, recursive=True)):
+        folder, name = os.path.split(path)
+        place = os.path.realpath(folder), name
+        once[place] = min(once.get(place, path), path, key=len)
+    return map(Path, once.values())
 
 
 def _checked_path(path: Any) -> str | os.PathLike[str]:
@@ -272,8 +281,9 @@ def _of_paths(name: str, kind: str, paths: list[str], stride: int, limit: int | 
     return _slice(Stream(name, kind, _frames_of(paths), total), stride, limit)
 
 
-def _of_live(kind: str, source: LiveSource, name: str, limit: int | None) -> Stream:
-    return Stream(name, kind, itertools.islice(source.frames(), limit), live_source=source)
+def _of_live(kind: str, address: str | int, name: str, options: StreamOptions, live: LiveOptions) -> Stream:
+    source = LiveSource(address, live, stride=options.frame_stride)
+    return Stream(name, kind, itertools.islice(source.frames(), options.limit), live_source=source)
 
 
 def _slice(stream: Stream, stride: int, limit: int | None) -> Stream:

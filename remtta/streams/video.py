@@ -126,8 +126,8 @@ def cannot_open(source: str | int, why: str | None = None) -> str:
 def codec_of(cv2: Any, capture: Any) -> str:
     """Return the four-letter code of a video's codec, e.g. "AV01"; empty if it has none."""
     code = int(capture.get(cv2.CAP_PROP_FOURCC))
-    letters = code.to_bytes(4, "little") if 0 < code < 2**32 else b""
-    return letters.decode("ascii", "replace").strip() if letters.isascii() and letters.decode().isprintable() else ""
+    letters = code.to_bytes(4, "little").decode("ascii", "replace") if 0 < code < 2**32 else ""
+    return letters.strip() if letters.isascii() and letters.isprintable() else ""
 
 
 def no_frame_advice(name: str, codec: str) -> str:

@@ -29,13 +29,14 @@ class Watchdog:
         self.opened = self.stalled = False
         self.reason: str | None = None
         self._open_timeout_s, self._read_timeout_s = open_timeout_s, read_timeout_s
-        self._begun = self._whole_at = clock()
+        self._begun = clock()
+        self._bad_since: float | None = None  # None after a whole frame
         self._busy_since: float | None = self._begun  # None while the reading thread waits for room
 
     def open(self) -> float:
         """Record that the source is open; return the time."""
-        self.opened, self._whole_at = True, self.clock()
-        return self._whole_at
+        self.opened = True
+        return self.clock()
 
     def wake(self) -> float:
         """Record that a call begins; return the time."""
@@ -55,9 +56,9 @@ class Watchdog:
         """Return True if a call that began at `since`, by default the opening, used up FFmpeg's timeout."""
         return self._took(_WHOLE, self._begun if since is None else since)
 
-    def starves(self, whole_at: float) -> bool:
-        """Return True if the last decodable frame is too old."""
-        if self.clock() - whole_at < self._read_timeout_s:
+    def starves(self, since: float) -> bool:
+        """Return True if there has been no decodable frame since a time that is too long ago."""
+        if self.clock() - since < self._read_timeout_s:
             return False
         self.reason = f"no frame that could be decoded within {self._read_timeout_s:g} s"
         return True
@@ -65,8 +66,10 @@ class Watchdog:
     def is_starved_after(self, whole: bool) -> bool:
         """Return `starves`, after a frame that could or could not be decoded."""
         if whole:
-            self._whole_at = self.clock()
-        return self.starves(self._whole_at)
+            self._bad_since = None
+        elif self._bad_since is None:
+            self._bad_since = self.clock()
+        return self._bad_since is not None and self.starves(self._bad_since)
 
     def _took(self, part: float, since: float) -> bool:
         what, limit = ("frame", self._read_timeout_s) if self.opened else ("answer", self._open_timeout_s)

@@ -275,6 +275,8 @@ def test_labels_by_number_or_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_text("\n".join(names))
     for labels in (names, dict(enumerate(names)), tmp_path / "labels.txt"):
         assert adapter_of(labels=labels).card.labels == names
+    with pytest.raises(UsageError, match="need the numbers 0 to 6, got 1, 2"):
+        adapter_of(labels=dict(enumerate(names, start=1)))
 
 
 def test_the_callers_random_numbers_stay_as_they_are() -> None:

@@ -98,7 +98,7 @@ def test_a_wrong_call_says_what_there_is() -> None:
         corrupt(image, "fog", 6, rng())
     with pytest.raises(ValueError, match=r"image must be RGB .*, got L"):
         corrupt(image.convert("L"), "fog", 1, rng())
-    with pytest.raises(ValueError, match="image must have sides of up to 32766 pixels, got 32767x1"):
+    with pytest.raises(ValueError, match="image must be at most 32766 pixels a side, got 32767x1"):
         corrupt(draw_image(0, 32_767, 1), "fog", 1, rng())
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from tests.conftest import NUM_CLASSES, TINY
 NAME = "vit_tiny_patch16_224"
 
 
-def saved(folder: Path, model: str = NAME, **options: Any) -> Delta:
+def saved(folder: Path, model: str = NAME, preprocessing: dict[str, Any] | None = None, **options: Any) -> Delta:
     """A delta from a file whose header says this."""
     folder.mkdir(exist_ok=True)
     path = folder / "delta.safetensors"
-    save_delta(path, Delta({"norm.weight": torch.ones(48)}, model, "ab" * 32, "rem", model_options=options))
+    delta = Delta({"norm.weight": torch.ones(48)}, model, "ab" * 32, "rem", model_options=options)
+    save_delta(path, replace(delta, preprocessing=preprocessing or {}))
     return load_delta(path)
 
 
@@ -45,6 +47,11 @@ def test_sizes_of_the_model_are_taken_from_the_header(tmp_path: Path) -> None:
         ({"num_classes": 2.5}, "absurd number of classes"),
         ({"input_size": [99999, 32]}, "absurd input size"),
         ({"input_size": 5}, "absurd input size"),
+        ({"input_size": [None, None]}, "absurd input size"),
+        *(
+            ({"preprocessing": each}, "no preprocessing")
+            for each in ({"mean": [*"abc"]}, {"std": 1}, {"crop_pct": "x"})
+        ),
         ({"foo": 1}, "unknown model options: foo"),
     ],
 )

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 
 from remtta import Delta, apply_delta, load_delta, load_model, save_delta
 from remtta.backbones.norms import norm_modules
-from remtta.errors import OutputError, UsageError
+from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.export import formats
+from remtta.export.adapted import AdaptedModel
 from remtta.files import check_not_input
-from remtta.models.card import labels_of
+from remtta.models.card import card_of, labels_of
 from remtta.models.hashing import state_sha256
 from remtta.models.huggingface import weights_place
 from tests.command import Started, dies_while_it_exports, refusal_of, remtta_here
@@ -92,6 +93,12 @@ def test_onnx_answers_as_torch_does_at_any_batch_and_says_what_it_is(place: Path
     assert told["base_sha256"] == state_sha256(tiny_vit()) and told["state_sha256"] == state_sha256(adapted(delta))
     assert told["delta_sha256"] == load_delta(delta).file_sha256
     assert json.loads(told["labels"]) == LABELS and json.loads(told["preprocessing"])["input_size"] == [32, 32]
+
+
+def test_logits_that_are_not_numbers_are_refused(place: Path) -> None:
+    model = AdaptedModel(tiny_vit(), {}, card_of(tiny_vit()), load_delta(place / "1.safetensors"), ())
+    with pytest.raises(RemttaError, match="in x the logits differ from torch's by nan"):
+        model.check("x", lambda images: np.full((len(images), NUM_CLASSES), np.nan))
 
 
 @EXTERNAL

@@ -251,6 +251,12 @@ def test_a_missing_file_is_a_usage_error(name: str, tmp_path: Path) -> None:
         load_checkpoint(_vit(), tmp_path)
 
 
+def test_another_number_of_classes_is_named_for_any_head(tmp_path: Path) -> None:
+    save_file(tiny("resnet", num_classes=9).state_dict(), tmp_path / "net.safetensors")
+    with pytest.raises(CheckpointError, match="the file has 9 classes: see --num-classes"):
+        load_checkpoint(tiny("resnet"), tmp_path / "net.safetensors")
+
+
 def test_counters_of_batch_norms_may_be_missing(tmp_path: Path) -> None:
     saved, model = tiny("resnet", seed=1), tiny("resnet")
     state = {name: tensor for name, tensor in saved.state_dict().items() if not name.endswith("num_batches_tracked")}

@@ -285,6 +285,14 @@ def test_devices_are_chosen_by_name(name: str, told: str, monkeypatch: pytest.Mo
     assert str(caught.value) == told
 
 
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    assert select_device("cuda:0") == torch.device("cuda:0")
+    with pytest.raises(UsageError, match='device "cuda:1" is not available'):
+        select_device("cuda:1")
+
+
 def test_the_hash_changes_with_a_bit_a_name_a_dtype_or_a_shape_and_not_with_the_memory_layout() -> None:
     zeros = torch.zeros(2, 3)
     one = zeros.clone()

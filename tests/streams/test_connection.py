@@ -34,11 +34,11 @@ def test_a_source_of_nothing_but_undecodable_frames_is_lost() -> None:
     clock = Clock()
     scripts = [10, *[UNDECODABLE] * 99], [*[UNDECODABLE] * 3, 20]
     camera = FakeCamera(*scripts, capture=lambda script: Slow(script, clock, 1))
-    frames = list(islice(source_of(camera, clock, read_timeout_s=5).frames(), 7))
-    assert [frame.gap is not None for frame in frames] == [False] * 6 + [True]
+    frames = list(islice(source_of(camera, clock, read_timeout_s=5).frames(), 8))
+    assert [frame.gap is not None for frame in frames] == [False] * 7 + [True]
     assert frames[-1].gap is not None
     assert frames[-1].gap.reason == "no frame that could be decoded within 5 s"
-    assert levels(frames[:1]) + levels(frames[-1:]) == [10, 20] and len({*numbers(frames)}) == 7
+    assert levels(frames[:1]) + levels(frames[-1:]) == [10, 20] and len({*numbers(frames)}) == 8
     for frame in frames[1:-1]:
         with pytest.raises(FrameError):
             frame.load()

@@ -1,4 +1,5 @@
 import os
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -139,10 +140,19 @@ def test_exif_orientation_is_applied(tmp_path: Path, orientation: int, expected:
     assert pixels(path) == [(each,) * 3 for each in expected]
 
 
-def test_broken_exif_does_not_hide_the_image(tmp_path: Path) -> None:
-    path = tmp_path / "a.jpg"
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+def test_broken_exif_does_not_hide_the_image(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
     draw_image(0, width=40, height=20).save(path, exif=b"Exif\0\0this is no TIFF header")
     assert load_image(path).size == (40, 20)
+
+
+def test_white_of_a_twelve_bit_tiff_is_white(tmp_path: Path) -> None:
+    tags = {256: 2, 257: 1, 258: 12, 259: 1, 262: 1, 273: 122, 277: 1, 278: 1, 279: 3}
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)
+    (tmp_path / "a.tif").write_bytes(head + b"\xff\xf8\x00")  # 4095 and 2048
+    assert pixels(tmp_path / "a.tif") == [(255,) * 3, (128,) * 3]
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".gif", ".tiff", ".webp"])

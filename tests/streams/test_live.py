@@ -19,11 +19,13 @@ from tests.streams.fakes import (
     GATE,
     HANGS,
     REFUSED,
+    UNDECODABLE,
     Clock,
     FakeCamera,
     FakeCapture,
     Script,
     Silent,
+    Slow,
     levels,
     numbers,
     released,
@@ -129,6 +131,19 @@ def test_a_finite_video_behind_an_address_is_read_whole_and_once(buffer: str) ->
     source = source_of(camera, Clock(), buffer=buffer)
     assert levels(list(source.frames())) == [10, 20, 30]
     assert len(camera.captures) == 1 and source.backlog.dropped == 0
+
+
+def test_a_finite_video_that_hangs_halfway_is_an_error() -> None:
+    camera = FakeCamera([10, 20, HANGS], capture=partial(FakeCapture, promised=9))
+    with pytest.raises(StreamError, match=r"lost after 2 of 9 frames \(no frame within 0.2 s\); check it and"):
+        list(source_of(camera, read_timeout_s=0.2).frames())
+
+
+def test_a_single_frame_that_cannot_be_decoded_is_no_reason_to_reconnect() -> None:
+    clock = Clock()
+    camera = FakeCamera([10] * 20 + [UNDECODABLE] + [10] * 20, capture=lambda script: Slow(script, clock, 1))
+    frames = list(islice(web(camera, clock, stride=20).frames(), 3))  # 20 s between those that are decoded
+    assert [frame.gap for frame in frames] == [None] * 3 and len(camera.captures) == 1
 
 
 def test_closing_ends_the_reading_from_another_thread_also_while_reconnecting() -> None:

@@ -67,6 +67,7 @@ def test_a_folder_may_be_named_like_a_video_a_glob_or_a_camera(tmp_path: Path, m
         draw(tmp_path, f"{folder}/a.png", f"{folder}/a[1].png")
         assert open_stream(folder).kind == "folder"
         assert names(open_stream(f"{folder}/a[1].png")) == ["a[1].png"]
+    assert open_stream(0).kind == "camera"
 
 
 def test_pipes_and_sockets_in_a_folder_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,6 +134,7 @@ def test_a_glob_is_read_in_natural_order(frames: Path) -> None:
 
 def test_a_glob_goes_below_with_two_stars(tmp_path: Path) -> None:
     draw(tmp_path, "a.png", "b/c.png", "b/d/e.png", "b/f.jpg")
+    (tmp_path / "b" / "loop").symlink_to(tmp_path)
     assert names(open_stream(f"{tmp_path}/**/*.png")) == ["a.png", "c.png", "e.png"]
 
 
