@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Never, TypedDict, Unpack
+from typing import Any, Never
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
@@ -21,8 +21,6 @@ from remtta.guard.judge import log_event
 from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import Answers
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, check_method, method_config
-from remtta.methods.settings.base import BatchNorms, Optimizer, Precision
-from remtta.methods.settings.rem_config import Masking
 from remtta.models.card import card_of, read_labels
 from remtta.models.described import Described, Output
 from remtta.models.inside import look_inside
@@ -35,31 +33,6 @@ _FROZEN, _FRAMES = "frozen", "frames"
 _USERS: WeakKeyDictionary[nn.Module, ReferenceType[Adapter]] = WeakKeyDictionary()  # last adapter of each model
 
 _log = logging.getLogger("remtta")
-
-
-class Settings(TypedDict, total=False):
-    """Settings of methods, named as in their configs; the method's defaults where left out."""
-
-    lr: float
-    optimizer: Optimizer
-    momentum: float
-    nesterov: bool
-    steps: int
-    anchor: float | str
-    episodic: bool
-    centre: bool
-    micro_batch: int
-    adapt_every: int
-    adapt_layers: str
-    bn: BatchNorms
-    bn_prior: float
-    precision: Precision
-    mask_ratios: tuple[float, ...]
-    consistency_weight: float
-    ranking_weight: float
-    margin: float
-    confident_below: float
-    masking: Masking
 
 
 class Adapter(ObservedMethod):
@@ -92,7 +65,7 @@ class Adapter(ObservedMethod):
         delta: Adapted weights to start from.
         source_data: Folder of clean images without labels, for methods that learn from them first.
         seed: Seed of every random choice.
-        settings: Settings of the method.
+        settings: Settings of the method, named as in its config; its defaults where left out.
 
     Raises:
         ModelError: If the model cannot be adapted, with what to do.
@@ -115,7 +88,7 @@ class Adapter(ObservedMethod):
         delta: Delta | None = None,
         source_data: str | Path | None = None,
         seed: int = 0,
-        **settings: Unpack[Settings],
+        **settings: Any,
     ) -> None:
         check_method(method, METHOD_TABLE)
         given = Described(model, output, patch_size, preprocessing, read_labels(labels))
@@ -194,7 +167,7 @@ class Adapter(ObservedMethod):
             self._frames = 0
 
     def restart(self) -> None:
-        """Go back to the source weights for another stream, of which nothing is known yet; only `frozen` stays."""
+        """Go back to the source weights for another stream, of which nothing is known yet; `frozen` stays."""
         with self._alone():
             super().restart()
             self._frames = 0

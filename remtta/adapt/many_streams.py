@@ -44,7 +44,7 @@ def adapt_streams(
     that dies is restarted and resumes them.
 
     Args:
-        model: A timm classifier, as returned by `load_model`; left at its source weights.
+        model: The classifier; left at its source weights.
         streams: Streams by names that are valid folder names. For workers, as returned by `open_streams`.
         output: Folder for the results; by default `runs/<UTC time>`.
         setup: How the model is adapted; by default as `remtta adapt` does. The method may change only norms.

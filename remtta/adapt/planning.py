@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ def plan_run(
 def set_up(
     model: nn.Module, card: ModelCard, setup: Setup, wait: Callable[[], None], earlier: Mapping[str, Any] | None = None
 ) -> tuple[ObservedMethod, MethodConfig, Mapping[str, Any] | None]:
-    """Set a method and its observers up on a model at its source weights; raise RemttaError as of `plan_run`.
+    """Set a method and its observers up on a model at its source weights; raise RemttaError as `plan_run` does.
 
     Return them, the method's settings, and what it learned from source images, for the record.
 
@@ -99,23 +99,40 @@ def set_up(
         wait: Called now and then meanwhile; may raise to stop.
         earlier: The record of the run to resume.
     """
-    method, delta, source_data, options = setup.method, setup.delta, setup.source_data, setup.options
-    config = settings_of(method, setup.config, batch_size=options.batch_size)
-    torch.manual_seed(options.seed)
-    built = build_method(method, model, config)
-    _check_method(built, method, source_data, options)
-    learned = None
-    if source_data is not None and built.objective.needs_source:
-        learned = learn_from_source(built, source_data, method=method, wait=wait)
-    guard = guarded(built, options.guard, config)
-    estimator = _estimator(built, card, source_data, options, earlier, wait)
-    if options.max_memory is not None and config.micro_batch is None:
-        config = _within_memory(built, card, config, options, earlier)
-    if delta is not None:
-        check_base(delta, card.sha256)
-        built.load_delta(delta.tensors, delta.updates)
-    smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
-    return (ObservedMethod(built, [each for each in (guard, estimator, smoother) if each]), config, learned)
+    with _unchanged_on_failure(model):
+        method, delta, source_data, options = setup.method, setup.delta, setup.source_data, setup.options
+        config = settings_of(method, setup.config, batch_size=options.batch_size)
+        torch.manual_seed(options.seed)
+        built = build_method(method, model, config)
+        _check_method(built, method, source_data, options)
+        learned = None
+        if source_data is not None and built.objective.needs_source:
+            learned = learn_from_source(built, source_data, method=method, wait=wait)
+        guard = guarded(built, options.guard, config)
+        estimator = _estimator(built, card, source_data, options, earlier, wait)
+        if options.max_memory is not None and config.micro_batch is None:
+            config = _within_memory(built, card, config, options, earlier)
+        if delta is not None:
+            check_base(delta, card.sha256)
+            built.load_delta(delta.tensors, delta.updates)
+        smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
+        return (ObservedMethod(built, [each for each in (guard, estimator, smoother) if each]), config, learned)
+
+
+@contextlib.contextmanager
+def _unchanged_on_failure(model: nn.Module) -> Iterator[None]:
+    """Leave the model as trainable as before, and an earlier method on it working, if the block fails."""
+    modes = [(module, module.training) for module in model.modules()]
+    trained = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        yield
+    except BaseException:
+        for module, mode in modes:
+            module.training = mode
+        for parameter, requires_grad in trained:
+            if not parameter.is_inference():
+                parameter.requires_grad_(requires_grad)
+        raise
 
 
 def warn_of_change(model: nn.Module, card: ModelCard) -> None:

@@ -33,7 +33,7 @@ class ObservedMethod:
 
     def __init__(self, method: Method, observers: Sequence[Observer] = ()) -> None:
         self._every = method.objective.config.adapt_every
-        self._batches = 0  # since the start, or since the source weights came back
+        self._batches = 0  # since the start or a reset
         if self._every > 1 and not method.persists:
             raise UsageError(
                 f"with adapt_every={self._every}, updates must last to the next batch, and these do not (a method "

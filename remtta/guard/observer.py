@@ -32,7 +32,7 @@ class Answers:
         weight: The adapted model's weight in the predictions.
         logits: The logits of the predictions, shape (B, C).
         raw: The same before smoothing; None without it.
-        undone: Whether the batch showed harm, which was undone.
+        undone: Whether the batch showed harm that was undone, or outputs that are not finite.
         estimates: Estimated accuracies of the last frames, including these.
     """
 

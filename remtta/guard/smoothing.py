@@ -88,10 +88,10 @@ class FilterState:
         return self.evidence > _ENOUGH
 
     def after(self, logits: Tensor) -> Iterator[FilterState]:
-        """Yield the state after each of the next frames, with logits (B, C) on the CPU."""
+        """Yield the state after each of the next frames, with logits (B, C) on the CPU; NaNs do not count."""
         state_now = self
         for probs in logits.double().softmax(-1).clamp(min=_FLOOR).numpy():
-            state_now = state_now._step(probs)
+            state_now = state_now._step(probs) if np.isfinite(probs).all() else state_now
             yield state_now
 
     def state(self) -> dict[str, Tensor]:
@@ -141,7 +141,7 @@ class Smoother(Observer):
         answers.logits = raw.clone()
         for place, now in enumerate(state_now.after(raw)):
             state_now = now
-            if now.ordered:
+            if now.ordered and torch.isfinite(raw[place]).all():
                 answers.logits[place] = torch.from_numpy(np.log(now.belief))
         self._early_filter = state_now
         if not answers.early:

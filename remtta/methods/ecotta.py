@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from remtta.errors import ModelError
 from remtta.methods.augmentations import jitter
 from remtta.methods.losses import entropy
 from remtta.methods.objective import Loss, Targets
@@ -116,6 +117,8 @@ class _MetaNetwork(nn.Module):
 
     def __init__(self, entering: torch.Size, leaving: torch.Size, channel_axis: int) -> None:
         super().__init__()
+        if len(leaving) not in (3, 4):
+            raise ModelError("EcoTTA's networks take maps or tokens, and this model's blocks return neither")
         self._axis = channel_axis
         before, after = entering[channel_axis], leaving[channel_axis]
         self.conv: nn.Conv1d | nn.Conv2d

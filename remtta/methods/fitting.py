@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections import Counter
 
@@ -26,15 +25,17 @@ def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size:
     its state is restored. The limit applies to the resident memory of the process, or to the memory allocated on the
     GPU. Raise UsageError if not even one image at a time fits, or the method cannot split a batch by images.
     """
-    if not method.objective.accumulates:
-        raise UsageError(
-            f"{type(method.objective).__name__} works image by image, so --max-memory cannot choose a micro-batch"
-        )
-    usual = method.objective.part_size(batch_size)
-    state = copy.deepcopy(method.state())
+    objective = method.objective
+    if not objective.accumulates or "micro_batch" in objective.config.unused:
+        needs = "whole batches" if objective.accumulates else "single images"
+        raise UsageError(f"{type(objective).__name__} works on {needs}, so --max-memory cannot choose a micro-batch")
+    usual = objective.part_size(batch_size)
+    state = method.state()
     method.net.batch_norms.warn_of_few(batch_size)  # now, not of the small batches that measure
-    one, two = (_graph_bytes(method, count, input_size) for count in (1, 2))
-    method.load_state(state)
+    try:
+        one, two = (_graph_bytes(method, count, input_size) for count in (1, 2))
+    finally:
+        method.load_state(state)
     height, width = input_size
     device, passing = method.net.device, _FLOAT_BYTES * method.net.backbone.num_passing
     per_image = _SPARE * (two - one + passing)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, Count, MethodConfig
+from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, BatchNorms, Count, MethodConfig
 from remtta.methods.source import Source
 
 _MAX_STEPS = 100
@@ -25,6 +25,7 @@ class LAMEConfig(MethodConfig):
     """
 
     neighbours: Count = 5
+    bn: BatchNorms = "running"
     unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "centre")
 
 

@@ -39,6 +39,7 @@ class Updater(Generic[Kind]):
         last_views: Logits (L, B, C) of the last batch's prediction: the plain view, then the method's others.
     """
 
+    @torch.inference_mode(False)
     def __init__(self, model: nn.Module, config: MethodConfig, objective: type[Kind]) -> None:
         self.net = Net(model, config, objective.chosen, only_predicts=objective.only_predicts)
         self.objective = objective(self.net, config)
@@ -91,9 +92,10 @@ class Updater(Generic[Kind]):
         The fit images (B,), by default none, update the centring. `share` interpolates the weights from the source's
         (0) to the adapted ones (1, the default); the images then update the source model's centring as well.
         """
+        self._check_source()
         images = self.net.enter(images)
-        if fit is not None:
-            self.net.expect(fit, for_both=share is not None)
+        fit = torch.zeros(len(images), dtype=torch.bool) if fit is None else fit
+        self.net.expect(fit, for_both=share is not None)
         with contextlib.nullcontext() if share is None else self.net.weights.between(share):
             return self.objective.predict(images)
 
@@ -117,6 +119,7 @@ class Updater(Generic[Kind]):
         """Return adapted minus source weights, by parameter name; adding them restores the adapted ones exactly."""
         return {name: tensor.detach().cpu().clone() for name, tensor in self.committed[0].items()}
 
+    @torch.inference_mode(False)
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
         """Start from source plus delta, with nothing else learned; raise DeltaError if it does not fit the model."""
         self.net.weights.load(delta, num_updates)
@@ -177,7 +180,7 @@ class Updater(Generic[Kind]):
 
     @property
     def adapted_names(self) -> tuple[str, ...]:
-        """Names of the adapted parameters, as in the timm model's `named_parameters()`."""
+        """Names of the adapted parameters, as in the classifier's `named_parameters()`."""
         return tuple(self.net.weights.parameters)
 
     @property
@@ -192,14 +195,17 @@ class Updater(Generic[Kind]):
         return self.net.weights.committed[1]
 
     def _prepared(self, images: Tensor) -> Tensor:
+        self._check_source()
         images = self.net.enter(images)
-        if not self._has_source:
-            raise UsageError(_NO_SOURCE.format(type(self.objective).__name__))
         if self.objective.config.episodic and self.objective.adapts:
             self.reset()
         self.net.batch_norms.warn_of_few(len(images))
         self.net.expect(torch.ones(len(images), dtype=torch.bool))
         return images
+
+    def _check_source(self) -> None:
+        if not self._has_source:
+            raise UsageError(_NO_SOURCE.format(type(self.objective).__name__))
 
 
 Method: TypeAlias = Updater[Any]

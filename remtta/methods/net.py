@@ -98,6 +98,16 @@ class Net:
         """Raise ValueError if this is not a batch of valid images (B, 3, H, W)."""
         check_images(images, self.backbone.input_size if self.front is None else None)
 
+    def check_gradients(self, logits: Tensor) -> Tensor:
+        """Return logits from which something is to be learned; raise ModelError if they have no gradients."""
+        if not logits.requires_grad:
+            kind = type(self.backbone.module).__name__
+            raise ModelError(
+                f"the logits of {kind} have no gradients, so nothing can be learned: its forward runs under "
+                "torch.no_grad or inference_mode, or detaches; change that, or use the method fast, which needs none"
+            )
+        return logits
+
     def enter(self, images: Tensor) -> Tensor:
         """Return the input of the classifier inside its wrappers, for images (B, 3, H, W); raise as `check` does."""
         self.check(images)

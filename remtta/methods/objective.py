@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from remtta.errors import ModelError, UsageError
+from remtta.errors import UsageError
 from remtta.methods.net import Chosen, Net
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
@@ -23,10 +23,6 @@ Loss = tuple[Tensor, Tensor, int]
 """Logits (L, B, C) of the views, the plain one first; the scalar loss; the number of images it averages over."""
 
 _GENERATOR, _OWN = "generator", "own."
-_NO_GRADIENTS = (
-    "the logits of {} have no gradients, so nothing can be learned: its forward runs under torch.no_grad or "
-    "inference_mode, or detaches; change that, or use the method fast, which needs none"
-)
 
 _log = logging.getLogger("remtta")
 
@@ -236,8 +232,8 @@ class Descent:
         for start in range(0, len(images), size):
             part = slice(start, start + size)
             logits, loss, count = self._objective.loss(images[part], tuple(rows[part] for rows in targets))
-            if count and not loss.requires_grad and not logits.requires_grad:
-                raise ModelError(_NO_GRADIENTS.format(type(self._net.backbone.module).__name__))
+            if count and not loss.requires_grad:  # it may be 0, but then the logits have gradients
+                self._net.check_gradients(logits)
             if count and loss.requires_grad:
                 # The loss is a mean over images; sums over the parts add up to the batch's.
                 (loss if whole else loss * count).backward()
@@ -268,7 +264,7 @@ class Descent:
         self._objective.before_step()
         self.optimizer.step()
         self._objective.after_step()
-        if self._config.anchor and self._objective.chosen == "norms":
+        if self._config.anchor:
             self._net.weights.pull(self._config.anchor)
         self._net.batch_norms.follow()
         self._net.weights.commit()

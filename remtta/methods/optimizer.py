@@ -40,14 +40,9 @@ class NamedOptimizer:
         else:
             self._torch = torch.optim.Adam(groups, betas=(config.momentum, 0.999))
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """torch's parameter groups, with the current learning rates."""
-        return self._torch.param_groups
-
     def scale_lr(self, factor: float) -> None:
         """Multiply the config's learning rates by a factor, also after `restart`."""
-        for group in self.param_groups:
+        for group in self._torch.param_groups:
             group["lr"] *= factor / self._lr_factor
         self._lr_factor = factor
 

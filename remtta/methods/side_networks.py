@@ -105,6 +105,8 @@ class SideNetworks(Objective[Config]):
         for number, images in enumerate(batches):
             if number == 0:
                 self.begin_warm_up(images)
+            elif len(images) == 1:  # a rest, of which batch norms may take no statistics
+                continue
             with torch.no_grad():
                 labels = self.net.source_logits(images).argmax(-1)
             loss = self.warm_up_loss(images, labels, generator)

@@ -42,7 +42,11 @@ class Source(Objective[Config]):
 
     @torch.no_grad()
     def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        return self.predict(images).unsqueeze(0)
+        logits = self.predict(images)
+        if self.adapts and torch.isfinite(logits).all():
+            self.net.batch_norms.follow()
+            self.net.weights.commit()
+        return logits.unsqueeze(0)
 
     def state(self) -> dict[str, Tensor]:
         return {}  # no random numbers either
@@ -59,11 +63,3 @@ class CentredSource(Source[Config]):
 
     settings: ClassVar[type[MethodConfig]] = CentreConfig
     adapts = True
-
-    @torch.no_grad()
-    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        logits = self.predict(images)
-        if self.adapts and torch.isfinite(logits).all():
-            self.net.batch_norms.follow()
-            self.net.weights.commit()
-        return logits.unsqueeze(0)

@@ -148,7 +148,12 @@ def trace_of(model: nn.Module) -> Trace:
     """
     modules, (traced, trace) = [*map(id, model.modules())], _TRACES.get(model, (None, None))
     if trace is None or traced != modules:  # a head may have been replaced since
-        trace = _traced(model)
+        modes = {layer: layer.training for layer in model.modules()}
+        try:
+            trace = _traced(model)
+        finally:
+            for layer, mode in modes.items():
+                layer.training = mode
         _TRACES[model] = modules, trace
     return trace
 

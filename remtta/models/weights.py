@@ -44,6 +44,7 @@ class AdaptedWeights:
                 raise ModelError(f"{name} was made under torch.inference_mode; build the model outside of it")
         self.parameters = dict(named)
         self._tracked: dict[str, Tensor] = {**named, **(moving or {})}
+        self._own = self._tracked.keys() | set()
         self._everything = {**frozen, **self._tracked}
         self._source = {name: tensor.detach().clone() for name, tensor in self._tracked.items()}
         self.committed: Committed = (self._zeros(), 0)
@@ -133,6 +134,8 @@ class AdaptedWeights:
         """
         check_delta(delta, self._everything)
         self.reset()
+        for name in self._tracked.keys() - self._own - delta.keys():  # of an earlier delta
+            del self._tracked[name], self._source[name]
         for name in delta.keys() - self._tracked.keys():
             self._tracked[name] = self._everything[name]
             self._source[name] = self._everything[name].detach().clone()

@@ -18,7 +18,6 @@ import remtta
 from remtta import (
     Adapter,
     Preprocessing,
-    REMConfig,
     RunOptions,
     adapt_stream,
     apply_delta,
@@ -27,9 +26,7 @@ from remtta import (
     save_delta,
     stream,
 )
-from remtta.adapt.adapter import Settings
 from remtta.errors import ModelError, StreamError, UsageError
-from remtta.options.option import members_of
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
@@ -362,7 +359,7 @@ def test_an_adapter_that_is_made_in_inference_mode_answers_as_any_other() -> Non
 
 
 @pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("method", ["remtta", "light"])
+@pytest.mark.parametrize("method", ["remtta", "light", "memo"])
 def test_a_model_without_gradients_is_refused(how: Any, method: str) -> None:
     class Deployed(nn.Module):
         def __init__(self) -> None:
@@ -376,6 +373,18 @@ def test_a_model_without_gradients_is_refused(how: Any, method: str) -> None:
     with pytest.raises(ModelError, match=r"the logits of Deployed have no gradients, so nothing can be learned"):
         Adapter(Deployed(), method)(random_images(5))
     assert Adapter(Deployed(), "fast")(random_images(5)).shape == (5, NUM_CLASSES)
+
+
+def test_an_adapter_that_cannot_be_made_leaves_model_and_earlier_adapter_as_they_were(tmp_path: Path) -> None:
+    half, model, (images,) = tiny_vit().half().train(), tiny_vit(), batches(1)
+    with pytest.raises(ModelError):
+        Adapter(half)
+    assert half.training and all(parameter.requires_grad for parameter in half.parameters())
+    first = Adapter(model, **GIVEN)
+    with pytest.raises(ModelError):
+        Adapter(model, "norm")
+    first(images)
+    assert first.method.num_updates == 1
 
 
 def test_a_call_to_train_changes_no_answer() -> None:
@@ -398,6 +407,5 @@ def test_a_second_adapter_of_a_model_takes_it_over(frames: Path, caplog: pytest.
     assert "weights have changed since it was first adapted" in caplog.text
 
 
-def test_settings_are_named_as_the_options_are() -> None:
-    assert Settings.__annotations__.keys() <= {member.name for member in members_of(REMConfig)}
+def test_the_public_names_are_exported() -> None:
     assert {"Adapter", "stream", "Preprocessing"} <= set(remtta.__all__)

@@ -9,6 +9,7 @@ import torch
 
 from remtta.deltas.delta import load_delta
 from remtta.errors import ModelError
+from remtta.guard.observed import ObservedMethod
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import MethodConfig, method_config
 from tests.backbones.tiny_models import pictures, tiny
@@ -49,6 +50,22 @@ def test_a_method_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(fami
     assert torch.isfinite(resumed(pictures(1, 5))).all()
     resumed.reset()
     assert torch.equal(resumed.predict(pictures(5, 9)), start)
+
+
+@pytest.mark.parametrize("name", ["remtta", "fast"])
+def test_a_state_after_a_batch_that_counted_in_part_continues_bit_for_bit(name: str) -> None:
+    through, resumed = (ObservedMethod(make("resnet", name)) for _ in range(2))
+    fit = torch.tensor([True, True, False, True, False])
+    through.predict(pictures(5, 0), fit)
+    resumed.load_state(copy.deepcopy(through.state()))
+    for seed in (1, 2):
+        assert torch.equal(*(each.predict(pictures(5, seed), fit).logits for each in (through, resumed)))
+
+
+def test_lame_predicts_by_running_statistics() -> None:
+    torch.testing.assert_close(
+        make("resnet", "lame")(pictures(1, 0)), make("resnet", "source")(pictures(1, 0)).log_softmax(1)
+    )
 
 
 def test_answering_first_and_learning_then_comes_to_the_same() -> None:

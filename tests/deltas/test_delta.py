@@ -48,6 +48,15 @@ def _load(checkpoint: Path) -> nn.Module:
     return load_model(NAME, checkpoint=checkpoint, num_classes=NUM_CLASSES, model_kwargs=TINY)
 
 
+def test_other_weights_of_a_delta_are_left_out_of_the_next(vit: nn.Module) -> None:
+    weights = AdaptedWeights(adapted_norms(backbone_of(vit)), dict(vit.named_parameters()))
+    own = weights.committed[0].keys()
+    weights.load({"head.bias": torch.ones(NUM_CLASSES)})
+    assert weights.committed[0].keys() == own | {"head.bias"}
+    weights.load({})
+    assert weights.committed[0].keys() == own and torch.equal(vit.state_dict()["head.bias"], tiny_vit().head.bias)
+
+
 def test_base_plus_delta_is_the_adapted_model_bit_for_bit(tmp_path: Path) -> None:
     adapted, delta = _adapted()
     save_delta(tmp_path / "delta.safetensors", delta)

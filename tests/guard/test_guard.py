@@ -148,11 +148,11 @@ def test_alarms_are_forgiven_and_the_learning_rate_comes_back() -> None:
     for number in range(20):
         if not guard.judge.now.total_alarms:
             run(guard, 1, start=100 + number)
-    assert method._descent.optimizer.param_groups[0]["lr"] == pytest.approx(3e-4)
+    assert method._descent.optimizer._torch.param_groups[0]["lr"] == pytest.approx(3e-4)
     run(guard, 5, start=200)
     pardon = [event for event in guard.judge.events() if event["event"] == "pardon"]
     assert pardon and pardon[0]["alarms"] == 0
-    assert method._descent.optimizer.param_groups[0]["lr"] == pytest.approx(3.0)
+    assert method._descent.optimizer._torch.param_groups[0]["lr"] == pytest.approx(3.0)
 
 
 def test_it_continues_from_its_state_as_if_it_had_not_stopped() -> None:

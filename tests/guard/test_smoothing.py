@@ -91,7 +91,8 @@ def test_answers_do_not_depend_on_batches_nor_on_early_ones() -> None:
 def test_certain_predictions_stay_finite() -> None:
     logits = torch.full((500, CLASSES), -1e4)
     logits[torch.arange(500), torch.from_numpy(in_runs()[:500])] = 1e4
-    assert torch.isfinite(observe(Smoother(CLASSES), logits)).all()
+    logits[200] = torch.nan  # one frame that is not predicted
+    assert torch.isfinite(observe(Smoother(CLASSES), logits)).all(1).tolist() == [place != 200 for place in range(500)]
 
 
 def test_a_run_keeps_what_each_frame_was_taken_for_and_continues_bit_for_bit(

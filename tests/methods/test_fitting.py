@@ -83,9 +83,10 @@ def test_measuring_leaves_the_method_as_it_was(name: str) -> None:
         torch.testing.assert_close(measured(random_images(8, seed)), fresh(random_images(8, seed)))
 
 
-def test_memo_is_left_to_micro_batch() -> None:
-    with pytest.raises(UsageError, match="MEMO works image by image"):
-        fitting_micro_batch(method("memo"), (32, 32), 8, 2**40)
+@pytest.mark.parametrize(("name", "told"), [("memo", "MEMO works on single images"), ("roid", "ROID works on whole")])
+def test_methods_that_divide_no_batch_are_refused(name: str, told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        fitting_micro_batch(method(name), (32, 32), 8, 2**40)
 
 
 def go(frames: Path, output: Path, **options: Any) -> None:

@@ -64,7 +64,7 @@ def test_three_updates_equal_a_plain_student_and_teacher_near_the_posterior() ->
 def test_an_optimizer_that_writes_to_the_gradients_changes_nothing() -> None:
     """torch's foreach SGD with Nesterov, the default on GPUs, adds the momentum to them in place."""
     one, two = _petal(), _petal()
-    for group in two._descent.optimizer.param_groups:
+    for group in two._descent.optimizer._torch.param_groups:
         group["foreach"] = True
     for seed in range(3):
         torch.testing.assert_close(one(random_images(5, seed)), two(random_images(5, seed)))

@@ -208,7 +208,7 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
 
 def settings_of(name: str, given: MethodConfig | Mapping[str, Any] | None, *, batch_size: int) -> MethodConfig:
     """Return a method's config: the given one, or its defaults overridden by the given settings; raise UsageError if
-    the config is another method's, or as of `method_config`.
+    the config is another method's, or as `method_config` does.
     """
     if not isinstance(given, MethodConfig):
         return method_config(name, given or {}, batch_size=batch_size)
