@@ -84,7 +84,8 @@ def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_
         raise UsageError(f"{option} {path} must end in {suffix}")
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder; name a file")
-    if path.parent != made_by_then and not path.parent.is_dir():
+    will_be_there = made_by_then is not None and os.path.realpath(path.parent) == os.path.realpath(made_by_then)
+    if not will_be_there and not path.parent.is_dir():
         raise UsageError(f"{option}: {path.parent}: no such folder; make it first")
     if path.exists() and not overwrite:
         raise UsageError(f"{path} exists; choose another {option} or add --overwrite")

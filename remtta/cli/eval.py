@@ -104,6 +104,7 @@ def evaluate(
             why = "not a folder; a list is --labels-file" if root.exists() else "no such folder"
             raise UsageError(f"{root}: {why}")
         output = during.enter_context(table.folder(options))
+        check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
         from remtta.evaluation.evaluating import evaluate as measure
@@ -113,7 +114,6 @@ def evaluate(
 
         check_source_data(map(method_of, configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)
-        check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         start = load_start(methods.shared.delta)
         chosen = _with_classes(root, _with_protocol(model, options), data)
         classifier = load_classifier(chosen, running.device, start=start, quiet=running.quiet)

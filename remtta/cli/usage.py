@@ -113,7 +113,7 @@ class Command(TyperCommand):
 
 
 def _plain(text: str) -> str:
-    """A message of Typer's without the words of what it checks values by."""
+    """Return Typer's message, with its validation wording made plain."""
     for theirs, ours in _WORDS.items():
         text = text.replace(theirs, ours)
     return text

@@ -117,17 +117,17 @@ def _image_size(path: str) -> tuple[int, int] | None:
         return None
 
 
-def default_order(names: Iterable[str], all_: bool = False) -> list[str]:
+def default_order(names: Iterable[str], with_hold_outs: bool = False) -> list[str]:
     """Sort domains into the standard order: ImageNet-C's, then ImageNet-3DCC's, then any others by name.
 
-    The hold-outs are left out if any other domain is present, unless `all_` is true.
+    The hold-outs are left out if any other domain is present, unless `with_hold_outs` is true.
     """
     known = (*STANDARD, *THREE_D)
     present = set(names)
     others = sorted(present - set(known) - set(HOLD_OUTS), key=natural_key)
     ordered = [name for name in known if name in present] + others
     hold_outs = [name for name in HOLD_OUTS if name in present]
-    return ordered + hold_outs if all_ or not ordered else ordered
+    return ordered + hold_outs if with_hold_outs or not ordered else ordered
 
 
 def wanted_domains(
@@ -151,8 +151,8 @@ def wanted_domains(
         domains = STANDARD
     missing = [name for name in domains if name not in found]
     if missing:
+        known = ", ".join(default_order(found, with_hold_outs=True))
         raise UsageError(
-            f"{root} has no domain {', '.join(missing)}; it has {', '.join(default_order(found, all_=True))}; "
-            "name the ones to evaluate with --domains"
+            f"{root} has no domain {', '.join(missing)}; it has {known}; name the ones to evaluate with --domains"
         )
     return list(domains)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from remtta.deltas.delta import Delta, check_base
 from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes, num_jobs
-from remtta.errors import RemttaError, UsageError, counted
+from remtta.errors import RemttaError, UsageError, counted, first_line
 from remtta.evaluation.class_maps import map_classes
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, delta_path
@@ -40,7 +40,7 @@ from remtta.models.inside import is_timm_model
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import EvalOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
-from remtta.runs.reading import read_rows
+from remtta.runs.reading import read_rows, reading
 from remtta.runs.record import environment
 from remtta.runs.states import load_position, save_state
 from remtta.runs.tables import TABLE
@@ -167,6 +167,11 @@ class _Evaluation:
             if source_data is not None:
                 self._plan.learn(source_data, self._interrupts.check)
             return self._run_or_resume()
+        except (Stopped, UsageError):
+            raise
+        except Exception as error:
+            self._record_error(error)
+            raise
         finally:
             lock.release()
 
@@ -174,19 +179,20 @@ class _Evaluation:
         plan, folder, record = self._plan, self._folder, self._folder / RESULTS
         methods = list(plan.methods)
         if plan.options.resume and record.exists():
-            earlier = read_earlier(record)
-            whole = earlier["status"] == "completed"
-            progress, state = (Progress(), {}) if whole else load_position(folder / PROGRESS, Progress)
-            finished = set(earlier["methods"]) if whole else {trial["method"] for trial in progress.finished}
-            methods = plan.order_after(earlier["settings"], folder, finished)
-            if whole and list(earlier["settings"]["methods"]) == list(plan.methods):
-                _log.info("the evaluation in %s is complete", folder)
-                return earlier
-            if whole:
-                progress = Progress.of_completed(folder, earlier)
-            elif self._current(earlier["settings"], progress) != self._current(plan.settings(), progress, methods):
-                progress.drop_current()
-                state = {}
+            with reading(record, UsageError):
+                earlier = read_earlier(record)
+                whole = earlier["status"] == "completed"
+                progress, state = (Progress(), {}) if whole else load_position(folder / PROGRESS, Progress)
+                finished = set(earlier["methods"]) if whole else {trial["method"] for trial in progress.finished}
+                methods = plan.order_after(earlier["settings"], folder, finished)
+                if whole and list(earlier["settings"]["methods"]) == list(plan.methods):
+                    _log.info("the evaluation in %s is complete", folder)
+                    return earlier
+                if whole:
+                    progress = Progress.of_completed(folder, earlier)
+                elif self._current(earlier["settings"], progress) != self._current(plan.settings(), progress, methods):
+                    progress.drop_current()
+                    state = {}
             self._resume(earlier, methods, progress, state)
         else:
             self._begin()
@@ -281,6 +287,12 @@ class _Evaluation:
         settings = self._plan.settings()
         settings["methods"] = {name: settings["methods"][name] for name in methods}  # for the next --resume
         write_json(self._folder / RESULTS, {**earlier, "status": "running", "settings": settings})
+
+    def _record_error(self, error: Exception) -> None:
+        """Record why the evaluation ended, if it had begun."""
+        record = self._folder / RESULTS
+        if record.exists():
+            write_json(record, {**read_earlier(record), "status": f"error: {first_line(error)}"})
 
     def _results(self, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         plan, methods, rows = self._plan, list(self._plan.methods), self._folder / PREDICTIONS

@@ -62,7 +62,7 @@ class Progress:
         num_bytes: Size of `predictions.jsonl` at this point.
         rows_sha256: Hash of that many bytes of it.
         event_bytes: Size of `events.jsonl`.
-        whole: The last three when the current trial began.
+        at_trial_start: The last three when the current trial began.
     """
 
     finished: list[dict[str, Any]] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Progress:
     num_bytes: int = 0
     rows_sha256: str | None = None
     event_bytes: int = 0
-    whole: tuple[int, str | None, int] = (0, None, 0)
+    at_trial_start: tuple[int, str | None, int] = (0, None, 0)
 
     def __post_init__(self) -> None:
         if isinstance(self.position, dict):  # as read from JSON
@@ -78,7 +78,7 @@ class Progress:
 
     def drop_current(self) -> None:
         """Drop the rows and events of the current trial."""
-        self.num_bytes, self.rows_sha256, self.event_bytes = self.whole
+        self.num_bytes, self.rows_sha256, self.event_bytes = self.at_trial_start
         self.position = Position()
 
     @classmethod
@@ -93,7 +93,7 @@ class Progress:
             raise UsageError(f"{rows} no longer holds the evaluation's rows; start again with --overwrite")
         event_bytes = events.stat().st_size if events.exists() else 0
         size = rows.stat().st_size
-        return cls(finished, num_bytes=size, event_bytes=event_bytes, whole=(size, None, event_bytes))
+        return cls(finished, num_bytes=size, event_bytes=event_bytes, at_trial_start=(size, None, event_bytes))
 
 
 class Ledger(contextlib.ExitStack):
@@ -130,7 +130,7 @@ class Ledger(contextlib.ExitStack):
         self.progress.num_bytes, self.progress.rows_sha256 = self._rows.sync(), self._rows.sha256
         self.progress.event_bytes = self._events.sync() if self._events else 0
         if position == Position():
-            self.progress.whole = self.progress.num_bytes, self.progress.rows_sha256, self.progress.event_bytes
+            self.progress.at_trial_start = self.progress.num_bytes, self.progress.rows_sha256, self.progress.event_bytes
         with self._rhythm.timed():
             save_state(self.folder / PROGRESS, {**asdict(self.progress), "position": asdict(position)}, state)
 

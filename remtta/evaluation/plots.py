@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from remtta.files import write_atomically
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import read_rows
 
+_log = logging.getLogger("remtta")
+
 _MAX_POINTS = 2000  # per visit
 _MAX_STARTS = 50  # of labelled domains; some streams change domain at every image
 _PANELS = 4  # reliability diagrams per row
@@ -32,6 +35,9 @@ def draw_plots(folder: Path, results: Mapping[str, Any]) -> None:
     """Draw the errors and the calibration of an evaluation's methods into `plots` in its folder; raise OutputError if a
     plot cannot be written.
     """
+    if not (folder / PREDICTIONS).exists():  # of an evaluation that was complete before
+        _log.warning("without its %s, no plots are drawn", PREDICTIONS)
+        return
     tallies = tally_rows(folder / PREDICTIONS)
     seeds = list(next(iter(results["methods"].values()))["seeds"])
     which = "" if len(seeds) == 1 else f" (seed {seeds[0]})"

@@ -111,8 +111,9 @@ def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         again = [seed[phase] for seed in seeds]
         means = {key: mean_and_std([each[key] for each in again])[0] for key in first[phase] if key != "error"}
         content[phase] = means | _by_domain_over_seeds(again, "error")
-    content |= {name: first[name] for name in ("config", "backwards_per_image", "models_held")}
-    content["forwards_per_image"] = mean_and_std([seed["forwards_per_image"] for seed in seeds])[0]
+    content |= {name: first[name] for name in ("config", "models_held")}
+    for name in ("forwards_per_image", "backwards_per_image"):
+        content[name] = mean_and_std([seed[name] for seed in seeds])[0]
     if first["guard"] is not None:
         content["guard"] = {name: sum(seed["guard"][name] for seed in seeds) for name in first["guard"]}
     content |= {name: first[name] for name in ("trainable_parameters", "adapted")}

@@ -232,25 +232,25 @@ def evaluation_rows(
         views: Logits (L, K, C) of the readable images' views, the plain one first, if there are several.
     """
     rows = prediction_rows(result, form)
-    ranks = iter(_ranks(result))
+    likelier = iter(_likelier(result))
     measured = iter([] if views is None else _view_rows(views))
     for row, (number, place) in zip(rows, items, strict=True):
         domain = dataset.domains[number]
         row |= {"domain": domain.name} | ({} if domain.severity is None else {"severity": domain.severity})
         if "error" not in row:
-            row |= {**next(measured, {}), "label_true": int(domain.labels[place]), "rank_true": next(ranks)}
+            true, above = int(domain.labels[place]), next(likelier)
+            rank = 1 if row["class"] == true else 1 + above
+            row |= {**next(measured, {}), "label_true": true, "rank_true": rank}
     return rows
 
 
-def _ranks(result: BatchResult) -> list[int]:
-    """Return the rank of the true class: 1 if it was predicted, else at least 2."""
+def _likelier(result: BatchResult) -> list[int]:
+    """Return for each image how many classes are likelier than the true one: at least 1 if another was predicted."""
     logits, truths = result.answers.logits, result.batch.labels
     if not len(logits):
         return []
     assert truths is not None
-    likelier = (logits > logits.gather(1, truths[:, None])).sum(1)
-    predicted = logits.softmax(-1).max(-1).indices == truths  # among equal logits, only one is predicted
-    return torch.where(predicted, 1, (likelier + 1).clamp(min=2)).tolist()
+    return (logits > logits.gather(1, truths[:, None])).sum(1).clamp(min=1).tolist()
 
 
 def _view_rows(views: Tensor) -> list[Row]:

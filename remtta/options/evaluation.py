@@ -89,9 +89,9 @@ class EvalOptions:
 
     Scenarios: "continual" (reset only at the start), "episodic" (reset at each domain), "gradual" (severities 1 to 5
     and back in each corruption), "recurring" (all domains repeatedly), "mixed" (all domains shuffled together),
-    "label-shift", or "time-constrained". Batches never span domains; tests without learning use the weights as they
-    are, whatever `reset_every`. `guard` applies to methods named with +guard. Progress is saved every `save_every_s`
-    seconds.
+    "label-shift", or "time-constrained". Except in "mixed", batches never span domains; tests without learning use the
+    weights as they are, whatever `reset_every`. `guard` applies to methods named with +guard. Progress is saved every
+    `save_every_s` seconds.
     """
 
     scenario: Annotated[
@@ -142,7 +142,7 @@ class EvalOptions:
     ] = None
     cost_ratio: Annotated[
         float | None,
-        _protocol("Time-constrained: time of an update in forward passes.", min=1, default="measured"),
+        _protocol("Time-constrained: time of an update in forward passes.", min=1, below=math.inf, default="measured"),
         Fixed(),
     ] = None
     reset_every: Annotated[
@@ -189,6 +189,8 @@ class EvalOptions:
             if self.scenario != scenario and getattr(self, name) not in (None, math.inf):
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} belongs to --scenario {scenario}; the scenario is {self.scenario}")
+        if self.overwrite and self.resume:
+            raise UsageError("--overwrite replaces an evaluation and --resume continues it; choose one")
         if self.dirichlet is not None and not math.isinf(self.imbalance):
             raise UsageError("--dirichlet and --imbalance are two kinds of label shift; leave one out")
         if self.order == "stored" and self.shuffles:

@@ -48,7 +48,8 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
                 runs.append(_Run(name, content, series, _facts(content, series)))
             if "evaluation" in content:
                 evaluations += _evaluation(name, folder, content)
-    body = [_summary(runs), *_over_time(runs), *_frames(runs), *evaluations]
+    with reading(folders[0] if len(folders) == 1 else f"one of {', '.join(map(str, folders))}"):
+        body = [_summary(runs), *_over_time(runs), *_frames(runs), *evaluations]
     body.append(f"<p>Made by remtta {__version__} from the files in {page.text(', '.join(map(str, folders)))}.</p>")
     whole = page.whole(f"remtta: {', '.join(names)}", body).encode()
     if len(whole) > page.MAX_BYTES:
@@ -72,7 +73,7 @@ def _facts(content: Mapping[str, Any], series: Series) -> dict[str, str]:
     facts, latency = run_facts(content), content["run"]["timing"].get("latency_ms")
     if isinstance(latency, dict):
         percentiles = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
-        facts["latency of a full batch in ms"] = ", ".join(percentiles)
+        facts["latency of a batch in ms"] = ", ".join(percentiles)
     if series.by_both:
         facts["models disagree"] = f"on {counted(series.num_differing, 'frame')}"
     return facts

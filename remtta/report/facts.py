@@ -30,7 +30,12 @@ def run_facts(content: Mapping[str, Any]) -> Facts:
         f"{counted(counts['updates'], 'update')}{_more(counts)}",
         "guard": _guard(run.get("guard"), run.get("options")) if learns else "none",
     }
-    return {**facts, **(_prediction_facts(content["predictions"]) if "predictions" in content else {})}
+    if "predictions" not in content:
+        return facts
+    facts |= _prediction_facts(content["predictions"])
+    if run["exit_reason"] != "running" and content["predictions"]["predicted"] != counts["frames"] - counts["skipped"]:
+        facts["predictions"] += f"; run.json counts {counts['frames'] - counts['skipped']}, so rows were lost or added"
+    return facts
 
 
 def _guard(guard: dict[str, Any] | None, options: Any) -> str:
@@ -39,12 +44,8 @@ def _guard(guard: dict[str, Any] | None, options: Any) -> str:
     ended = "; adaptation has ended" if guard.get("retired") else ""
     both = guard.get("answered_by_both", 0)
     shared = f", {both} by both models" if both else ""
-    requested = options.get("guard") if isinstance(options, dict) else None
-    kinds = [
-        f"{name} {requested[name]}"
-        for name in ("action", "answer")
-        if isinstance(requested, dict) and name in requested
-    ]
+    requested = (options or {}).get("guard") or {}
+    kinds = [f"{name} {requested[name]}" for name in ("action", "answer") if name in requested]
     alarms, by_source = guard.get("alarms", 0), guard.get("answered_by_source", 0)
     source = f"{counted(by_source, 'frame')} answered by the source{shared}{ended}"
     return ", ".join([*kinds, counted(alarms, "alarm"), source])

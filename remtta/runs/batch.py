@@ -49,7 +49,7 @@ class BatchResult:
         adapted: Whether the batch led to an update.
         called: Whether the method was called on the batch, and has its views in `last_views`.
         excluded: Reasons why readable frames were excluded from learning, by frame index.
-        answer_seconds: Duration of the prediction.
+        answer_seconds: Time until the predictions are there; includes the update, unless that comes later.
         seconds: Duration of the batch, including the update.
     """
 

@@ -45,7 +45,7 @@ class Latencies:
         self._counts[min(_BINS - 1, int(place * _BINS))] += count
         self.seconds += seconds * count
 
-    def cumulated(self, edges: Sequence[float]) -> list[int]:
+    def cumulative_counts(self, edges: Sequence[float]) -> list[int]:
         """Return the number of frames at or below each edge, to within a bin, followed by the number of all frames."""
         below = [0, *accumulate(self._counts)]
         return [*(below[bisect(_EDGES_S, edge)] for edge in edges), below[-1]]

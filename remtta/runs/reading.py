@@ -20,14 +20,16 @@ _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, 
 
 
 @contextlib.contextmanager
-def reading(place: Path) -> Iterator[None]:
-    """Report in one line, which names the place, any failure in this block that damaged files there can cause."""
+def reading(place: Path | str, kind: type[RemttaError] = RemttaError) -> Iterator[None]:
+    """Report as an error of this kind, which names the place, any failure in this block that damaged files there can
+    cause.
+    """
     try:
         yield
     except RemttaError:
         raise
     except _DAMAGE as error:
-        raise RemttaError(f"{place} is damaged ({type(error).__name__}: {error})") from error
+        raise kind(f"{place} is damaged ({type(error).__name__}: {error})") from error
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -67,7 +69,7 @@ def read_record(path: Path) -> dict[str, Any]:
     try:
         record = read_object(path)
         for name, kind in _KINDS.items():
-            if not isinstance(record.get(name), (kind, type(None))):
+            if not isinstance(record.get(name, kind()), kind):
                 raise ValueError(f"its {name} is of type {type(record[name]).__name__}")
     except ValueError as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error

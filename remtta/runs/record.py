@@ -180,7 +180,7 @@ class Record:
                 "started": self.started,
                 "seconds": round(summary.seconds, 3),
                 "images_per_s": round(summary.images_per_s, 2),
-                "latency_ms": self.latencies.percentiles_ms(),  # of full batches, since the run began or resumed
+                "latency_ms": self.latencies.percentiles_ms(),  # of batches, since the run began or resumed
             },
             "source": {
                 "name": plan.stream.name,

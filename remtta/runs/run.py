@@ -133,10 +133,10 @@ class Run:
         place = self.summary.place
         vars(place).update(vars(earlier_place))  # also the session's and the policy's
         self._session.resume_from(folder / STATE, state)
-        self._scribe.resume()
         self.summary.num_alarms = self.plan.adapter.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.resume_from(earlier)
+        self._scribe.resume()
         self._folder.reserve_space(self.plan.last_bytes)
         _log.info(
             "resuming %s after %s and %s", folder, counted(place.frames, "frame"), counted(place.updates, "update")

@@ -61,8 +61,8 @@ class Saver:
         self._num_saves = self._session.counts.updates // options.save_every
         if self._num_saves != before or self._rhythm.allows(options.save_every_s):
             if not self._rhythm.slow or self._rhythm.allows():
-                self._save_state()
-            self._save_delta()
+                with self._rhythm.timed():
+                    self.finish()
             self._record.write()
 
     def finish(self) -> None:
@@ -76,8 +76,7 @@ class Saver:
         if snapshot is None:  # in the middle of a batch; keep the previous save
             return
         place, state = snapshot
-        with self._rhythm.timed():
-            save_state(self._summary.output / STATE, asdict(place), state)
+        save_state(self._summary.output / STATE, asdict(place), state)
 
     def _save_delta(self) -> None:
         committed, plan = self._session.committed, self._plan

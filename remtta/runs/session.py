@@ -44,7 +44,9 @@ class Policy:
 
 
 class Listener:
-    """Receives the result of each batch. No stop comes between the calls for one batch. Every hook has a default."""
+    """Receives the result of each batch. A stop may come before `finished` only if predictions come before the update.
+    Every hook has a default.
+    """
 
     def answered(self, result: BatchResult) -> None:
         """Write the predictions, which are counted once this returns."""
@@ -177,7 +179,11 @@ class Session:
         )
         answers.logits = answers.logits.cpu()
         if not torch.isfinite(answers.logits).all():
-            self._before, self.committed = None, ({}, 0)  # neither state nor weights are worth keeping
+            self._before, self._busy, self.committed = (
+                None,
+                True,
+                ({}, 0),
+            )  # neither state nor weights are worth keeping
             raise _not_finite(batch)
         seconds = time.monotonic() - started
         return BatchResult(

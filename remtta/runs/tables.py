@@ -72,7 +72,7 @@ def outcome(results: Mapping[str, Any]) -> str:
     if name == "source":
         return f"No method has fewer errors than the source model ({before:.1f} %)."
     error, chance = best.get("gain_se"), " This may be chance." if significance_mark(best) else ""
-    by = "" if error is None else f", by {best['gain']:.1f} ± {error:.1f} points"
+    by = "" if error is None else f", by {best['gain']:.1f} points (SE {error:.1f})"
     return f"With {name}, the mean error falls from {before:.1f} % (source model) to {best['mean']:.1f} %{by}.{chance}"
 
 

@@ -1,4 +1,4 @@
-"""A video of what the model saw and predicted; it remains playable, but for the last frame or two, if the run is
+"""A video of what the model saw and predicted; it remains playable, but for the last frame, if the run is
 killed.
 """
 

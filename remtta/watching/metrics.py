@@ -21,7 +21,7 @@ BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histograms' buckets; exact to within 4 %, the width of a bin of `Latencies`."""
 
 _HISTOGRAMS = {
-    "latency_seconds": ("Time from a full batch to its predictions, per frame.", "latencies"),
+    "latency_seconds": ("Time from a batch to its predictions, per frame.", "latencies"),
     "step_seconds": ("Time of a batch with its update, per frame.", "steps"),
     "read_seconds": ("Time to read a frame from the source.", "reads"),
     "decode_seconds": ("Time to decode and preprocess a frame.", "decodes"),
@@ -110,7 +110,7 @@ def sample(run: Run) -> Sample:
         "run": {"model": run.plan.card.name, "method": run.plan.method},
         "counters": _counters(run),
         "gauges": _gauges(run),
-        "histograms": {metric: (each.cumulated(BUCKETS_S), each.seconds) for metric, each in taken.items()},
+        "histograms": {metric: (each.cumulative_counts(BUCKETS_S), each.seconds) for metric, each in taken.items()},
     }
 
 

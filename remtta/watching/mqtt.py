@@ -75,7 +75,7 @@ class Publisher:
 
         self._topic, self._folder, self._resume = topic, folder, resume
         self._begun, self._done = threading.Event(), threading.Event()
-        self._underway: deque[tuple[int, int]] = deque()  # message ids, and where their lines end
+        self._in_flight: deque[tuple[int, int]] = deque()  # message ids, and where their lines end
         self._confirmed: set[int] = set()
         self._read = self._sent = self._noted = 0
         self._client = Client(CallbackAPIVersion.VERSION2)
@@ -152,13 +152,13 @@ class Publisher:
             return
         with open(path, "rb") as file:
             file.seek(self._read)
-            while len(self._underway) < _MAX_UNDERWAY and (line := file.readline()).endswith(b"\n"):
+            while len(self._in_flight) < _MAX_UNDERWAY and (line := file.readline()).endswith(b"\n"):
                 self._read += len(line)
-                self._underway.append((self._client.publish(self._topic.name, line.rstrip(), qos=1).mid, self._read))
+                self._in_flight.append((self._client.publish(self._topic.name, line.rstrip(), qos=1).mid, self._read))
 
     def _count_confirmed(self) -> None:
-        while self._underway and self._underway[0][0] in self._confirmed:
-            message, self._sent = self._underway.popleft()
+        while self._in_flight and self._in_flight[0][0] in self._confirmed:
+            message, self._sent = self._in_flight.popleft()
             self._confirmed.discard(message)
 
     def _save(self) -> None:

@@ -131,6 +131,14 @@ def header_of(path: Path) -> dict[str, str]:
         return dict(file.metadata())
 
 
+def test_rows_that_were_lost_are_reported(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run, tmp_path / "run")
+    rows = (run / "predictions.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run" / "predictions.jsonl").write_text("".join(rows[:2]))
+    assert f"run.json counts {len(rows)}, so rows were lost or added" in told(tmp_path / "run")[1]
+    assert "lost" not in told(run)[1]
+
+
 def test_a_damaged_record_is_reported(run: Path, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({**json.loads((run / "run.json").read_text()), "model": "x"}))
     reason = "AttributeError: 'str' object has no attribute 'get'"

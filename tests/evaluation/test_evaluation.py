@@ -147,6 +147,7 @@ def test_an_unreadable_image_stops_the_evaluation_unless_it_may_be_left_out(tree
     Path(tree.domains[0].sources[4]).write_bytes(b"no image")
     with pytest.raises(StreamError, match=r"not an image that Pillow can read \(--resume --on-error skip"):
         evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem"))
+    assert json_of(tmp_path / "run" / "results.json")["status"].startswith("error: rem, seed 0: ")
     skip = EvalOptions(on_error="skip", batch_size=5)
     results = evaluate(tiny_vit(), tree, tmp_path / "skip", methods=methods_of("rem"), options=skip)
     assert results["methods"]["rem"]["seeds"]["0"]["domains"]["gaussian_noise"]["images"] == 20

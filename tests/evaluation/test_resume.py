@@ -174,6 +174,9 @@ def test_resuming_needs_something_to_resume(tree: Dataset, tmp_path: Path) -> No
     (tmp_path / "new" / "results.json").unlink()
     with pytest.raises(UsageError, match=r"has lost its results\.json"):
         evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
+    (tmp_path / "new" / "results.json").write_text('{"status": "running", "settings": {"methods": {}}}')
+    with pytest.raises(UsageError, match=r"results\.json is damaged \(KeyError: 'data'\)"):
+        evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
     (tmp_path / "new" / "results.json").write_text("[]")
     with pytest.raises(RemttaError, match=r"results\.json is damaged"):
         evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -59,8 +60,8 @@ def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> Non
     assert methods["source"]["error_se"]["my_fog"] == methods["source"]["mean_se"] == pytest.approx(12.5)
     assert "gain_se" not in methods["source"]
     by_b, by_a = outcome(results), outcome(results_of(tmp_path, rows_from("source", source), rows_from("a", a)))
-    assert by_b == "With b, the mean error falls from 50.0 % (source model) to 0.0 %, by 50.0 ± 17.7 points."
-    assert by_a.endswith("to 31.2 %, by 18.8 ± 14.0 points. This may be chance.")
+    assert by_b == "With b, the mean error falls from 50.0 % (source model) to 0.0 %, by 50.0 points (SE 17.7)."
+    assert by_a.endswith("to 31.2 %, by 18.8 points (SE 14.0). This may be chance.")
     worse = results_of(tmp_path, rows_from("source", b), rows_from("a", a))
     assert outcome(worse) == "No method has fewer errors than the source model (0.0 %)."
     assert outcome(results_of(tmp_path, rows_from("a", a))) == ""
@@ -106,14 +107,15 @@ def test_the_top_five_need_more_than_five_classes(tmp_path: Path) -> None:
 def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 5.0, 5.0], [5.0, 1.0, 5.0]])
     frames = [DecodedFrame(place, "", None, None, torch.zeros(1)) for place in range(4)]
-    tied = int(logits[3].softmax(-1).max(-1).indices)
+    tied = int(logits[3].topk(1).indices)
     batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
+    assert batch.labels is not None
     told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "excluded": {}}
     answers = Answers(cast(Any, None), logits=logits)
     result = BatchResult(batch, answers, **told, counts_before=(0, 0))
 
-    images = [(0, place) for place in range(4)]  # of a domain whose labels do not matter here
-    rows = evaluation_rows(result, tree, images, RowFormat(None), None)
+    domain = replace(tree.domains[0], labels=batch.labels.numpy())
+    rows = evaluation_rows(result, replace(tree, domains=[domain]), [(0, n) for n in range(4)], RowFormat(None), None)
     # Of two that are equally likely one is predicted, and the other is the second.
     assert [row["rank_true"] for row in rows] == [1, 3, 3, 2]
 

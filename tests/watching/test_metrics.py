@@ -113,7 +113,7 @@ def test_a_histogram_counts_what_is_below_each_edge() -> None:
     latencies = Latencies()
     for seconds, count in ((1e-9, 1), (0.004, 2), (0.3, 3), (1e9, 4)):
         latencies.add(seconds, count)
-    assert latencies.cumulated([0.005, 0.25, 0.5]) == [3, 3, 6, 10]
+    assert latencies.cumulative_counts([0.005, 0.25, 0.5]) == [3, 3, 6, 10]
 
 
 @pytest.mark.parametrize("address", ["host", "host:", "host:x", ":0", ":70000", ":²"])
