@@ -100,7 +100,7 @@ class Adapter(ObservedMethod):
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
         config = method_config(method, settings, batch_size=batch_size)
         setup = Setup(method, config, self.options, delta, source_data)
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers are as if there were no adapter
+        with _on_cpu(), torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             built, self.config, _ = set_up(given, self.card, setup, lambda: None)
         super().__init__(built.method, built.observers)
         self._name = method
@@ -146,7 +146,7 @@ class Adapter(ObservedMethod):
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Use the model while no other thread does, in the configured precision; raise UsageError if it is not ours."""
-        with self._lock, torch.autocast(self.card.device.type, enabled=False):
+        with self._lock, _on_cpu(), torch.autocast(self.card.device.type, enabled=False):
             if _USERS[self._module]() is not self:
                 raise UsageError(
                     "a later Adapter was made of the same model, and two cannot share one; give each its own, such as "
@@ -238,4 +238,9 @@ class Adapter(ObservedMethod):
 
 
 def _as_tensor(text: str) -> Tensor:
-    return torch.tensor(list(text.encode()), dtype=torch.uint8)
+    return torch.tensor(list(text.encode()), dtype=torch.uint8, device="cpu")
+
+
+def _on_cpu() -> contextlib.AbstractContextManager[object]:
+    """Make tensors on the CPU where no device is named, whatever `torch.set_default_device` says."""
+    return contextlib.nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")

@@ -53,8 +53,9 @@ class GivenImages:
 
     def _warn_of_range(self, images: Tensor) -> None:
         """Warn once of values that no preprocessed image has."""
-        mean, std = (torch.tensor(values) for values in (self._card.preprocessing.mean, self._card.preprocessing.std))
-        usual, largest = float((torch.maximum(mean, 1 - mean) / std).max()), float(images.abs().max())
+        means, stds = self._card.preprocessing.mean, self._card.preprocessing.std
+        usual = max(max(mean, 1 - mean) / std for mean, std in zip(means, stds, strict=True))
+        largest = float(images.abs().max())
         if largest > _FAR * usual and not self._warned["range"]:
             _log.warning(
                 "float images reach %.0f, preprocessed ones at most %.1f; preprocess them, or give raw images as uint8",

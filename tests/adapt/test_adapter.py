@@ -358,6 +358,14 @@ def test_an_adapter_that_is_made_in_inference_mode_answers_as_any_other() -> Non
     assert outside.method.num_updates == inside.method.num_updates == 2
 
 
+def test_torchs_default_device_changes_nothing() -> None:
+    model, outside, given = tiny_vit(), adapter_of(), batches(2)
+    with torch.device("meta"):
+        inside = Adapter(model, **GIVEN)
+        answers = [inside(images) for images in given]
+    assert all(torch.equal(answer, outside(images)) for answer, images in zip(answers, given, strict=True))
+
+
 @pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("method", ["remtta", "light", "memo"])
 def test_a_model_without_gradients_is_refused(how: Any, method: str) -> None:
