@@ -107,7 +107,7 @@ def set_up(
         _check_method(built, method, source_data, options)
         learned = None
         if source_data is not None and built.objective.needs_source:
-            learned = learn_from_source(built, source_data, method=method, wait=wait)
+            learned = learn_from_source(built, source_data, name=method, wait=wait)
         guard = guarded(built, options.guard, config)
         estimator = _estimator(built, card, source_data, options, earlier, wait)
         if options.max_memory is not None and config.micro_batch is None:
@@ -146,7 +146,7 @@ def warn_of_change(model: nn.Module, card: ModelCard) -> None:
 
 def log_plan(plan: Plan) -> None:
     """Log what is about to run, and warn about surprising settings."""
-    adapter, card, options = plan.adapter.method, plan.card, plan.options
+    method, card, options = plan.adapter.method, plan.card, plan.options
     every, size = options.reset_every, options.batch_size
     if every is not None and every < size:
         _log.warning(
@@ -154,14 +154,14 @@ def log_plan(plan: Plan) -> None:
         )
     warn_of_guess(card)
     _warn_of_guard(plan)
-    if adapter.net.centred and not adapter.net.biases:
+    if method.net.centred and not method.net.biases:
         _log.info("the head has no bias to hold the offset of centred logits, so deltas are without it")
-    names = adapter.adapted_names
+    names = method.adapted_names
     _log.debug("%s adapts %d tensors, %s", plan.method, len(names), ", ".join(names) or "none")
     _log.debug("preprocessing: %s", card.preprocessing)
     _log.debug("base weights: sha256 %s, on %s", card.sha256, card.device)
-    if not adapter.norms_only and not options.save_full and not adapter.objective.delta_refusal:
-        megabytes = sum(tensor.nbytes for tensor in adapter.committed[0].values()) / 1e6
+    if not method.norms_only and not options.save_full and not method.objective.delta_refusal:
+        megabytes = sum(tensor.nbytes for tensor in method.committed[0].values()) / 1e6
         _log.warning(
             "%s changes every weight, so no %s is written; --save-full writes one of %.0f MB",
             plan.method,
@@ -183,16 +183,16 @@ def _warn_of_guard(plan: Plan) -> None:
             _log.warning("%s %s has no effect on --method %s", option, value, plan.method)
 
 
-def _check_method(adapter: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:
-    if adapter.objective.needs_labels:
+def _check_method(method: Method, name: str, source_data: str | Path | None, options: RunOptions) -> None:
+    if method.objective.needs_labels:
         raise UsageError(f"{name} needs labels, and a stream has none; use it in remtta eval")
-    if options.save_full and adapter.objective.delta_refusal:
-        raise UsageError(f"{adapter.objective.delta_refusal}, so --save-full has nothing to save; leave it out")
+    if options.save_full and method.objective.delta_refusal:
+        raise UsageError(f"{method.objective.delta_refusal}, so --save-full has nothing to save; leave it out")
     check_source_data([name], source_data, calibrates=options.estimate is not None)
 
 
 def _estimator(
-    adapter: Method,
+    method: Method,
     card: ModelCard,
     source_data: str | Path | None,
     options: RunOptions,
@@ -208,7 +208,7 @@ def _estimator(
         calibration = Calibration.unseen(options.estimate, card.num_classes)
     else:
         with contextlib.closing(clean_batches(source_data, card.preprocessing, card.device, WINDOW, wait)) as batches:
-            logits = torch.cat([adapter.predict_source(batch).float().cpu() for batch in batches])
+            logits = torch.cat([method.predict_source(batch).float().cpu() for batch in batches])
         if len(logits) < FEW_IMAGES:
             _log.warning(
                 "the estimate is calibrated on only %s; a few hundred are better", counted(len(logits), "image")
@@ -218,19 +218,19 @@ def _estimator(
 
 
 def _within_memory(
-    adapter: Method, card: ModelCard, config: MethodConfig, options: RunOptions, earlier: Mapping[str, Any] | None
+    method: Method, card: ModelCard, config: MethodConfig, options: RunOptions, earlier: Mapping[str, Any] | None
 ) -> MethodConfig:
     """Return the config with a micro-batch that respects `max_memory`; a resumed run keeps its micro-batch."""
     assert options.max_memory is not None
-    if not adapter.trains:
+    if not method.trains:
         _log.warning("--max-memory has no effect: the method trains no weights")
         return config
     if earlier is not None:
         size = earlier.get("method", {}).get("micro_batch")
     else:
-        size = fitting_micro_batch(adapter, card.preprocessing.input_size, options.batch_size, options.max_memory)
+        size = fitting_micro_batch(method, card.preprocessing.input_size, options.batch_size, options.max_memory)
     if size is None:
         return config
-    adapter.net.micro_batch = size
+    method.net.micro_batch = size
     _log.info("--max-memory: micro-batches of %d", size)
     return replace(config, micro_batch=size)

@@ -127,7 +127,7 @@ class EvalPlan:
         return learn_from_source(
             method,
             source_data,
-            method=method_of(name),
+            name=method_of(name),
             preprocessing=replace(chosen, crop_pct=crop_pct) if as_they_are else chosen,
             fitting_as_they_are=as_they_are and crop_pct != 1,
             wait=wait,

@@ -60,10 +60,10 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
 
 
 def learn_from_source(
-    adapter: Method,
+    method: Method,
     source_data: str | Path,
     *,
-    method: str,
+    name: str,
     preprocessing: Preprocessing | None = None,
     fitting_as_they_are: bool = False,
     wait: Callable[[], None] = lambda: None,
@@ -85,36 +85,36 @@ def learn_from_source(
         CheckpointError: If a given file is damaged, or was made for something else.
         OutputError: If the cache cannot be written.
     """
-    model = adapter.net.model
+    model = method.net.model
     preprocessing = preprocessing or preprocessing_of(model)
-    made_for = _made_for(model, method, adapter.objective.config, preprocessing)
+    made_for = _made_for(model, name, method.objective.config, preprocessing)
     if fitting_as_they_are:
         made_for["preprocessing"]["fitting"] = "as they are"
     path = Path(source_data)
     if path.suffix == _SUFFIX:
         found = _read(path)
         _check_fits(path, found[0], made_for)
-        _log.info("%s learns from the source statistics in %s", method, path)
+        _log.info("%s learns from the source statistics in %s", name, path)
     else:
         files = _source_files(path)
         found_files = [(str(file.relative_to(path)), file.stat()) for file in files]
         made_for["files_sha256"] = json_sha256([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found_files])
-        path = cache_folder() / f"{method}-{json_sha256(made_for)[:32]}{_SUFFIX}"
+        path = cache_folder() / f"{name}-{json_sha256(made_for)[:32]}{_SUFFIX}"
         cached = _cached(path)
         if cached is None:
-            _log.info("%s learns from source images (%d files), once", method, len(files))
-            transform, most = _transform(preprocessing, fitting_as_they_are), adapter.objective.max_source_images
-            batches = _batches(files, transform, preprocessing, adapter.net.device, most, wait)
-            found = _learned(adapter, path, made_for, batches)
+            _log.info("%s learns from source images (%d files), once", name, len(files))
+            transform, most = _transform(preprocessing, fitting_as_they_are), method.objective.max_source_images
+            batches = _batches(files, transform, preprocessing, method.net.device, most, wait)
+            found = _learned(method, path, made_for, batches)
         else:
-            _log.info("%s learned from %s before; its statistics are read from %s", method, source_data, path)
+            _log.info("%s learned from %s before; its statistics are read from %s", name, source_data, path)
             found = cached
     header, tensors, file_sha256 = found
     if header["images"] < FEW_IMAGES:
         _log.warning(
-            "%s learned from only %s; a few hundred are better", method, counted(header["images"], "source image")
+            "%s learned from only %s; a few hundred are better", name, counted(header["images"], "source image")
         )
-    adapter.use_source(tensors)
+    method.use_source(tensors)
     given = str(Path(source_data).absolute())
     return {"source_data": given, "path": str(path.absolute()), "file_sha256": file_sha256, "images": header["images"]}
 
@@ -155,7 +155,7 @@ def _source_files(folder: Path) -> list[Path]:
     return files
 
 
-def _learned(adapter: Method, path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]) -> _Found:
+def _learned(method: Method, path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]) -> _Found:
     """Compute a method's statistics from batches of clean images, and save them in the cache."""
     with writing(path):  # before the work, so that an unwritable cache is noticed first
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +168,7 @@ def _learned(adapter: Method, path: Path, made_for: Mapping[str, Any], batches: 
             yield batch
 
     with contextlib.closing(batches):
-        tensors = adapter.source_statistics(counted())
+        tensors = method.source_statistics(counted())
     header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
     # One entry, since safetensors writes several in any order: equal statistics give equal bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}

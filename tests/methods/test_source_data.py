@@ -72,7 +72,7 @@ def clean(tmp_path: Path) -> Path:
 def learn(source: Path, model: nn.Module | None = None, **changes: Any) -> dict[str, Any]:
     """What a record says that the anchored method learned from."""
     config = TentConfig(**{"lr": 0.01, **changes})
-    return learn_from_source(build_method("anchored", model or tiny_vit(), config), source, method="anchored")
+    return learn_from_source(build_method("anchored", model or tiny_vit(), config), source, name="anchored")
 
 
 def test_statistics_are_those_of_the_preprocessed_images(clean: Path, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_statistics_are_kept_under_settings_they_do_not_depend_on(
 ) -> None:
     def path(**settings: Any) -> str:
         model, config = tiny_vit(), METHOD_TABLE[method].config(**settings)
-        learned = learn_from_source(build_method(method, model, config), clean, method=method)
+        learned = learn_from_source(build_method(method, model, config), clean, name=method)
         return str(learned["path"])
 
     assert path() == path(**idle) != path(**mattering)
@@ -263,5 +263,5 @@ def test_the_commands_ask_before_any_work(
 @pytest.mark.parametrize(("wanted", "used"), [(3, 3), (9, 5)])
 def test_the_record_counts_the_images_that_were_learned_from(wanted: int, used: int, clean: Path) -> None:
     model, config = tiny_vit(), EATAConfig(fisher_images=wanted)
-    learned = learn_from_source(build_method("eata", model, config), clean, method="eata")
+    learned = learn_from_source(build_method("eata", model, config), clean, name="eata")
     assert learned["images"] == used
