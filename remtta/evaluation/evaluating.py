@@ -170,7 +170,8 @@ class _Evaluation:
         except (Stopped, UsageError):
             raise
         except Exception as error:
-            self._record_error(error)
+            with contextlib.suppress(RemttaError):  # report the first error
+                self._record_error(error)
             raise
         finally:
             lock.release()
@@ -290,9 +291,9 @@ class _Evaluation:
 
     def _record_error(self, error: Exception) -> None:
         """Record why the evaluation ended, if it had begun."""
-        record = self._folder / RESULTS
-        if record.exists():
-            write_json(record, {**read_earlier(record), "status": f"error: {first_line(error)}"})
+        earlier = read_earlier(self._folder / RESULTS)
+        if earlier["status"] == "running":
+            write_json(self._folder / RESULTS, {**earlier, "status": f"error: {first_line(error)}"})
 
     def _results(self, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         plan, methods, rows = self._plan, list(self._plan.methods), self._folder / PREDICTIONS
