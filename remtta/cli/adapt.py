@@ -18,7 +18,7 @@ from remtta.cli.reporting import discard, say, signal_exit_code
 from remtta.cli.running import RunningOptions
 from remtta.methods.settings import METHOD_TABLE
 from remtta.methods.settings.chosen import MethodOptions
-from remtta.options import ModelOptions, RunOptions, StreamOptions
+from remtta.options import DEFAULT_MODEL, ModelOptions, RunOptions, StreamOptions
 from remtta.runs.folder import run_folder
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def adapt(
         own.check(run)
         frames = own.open(source, stream, run)
         folder = during.enter_context(run_folder(own.output))
-        own.check_folder(folder, run, frames)
+        own.check_folder(folder, run, frames, model.name or DEFAULT_MODEL)
         metrics = during.enter_context(own.watched())
         load = partial(load_torch, "remtta.adapt.one_stream", model, method.shared.delta)
         if METHOD_TABLE[method.method].kind is None:

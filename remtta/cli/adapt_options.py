@@ -15,7 +15,7 @@ from remtta.files import check_not_input
 from remtta.options import RunOptions, StreamOptions
 from remtta.options.option import Option
 from remtta.options.run_options import Engine
-from remtta.runs.folder import check_folder, check_site
+from remtta.runs.folder import check_folder, check_same_model, check_site
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from remtta.watching.health import check_health_path
 from remtta.watching.mqtt import Publisher, parse_topic
@@ -133,14 +133,18 @@ class AdaptOptions:
         """The stream that receives predictions as well as the file, if requested."""
         return sys.stdout.buffer if self.predictions else None
 
-    def check_folder(self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream]) -> None:
-        """Raise UsageError if the run may not write to its folder, or the health file or video cannot be written."""
+    def check_folder(self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream], model: str) -> None:
+        """Raise UsageError if the run may not write to its folder, the one there to resume has another model, or the
+        health file or video cannot be written.
+        """
         if self.health is not None:
             check_health_path(self.health, folder)
         if isinstance(frames, dict):
             check_site(folder, frames, overwrite=run.overwrite, resume=run.resume)
         else:
             check_folder(folder, overwrite=run.overwrite, resume=run.resume)
+            if run.resume:
+                check_same_model(folder, model)
         if self.annotate is not None:
             check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
             if run.overwrite and not isinstance(frames, dict):

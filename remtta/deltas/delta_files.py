@@ -15,6 +15,7 @@ from remtta.models.tensor_files import UNREADABLE, file_sha256, read_tensors
 
 FORMAT_VERSION = "1"
 
+_MAX_NAMED = 5
 _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
 
 
@@ -24,7 +25,8 @@ def delta_file(path: Path) -> Path:
     if not file.exists():
         found = (*file.parent.glob(f"*/{DELTA}"), *file.parent.glob("deltas/*.safetensors"))
         below = sorted({str(each.parent) for each in found})  # of many streams, a demo or an evaluation
-        hint = f"; there are deltas in {', '.join(below)}" if below else ""
+        more = f" and {len(below) - _MAX_NAMED} more" if len(below) > _MAX_NAMED else ""
+        hint = f"; there are deltas in {', '.join(below[:_MAX_NAMED])}{more}" if below else ""
         raise UsageError(f"{file}: no such delta file{hint}")
     return file
 
@@ -41,7 +43,9 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         raise DeltaError(f"{path} is not a readable safetensors file: {error}") from error
     fields = _fields(path, header)
     for name, array in arrays.items():
-        if array.dtype.kind != "f" or not np.isfinite(array).all():
+        if array.dtype.kind != "f":
+            raise DeltaError(f"the delta's {name} is of type {array.dtype}, not a float")
+        if not np.isfinite(array).all():
             raise DeltaError(f"the delta's {name} holds values that are not finite numbers")
     return {**fields, "path": str(path), "file_sha256": sha256}, arrays
 

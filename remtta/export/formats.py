@@ -40,6 +40,8 @@ def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool
         except SafetensorError as error:  # what safetensors raises on a full disk
             raise OutputError(f"{output} cannot be written: {error}") from error
         made = sorted(place.iterdir())
+        for path in made:  # safetensors makes files that only their owner can read
+            shutil.copymode(place / _MAIN[form], path)
         taken = [output / path.name for path in made if (output / path.name).exists()]
         if taken and not overwrite:
             raise UsageError(f"{taken[0]} exists; choose another --output or add --overwrite")

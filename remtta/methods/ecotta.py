@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,13 +69,19 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
     def build(self) -> nn.Module:
         networks: list[nn.Module] = []
 
-        def measure(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
+        def measure(number: int, entering: Any, leaving: Any) -> Tensor:
+            if not all(isinstance(each, Tensor) and each.ndim in (3, 4) for each in (entering, leaving)):
+                raise ModelError("EcoTTA's networks take maps or tokens, and this model's blocks take or return others")
             networks.append(_MetaNetwork(entering.shape, leaving.shape, self.net.backbone.channel_axis))
             return leaving
 
         images = torch.zeros(1, 3, *preprocessing_of(self.net.model).input_size, device=self.net.device)
         with torch.no_grad():
             self.run(images, measure)
+        if len(networks) != len(self.parts()):
+            raise ModelError(
+                "EcoTTA adds networks to a model's blocks, and this model does not call its blocks in turn"
+            )
         return nn.ModuleList(networks)
 
     def change(self, images: Tensor) -> Change:
@@ -117,8 +124,6 @@ class _MetaNetwork(nn.Module):
 
     def __init__(self, entering: torch.Size, leaving: torch.Size, channel_axis: int) -> None:
         super().__init__()
-        if len(leaving) not in (3, 4):
-            raise ModelError("EcoTTA's networks take maps or tokens, and this model's blocks return neither")
         self._axis = channel_axis
         before, after = entering[channel_axis], leaving[channel_axis]
         self.conv: nn.Conv1d | nn.Conv2d

@@ -147,12 +147,12 @@ class SideNetworks(Objective[Config]):
 @contextlib.contextmanager
 def _hooked(parts: Sequence[Sequence[nn.Module]], change: Change) -> Iterator[None]:
     """Change the output of each part within the block, by hooks on its first and last block."""
-    entering: dict[int, Tensor] = {}
+    entering: dict[int, Any] = dict.fromkeys(range(len(parts)))
     with contextlib.ExitStack() as hooks:
         for number, part in enumerate(parts):
 
             def enter(block: nn.Module, inputs: Any, number: int = number) -> None:
-                entering[number] = inputs[0]
+                entering[number] = inputs[0] if inputs else None
 
             def leave(block: nn.Module, inputs: Any, output: Tensor, number: int = number) -> Tensor:
                 return change(number, entering[number], output)

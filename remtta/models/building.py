@@ -98,7 +98,7 @@ def _check_name(name: str) -> None:
         like = [each for each in models if each.startswith(name)][:_MAX_NAMED]
         like = like or difflib.get_close_matches(name, [*models, EMBEDDED], n=_MAX_NAMED, cutoff=_MIN_LIKE)
         hint = f"did you mean {', '.join(like)}?" if like else "remtta models lists the families that can be adapted"
-        if "/" in name:
+        if "/" in name or Path(name).is_dir():
             hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
         raise UsageError(f'unknown model "{name}"; {hint}')
     if name == _HUB:

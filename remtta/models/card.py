@@ -103,8 +103,7 @@ def read_labels(labels: Sequence[str] | Mapping[Any, str] | str | Path | None) -
         return None if labels is None else _own_labels({"label_names": labels})
     if not (text := read_text(labels, "--labels")).strip():
         raise UsageError(f"--labels: {labels} is empty")
-    lines = text.removesuffix("\n").split("\n")
-    return [line.removesuffix("\r") for line in lines]
+    return [line.removesuffix("\r") for line in text.rstrip().split("\n")]
 
 
 def checked_labels(labels: Sequence[str], num_classes: int) -> list[str]:

@@ -116,6 +116,8 @@ def _read(path: Path) -> object:
     try:
         with open(path, "rb") as file:
             start = file.read(16)
+        if start[8:9] == b"{":
+            raise ValueError("it is a safetensors file; rename it to end in .safetensors")
         if not start.startswith(_TORCH_STARTS):
             raise ValueError(f"it starts with {start!r}" if start else "it is empty")
         # timm's training checkpoints store their command line as an argparse.Namespace, which is harmless.

@@ -93,9 +93,9 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
     given.check_files()
     name = given.name or DEFAULT_MODEL
     if name == EMBEDDED:
-        other = (given.use_ema, given.num_classes, given.model_kwargs, given.input_size, given.prompts)
-        if any(other) or given.text_embeddings is not None:
-            raise UsageError(f"{EMBEDDED} is one fixed model: it takes no other classes, size, prompts or arguments")
+        names = ("use_ema", "num_classes", "model_kwargs", "input_size", "prompts", "text_embeddings")
+        if other := [f"--{name.replace('_', '-')}" for name in names if getattr(given, name)]:
+            raise UsageError(f"{EMBEDDED} is one fixed model; leave {' and '.join(other)} out")
         return _load_embedded(given, device)
     place = select_device(device)
     check_preprocessing(given.mean, given.std, given.interpolation, given.crop_pct)

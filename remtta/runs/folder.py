@@ -12,6 +12,7 @@ from typing import Any
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, UsageError
 from remtta.files import IN_USE, LOCK, FolderLock, check_can_hold, is_locked, remove_leftovers, writing
+from remtta.runs.reading import read_record
 
 PREDICTIONS = "predictions.jsonl"
 RECORD = "run.json"
@@ -33,6 +34,14 @@ _KINDS = {
 """What a folder can hold, by the file that says so, and the files of each."""
 
 _LONGEST_SHOWN, _MOST_SHOWN = 60, 3
+
+
+def check_same_model(folder: Path, name: str) -> None:
+    """Raise UsageError if the run in a folder, which is to resume, has another model than this, before it is loaded."""
+    record = read_record(folder / RECORD) if (folder / RECORD).exists() else {}
+    own = record.get("model", {}).get("name") or name
+    if ":" not in own + name and own not in (name, "unknown") and own.partition(".")[0] != name.partition(".")[0]:
+        raise UsageError(f"--resume needs the settings the run began with: model.name was {own}, is {name}")
 
 
 @contextlib.contextmanager

@@ -121,7 +121,9 @@ def unseen_frames(
 
     def check_length(seen: int, known: int) -> None:
         if seen < known:
-            raise UsageError(f"{stream.name} holds {counted(seen, 'frame')}, and the run had seen {known}; {advice}")
+            within = "" if stream.options.limit is None else f" within --limit {stream.options.limit}"
+            holds = f"{stream.name} holds {counted(seen, 'frame')}{within}"
+            raise UsageError(f"{holds}, and the run had seen {known}; {advice}")
 
     seen, num_known = 0, place.frames + len(unsaved)  # the place goes on with the first frame yielded
     known = {place.frames: place.last, **({1: [first["source"], first.get("frame")]} if first else {})}

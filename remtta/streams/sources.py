@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import glob
 import itertools
 import logging
@@ -227,6 +228,7 @@ def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
     while chunk := os.read(descriptor, _PIPE_CHUNK_BYTES):
         if first and _SIGNATURE.match(chunk):
             raise UsageError(_NO_PATHS)
+        chunk = chunk.removeprefix(codecs.BOM_UTF8) if first else chunk
         first = False
         *complete, rest = (rest + chunk).split(separator)
         separated |= bool(complete)

@@ -32,6 +32,9 @@ def _errors() -> list[Any]:
         (["adapt", "frames", *tiny, "--output", "-"], 2, 'standard output, use "--predictions -"'),
         (["adapt", "frames", *tiny, "--delta", "tiny.safetensors"], 4, "not a remtta delta"),
         (["adapt", "frames", *tiny, "--lr", "0.1", "--set", "lr=0.2"], 2, "--lr and --set lr=... are both given"),
+        (["adapt", "frames", *tiny, "--method", "supervised"], 2, "supervised needs labels, and a stream has none"),
+        (["adapt", "frames", "--model", "remtta-demo", "--use-ema"], 2, "one fixed model; leave --use-ema out"),
+        (["adapt", "frames", "--model", "empty"], 2, "a folder is local-dir:empty"),
         (["adapt", "frames", *tiny, "--set", "lrr=1"], 2, 'unknown setting of remtta "lrr"; did you mean lr?'),
         (
             ["adapt", "frames", *tiny, "--input-size", "33"],

@@ -131,6 +131,7 @@ def test_timm_and_remtta_load_the_folder(place: Path) -> None:
     model = load_model(name)
     assert state_sha256(model) == expected and labels_of(model) == LABELS
     assert str(place) not in (place / "1_timm" / "config.json").read_text()
+    assert len({path.stat().st_mode for path in (place / "1_timm").iterdir() if path.name[0] != "."}) == 1
 
 
 def test_an_export_that_is_killed_half_way_leaves_nothing_that_looks_whole(place: Path, tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ import math
 from typing import Any, cast
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.backbones.batchnorm import batch_norms
-from remtta.errors import UsageError
+from remtta.errors import ModelError, UsageError
 from remtta.methods.becotta import BECoTTA, BECoTTAConfig, mutual_information
 from remtta.methods.ecotta import EcoTTA, EcoTTAConfig
 from remtta.methods.method import build_method
@@ -159,6 +160,11 @@ def test_what_cannot_be_is_refused(name: str) -> None:
         made(kind, compiled)
     with pytest.raises(UsageError, match="micro-batch"):
         EcoTTAConfig(micro_batch=2)
+
+
+def test_ecotta_refuses_blocks_that_take_no_tensors() -> None:
+    with pytest.raises(ModelError, match="this model's blocks take or return others"):
+        build_method("ecotta", timm.create_model("pit_ti_224", pretrained=False))
 
 
 def test_predictions_of_the_source_are_the_models_own() -> None:

@@ -17,7 +17,7 @@ from remtta.adapt.one_stream import RunSummary
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.models.card import set_labels
-from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE
+from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE, check_same_model
 from remtta.runs.place import Place
 from remtta.runs.states import load_position, load_state, save_state
 from remtta.streams.frames import Frame
@@ -305,6 +305,13 @@ def test_a_full_disk_keeps_what_was_learned_from_a_live_stream(tmp_path: Path, m
     assert load_position(run / STATE, Place)[0].updates == written
     adapt_tiny(camera(2), run, resume=True, options=options)
     assert [row["update"] for row in rows_of(run)] == list(range(written + 2))
+
+
+def test_another_model_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"model": {"name": "vit_tiny_patch16_224.augreg"}}')
+    check_same_model(tmp_path, "vit_tiny_patch16_224")
+    with pytest.raises(UsageError, match=r"model.name was vit_tiny_patch16_224.augreg, is remtta-demo"):
+        check_same_model(tmp_path, "remtta-demo")
 
 
 def test_weights_whose_outputs_are_not_finite_are_not_saved(tmp_path: Path) -> None:

@@ -213,6 +213,10 @@ def test_a_file_whose_name_is_not_utf8_is_loaded(tmp_path: Path) -> None:
     assert frame.load().size == (4, 3)
 
 
+def test_a_byte_order_mark_is_not_part_of_a_path() -> None:
+    assert paths_in(b"\xef\xbb\xbfa.png\r\nb.png\r\n") == ["a.png", "b.png"]
+
+
 @pytest.mark.parametrize(
     ("parts", "expected"),
     [

@@ -67,6 +67,8 @@ class MethodOptions:
     ] = ()
 
     def __post_init__(self) -> None:
+        if self.method in METHOD_TABLE.keys() - STREAM_METHODS.keys():
+            raise UsageError(f"{self.method} needs labels, and a stream has none; use it in remtta eval")
         check_method(self.method, STREAM_METHODS)
 
     def config(self, batch_size: int) -> MethodConfig:
