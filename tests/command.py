@@ -192,7 +192,7 @@ def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[in
     code = remtta_here(*args)
     captured = capfd.readouterr()
     errors = [line for line in captured.err.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1, captured.err
+    assert len(errors) == 1 and "Usage: " not in captured.err, captured.err
     assert captured.out == ""
     return code, errors[0]
 

@@ -26,8 +26,9 @@ vars(os)["fsync"] = lambda descriptor: None  # tests cut no power, and runs wait
 TINY: dict[str, Any] = {"img_size": 32, "patch_size": 4, "embed_dim": 48, "depth": 2, "num_heads": 3}
 NUM_CLASSES = 7
 TINY_OPTIONS = [
-    *("--model", "vit_tiny_patch16_224", "--num-classes", str(NUM_CLASSES), "--crop-pct", "1.0"),
+    *("--model", "vit_tiny_patch16_224", "--num-classes", str(NUM_CLASSES)),
     *(part for key, value in TINY.items() for part in ("--model-kwargs", f"{key}={value}")),
+    *("--crop-pct", "1.0"),
 ]
 
 
@@ -185,6 +186,13 @@ def happens(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REMTTA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture

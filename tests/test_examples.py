@@ -289,7 +289,6 @@ def test_a_cifar10_model_is_trained_and_loads(
 def test_a_tiny_clip_starts_from_a_vit_is_trained_and_loads(
     classes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     module, output = script("train_cifar10_clip"), tmp_path / "model"
     monkeypatch.setitem(module.MODEL["vision_cfg"], "layers", 2)
     vit = timm.create_model("vit_tiny_patch16_224", img_size=32, patch_size=4, depth=2, num_classes=0)

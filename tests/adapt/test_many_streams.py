@@ -1,7 +1,5 @@
 """Many streams on one model: each comes out as if it had been alone, whatever becomes of the others."""
 
-import contextvars
-import logging
 import os
 import pickle
 import shutil
@@ -16,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from remtta.adapt import together
 from remtta.adapt.many_streams import adapt_streams
 from remtta.adapt.one_stream import RunSummary
 from remtta.adapt.planning import Setup
@@ -87,16 +84,6 @@ def test_each_stream_is_as_if_it_were_alone(
     told = json_of(tmp_path / "site" / SITE)["streams"]
     assert {name: stream["frames"] for name, stream in told.items()} == SIZES
     assert summary.report().splitlines()[1].startswith("yard  5 frames, 5 predicted, 0 skipped, 2 updates")
-
-
-def test_messages_begin_with_the_name_of_their_stream(caplog: pytest.LogCaptureFixture) -> None:
-    def say() -> None:
-        together._stream.set("50% zoom")
-        logging.getLogger("remtta").warning("skipped frame %d", 3)
-
-    with together._named_messages():
-        contextvars.copy_context().run(say)
-    assert caplog.messages == ["50% zoom: skipped frame 3"]
 
 
 def test_one_that_dies_and_one_that_stalls_hold_up_nobody(
@@ -225,11 +212,11 @@ def test_an_error_in_one_update_ends_that_stream_alone(
         raise ValueError("a bug")
 
     summary: Mapping[str, RunSummary] = adapt_site(
-        {"odd": Stream("odd", "folder", frames()), "yard": folders["yard"]}, tmp_path
+        {"50% odd": Stream("odd", "folder", frames()), "yard": folders["yard"]}, tmp_path
     ).streams
-    assert (summary["odd"].exit_reason, summary["yard"].exit_reason) == ("error: ValueError('a bug')", "completed")
-    assert "odd: ValueError('a bug')" in caplog.messages
-    assert len(rows_of(tmp_path / "odd")) >= 6
+    assert (summary["50% odd"].exit_reason, summary["yard"].exit_reason) == ("error: ValueError('a bug')", "completed")
+    assert "50% odd: ValueError('a bug')" in caplog.messages
+    assert len(rows_of(tmp_path / "50% odd")) >= 6
 
 
 def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_well(

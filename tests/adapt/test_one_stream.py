@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch import nn
 
-from remtta import REMConfig, RemttaError, RunOptions, adapt_stream, apply_delta, load_base, load_delta
+from remtta import REMConfig, RunOptions, adapt_stream, apply_delta, load_base, load_delta
 from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import DeltaError, ModelError, OutputError, StreamError, UsageError
+from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.methods import rem as rem_module
 from remtta.methods.rem import rem_loss
 from remtta.streams.frames import Frame
@@ -178,8 +178,6 @@ def test_settings_change_the_methods_own_and_a_config_replaces_them(
     assert (own["lr"], own["centre"], whole["lr"], whole["centre"]) == (0.005, True, 0.005, False)
     with pytest.raises(UsageError, match="tent takes its settings as a TentConfig, got a REMConfig"):
         adapt_stream(tiny_vit(), frames, tmp_path / "tent", method="tent", config=REMConfig())
-    with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, got str"):
-        adapt_stream("vit_tiny", frames, tmp_path / "text")  # type: ignore[arg-type]
     bare = nn.Sequential(tiny_vit(), nn.Linear(NUM_CLASSES, 3))
     adapt_stream(bare, frames, tmp_path / "bare", options=options)
     assert "preprocessing is unknown: images get ImageNet's mean and standard deviation at 32 x 32" in caplog.text
@@ -285,15 +283,6 @@ def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, mo
     assert [row["update"] for row in rows] == [0] * 4 + [1] * 8
     delta = load_delta(tmp_path / "run")
     assert (delta.frames, delta.updates) == (8, 2)
-
-
-def test_outputs_that_are_not_finite_stop_the_run(vit: nn.Module, frames: Path, tmp_path: Path) -> None:
-    config, options = REMConfig(lr=1e38, optimizer="sgd"), RunOptions(batch_size=2, guard=None)
-    with pytest.raises(RemttaError, match="not finite numbers from frame 2 on; use a lower --lr"):
-        adapt_stream(vit, frames, tmp_path / "run", config=config, options=options)
-    assert len(rows_of(tmp_path / "run")) == 2
-    assert "not finite" in record_of(tmp_path / "run")["exit_reason"]
-    assert not (tmp_path / "run/delta.safetensors").exists()
 
 
 def test_a_signal_ends_a_run_whose_reader_is_stuck_after_a_clean_save(

@@ -276,19 +276,13 @@ def norms_of(model: Any, blocks: int) -> set[str]:
 
 
 @pytest.mark.parametrize("name", ["BEiT", "hybrid", "EVA-02, apart", "parallel"])
-def test_a_run_moves_the_norms_of_the_first_blocks_and_continues_from_its_state(name: str) -> None:
+def test_an_update_moves_the_norms_of_the_first_blocks(name: str) -> None:
     model, source = make(name), make(name).state_dict()
-    config = REMConfig((0.0, 0.25), lr=0.01)
-    through, resumed = REM(model, config), REM(make(name), config)
-    before = through.predict(images_for(name))
-    assert torch.equal(through(images_for(name)), before)
-    resumed.load_state(through.state())
+    rem = REM(model, REMConfig((0.0, 0.25), lr=0.01))
+    before = rem.predict(images_for(name))
+    assert torch.equal(rem(images_for(name)), before)
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, source[name])}
-    assert changed == norms_of(model, 1) == set(through.adapted_names)
-    one = images_for(name, 1, seed=2)
-    assert torch.equal(resumed(one), through(one))
-    through.reset()
-    assert torch.equal(through.predict(images_for(name)), before)
+    assert changed == norms_of(model, 1) == set(rem.adapted_names)
 
 
 @pytest.mark.parametrize("name", ["EVA-02, apart", "hybrid", "hybrid with batch norms", "norm before"])

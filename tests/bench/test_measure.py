@@ -38,8 +38,7 @@ def test_peak_memory_is_that_over_the_loaded_model() -> None:
 
 
 def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -> None:
-    kwargs = [part for key, value in TINY.items() for part in ("--model-kwargs", f"{key}={value}")]
-    options = ["--model", "vit_tiny_patch16_224", *kwargs, "-b", "2", "--repeats", "1", "--no-memory"]
+    options = [*TINY_OPTIONS[:-2], "-b", "2", "--repeats", "1", "--no-memory"]
     assert remtta_here("bench", *options, "--methods", "rem,tent") == 0
     captured = capfd.readouterr()
     lines = captured.out.splitlines()
@@ -52,13 +51,6 @@ def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -
     assert [each["subject"] for each in content["measurements"]] == ["forward", "rem"]
     assert content["options"]["batch_size"] == 2
     assert {"cpu", "cores", "used_by_torch"} <= content["environment"].keys()
-
-
-def test_wrong_use_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
-    assert remtta_here("bench", "--methods", "cotta") == 2
-    assert "cannot measure cotta; choose from forward, source, tent" in capfd.readouterr().err
-    assert remtta_here("bench", "--model", "vit_nonsense") == 2
-    assert 'unknown model "vit_nonsense"' in capfd.readouterr().err
 
 
 def test_a_checkpoint_is_measured_at_its_own_size(
@@ -75,10 +67,9 @@ def test_a_checkpoint_is_measured_at_its_own_size(
     heads = [prepare("tent", replace(options, model=random, seed=seed)).model.head.weight for seed in (0, 0, 1)]
     assert heads[0].shape == own.shape
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
-    tiny = [option for option in TINY_OPTIONS if option not in ("--crop-pct", "1.0")]
     quick = ["-b", "2", "--repeats", "1", "--no-memory", "--methods", "source", "--json"]
     size_and_seed = ["--input-size", "32", "32", "--seed", "3"]
-    assert remtta_here("bench", *tiny, "--checkpoint", checkpoint, *size_and_seed, *quick) == 0
+    assert remtta_here("bench", *TINY_OPTIONS[:-2], "--checkpoint", checkpoint, *size_and_seed, *quick) == 0
     content = json.loads(capfd.readouterr().out)["options"]
     assert (content["checkpoint"], content["seed"], content["input_size"]) == (str(checkpoint), 3, [32, 32])
 
@@ -99,8 +90,7 @@ def test_a_convolutional_model_is_measured() -> None:
     assert [each.subject for each in run_bench(embedded)] == [FORWARD, "rem"]
 
 
-def test_zero_shot_models_are_measured_with_imagenets_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_zero_shot_models_are_measured_with_imagenets_classes(tmp_path: Path) -> None:
     name, _ = tiny_clip(tmp_path / "model")
     options = BenchOptions(ModelOptions(name), batch_size=2, repeats=1, memory=False, subjects=("source", "rem"))
     assert [each.subject for each in run_bench(options)] == [FORWARD, "source", "rem"]

@@ -110,6 +110,10 @@ def test_guard_stop_ends_with_its_own_exit_code(checkpoint: Path, tmp_path: Path
     assert remtta_here("adapt", folder, *options, "--output", tmp_path / "stop", *stopping) == 5
     record = record_of(tmp_path / "stop")
     assert record["exit_reason"] == "guard" and record["guard"]["retired"]
+    before = rows_of(tmp_path / "stop")
+    assert len(before) < 48 and before[-1]["answered_by"] == "source"
+    assert remtta_here("adapt", folder, *options, "--output", tmp_path / "stop", *stopping, "--resume") == 5
+    assert rows_of(tmp_path / "stop") == before
 
 
 def test_an_empty_list_is_no_failure(

@@ -16,7 +16,7 @@ from remtta.backbones.families import FAMILIES
 from remtta.cli.models import methods_text
 from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT
 from remtta.methods.support import Support, kinds, modules_without_family, support_of
-from tests.command import refusal_of, remtta_here
+from tests.command import remtta_here
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"
 BEGIN, END = "<!-- from the program -->\n", "<!-- to here -->"
@@ -88,18 +88,6 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
     assert found["model"] == "test_vit" and list(found["refused"]) == ["norm", *ZERO_SHOT]
     assert found["methods"] == [name for name in METHOD_TABLE if name not in found["refused"]]
     assert found["adapts"] == f"blocks 0-{found['adapted'][-1]} of {found['blocks']}"
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("levit_12", 'no listed family has "levit_12" in its name; name one model, such as levit_128'),
-        ("no such thing", 'no timm model or listed family has "no such thing" in its name'),
-    ],
-)
-def test_a_name_that_fits_nothing_is_refused(name: str, told: str, capfd: pytest.CaptureFixture[str]) -> None:
-    code, error = refusal_of(capfd, "models", name)
-    assert code == 2 and told in error
 
 
 @pytest.mark.parametrize(

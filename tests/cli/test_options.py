@@ -16,12 +16,10 @@ from typer.models import ArgumentInfo
 from remtta.cli import COMMANDS
 from remtta.cli.groups import flat
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, REMConfig, method_config
-from remtta.methods.settings.chosen import MethodOptions, MethodsOptions
-from remtta.methods.source import SourceConfig
+from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE
 from remtta.options import LiveOptions, StreamOptions
 from remtta.options.option import Member
-from tests.command import refusal_of, remtta_here
+from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS
 from tests.evaluation.trees import write_tree
 
@@ -47,13 +45,6 @@ def test_every_option_says_something_and_no_two_say_the_same() -> None:
     assert all(len(flags) == 1 for flags in helps.values()), helps
 
 
-def test_methods_that_are_not_named_are_remtta_and_the_source() -> None:
-    assert MethodOptions().config(50) == method_config("remtta", {}, batch_size=50)
-    remtta = method_config("remtta", {}, batch_size=50)
-    assert MethodsOptions().configs(50) == {"source": SourceConfig(), "remtta": remtta}
-    assert MethodsOptions(("rem",)).configs(50) == {"rem": REMConfig()}
-
-
 def test_adapt_shows_at_most_thirty_options_in_five_panels(capfd: pytest.CaptureFixture[str]) -> None:
     common = [member.option for member in OPTIONS["adapt"].values() if member.option and member.option.common]
     assert len(common) <= 28  # beside --help and --help-all
@@ -70,36 +61,6 @@ def test_adapt_shows_at_most_thirty_options_in_five_panels(capfd: pytest.Capture
     assert remtta_here("corrupt", "--help") == 0
     told = capfd.readouterr().out
     assert all(flag in told for flag in OPTIONS["corrupt"])  # a command of fewer shows all
-
-
-@pytest.mark.parametrize(
-    ("args", "told"),
-    [
-        (["adapt", "x", "--threads", "1000000"], "Invalid value for '--threads': must be at most "),
-        (["adapt", "x", "--steps", "9" * 21], "Invalid value for '--steps': must be at most 10000"),
-        (["adapt", "x", "--reset-every", "1.5"], "Invalid value for '--reset-every': must be a whole number"),
-        (["adapt", "x", "--lr", "fast"], "Invalid value for '--lr': must be a number"),
-        (["eval", ".", "--methods", "rem", "--set", "rem.steps=1000000"], "steps must be from 1 to 10000"),
-    ],
-)
-def test_numbers_are_bounded(args: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
-    code, line = refusal_of(capfd, *args)
-    assert code == 2 and told in line
-
-
-@pytest.mark.parametrize(
-    ("args", "what"),
-    [
-        (["adapt", "x", "--output="], "--output"),
-        (["adapt", "x", "-o", ""], "-o"),
-        (["adapt", ""], "an argument"),
-        (["eval", "x", "--methods", ""], "--methods"),
-        (["corrupt", "", "y"], "an argument"),
-    ],
-)
-def test_empty_values_are_refused(args: list[str], what: str, capfd: pytest.CaptureFixture[str]) -> None:
-    told = f"Error: {what} is empty (is a variable of the shell not set?); give a value, or leave it out"
-    assert refusal_of(capfd, *args) == (2, told)
 
 
 @pytest.mark.parametrize(

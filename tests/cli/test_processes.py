@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -137,19 +136,14 @@ def test_a_run_under_nohup_outlives_its_terminal(frames: Path, checkpoint: Path,
     assert len(rows_of(tmp_path / "run")) == 6
 
 
+def with_a_full_stderr() -> None:
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 2)
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 def test_messages_that_nobody_can_read_do_not_end_a_run(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
     (frames / "broken.png").write_text("no image")
-    command: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "remtta",
-        "adapt",
-        frames,
-        *TINY_OPTIONS,
-        "--checkpoint",
-        checkpoint,
-    ]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run([*command, "-b", "2", "-o", tmp_path / "run"], stderr=full)
-    assert done.returncode == 0 and record_of(tmp_path / "run")["exit_reason"] == "completed"
+    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "-o", tmp_path / "run"]
+    with Started("adapt", frames, *options, before=with_a_full_stderr) as process:
+        assert process.communicate() == (b"", b"") and process.returncode == 0
+    assert record_of(tmp_path / "run")["exit_reason"] == "completed"

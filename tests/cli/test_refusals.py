@@ -51,6 +51,9 @@ def _errors() -> list[Any]:
         (["adapt", (url := "http://127.0.0.1:9/x"), *tiny], 1, f"{url} cannot be opened as a video (the connection"),
         *((["eval", *tiny, *args], 2, text) for args, text in _EVAL),
         *((["corrupt", *args], code, text) for args, code, text in _CORRUPT),
+        *((args, 2, text) for args, text in _USE),
+        *((args, 2, f"{what} is empty (is a variable of the shell not set?); give a value") for args, what in _EMPTY),
+        *((args, 2, f"{shown}: paths are local; mount the bucket, or copy the folder") for args, shown in _ADDRESSES),
     ]
 
 
@@ -91,6 +94,42 @@ _CORRUPT: list[tuple[list[str], int, str]] = [
     (["frames", "out", "-s", "x"], 2, "--severity takes whole numbers such as 1,2,3, got x"),
     (["frames", "out", "-s", "0,1"], 2, "severity must be from 1 to 5, got 0"),
     (["frames", "out", "--size", "100000"], 2, "'--size': must be at most 10000"),
+]
+_USE: list[tuple[list[str], str]] = [
+    (["adapt"], "Missing argument 'SOURCE'."),
+    (["adapt", "x", "--lrr", "3"], "No such option: --lrr (Possible options: --lr)"),
+    (["adapt", "x", "-q", "-v"], "--quiet and --verbose exclude each other"),
+    (["apply", "x"], "Missing option '--output' / '-o'."),
+    (["adpt"], "No such command 'adpt'. Did you mean 'adapt'?"),
+    (["eval", *"abcdef"], "unexpected arguments: b, c, d and 2 more"),
+    (["adapt", "frames/1.jpg", "frames/2.jpg", "-q"], "got 2 sources; quote the pattern: 'frames/*.jpg', or name"),
+    (["adapt", *(f"{n}.png" for n in range(10_000))], "got 10000 sources; quote the pattern: '*.png', or name the"),
+    (["adapt", "a/\x1b[31m\n.jpg", "a/b.jpg", "c"], "got 3 sources; quote the pattern, or name the folder"),
+    (["eval", "a", "\x1b[31m\n"], r"unexpected argument: \x1b[31m"),
+    (["adapt", "x", "--mean", "0.5", "0.4"], "--mean takes 3 numbers, or one for all; got 0.5 0.4"),
+    (["adapt", "x", "--input-size"], "--input-size takes 2 numbers, or one for all; got none"),
+    (["adapt", "x", "--threads", "1000000"], "Invalid value for '--threads': must be at most "),
+    (["adapt", "x", "--steps", "9" * 21], "Invalid value for '--steps': must be at most 10000"),
+    (["adapt", "x", "--reset-every", "1.5"], "Invalid value for '--reset-every': must be a whole number"),
+    (["adapt", "x", "--lr", "fast"], "Invalid value for '--lr': must be a number"),
+    (["eval", ".", "--methods", "rem", "--set", "rem.steps=1000000"], "steps must be from 1 to 10000"),
+    (["models", "levit_12"], 'no listed family has "levit_12" in its name; name one model, such as levit_128'),
+    (["models", "no such thing"], 'no timm model or listed family has "no such thing" in its name'),
+    (["bench", "--methods", "cotta"], "cannot measure cotta; choose from forward, source, tent"),
+    (["bench", "--model", "vit_nonsense"], 'unknown model "vit_nonsense"'),
+]
+_EMPTY = [
+    (["adapt", "x", "--output="], "--output"),
+    (["adapt", "x", "-o", ""], "-o"),
+    (["adapt", ""], "an argument"),
+    (["eval", "x", "--methods", ""], "--methods"),
+    (["corrupt", "", "y"], "an argument"),
+]
+_ADDRESSES = [
+    (["eval", "s3://bucket/c"], "s3://bucket/c"),
+    (["eval", "c", "--output", "gcs://me:secret@bucket/t"], "gcs://***@bucket/t"),
+    (["corrupt", "c", "simplecache::s3://bucket/c"], "simplecache::s3://bucket/c"),
+    (["report", "run1", "file:///run2", "-o", "page.html"], "file://run2"),
 ]
 
 

@@ -18,30 +18,6 @@ from tests.conftest import TINY_OPTIONS
 from tests.records import parsed
 
 
-@pytest.mark.parametrize(
-    ("args", "told"),
-    [
-        (["adapt"], "Missing argument 'SOURCE'."),
-        (["adapt", "x", "--lrr", "3"], "No such option: --lrr (Possible options: --lr)"),
-        (["adapt", "x", "-q", "-v"], "--quiet and --verbose exclude each other"),
-        (["apply", "x"], "Missing option '--output' / '-o'."),
-        (["adpt"], "No such command 'adpt'. Did you mean 'adapt'?"),
-        (["eval", *"abcdef"], "unexpected arguments: b, c, d and 2 more"),
-        (["adapt", "frames/1.jpg", "frames/2.jpg", "-q"], "got 2 sources; quote the pattern: 'frames/*.jpg', or name"),
-        (["adapt", *(f"{n}.png" for n in range(10_000))], "got 10000 sources; quote the pattern: '*.png', or name the"),
-        (["adapt", "a/\x1b[31m\n.jpg", "a/b.jpg", "c"], "got 3 sources; quote the pattern, or name the folder"),
-        (["eval", "a", "\x1b[31m\n"], r"unexpected argument: \x1b[31m"),
-        (["adapt", "x", "--mean", "0.5", "0.4"], "--mean takes 3 numbers, or one for all; got 0.5 0.4"),
-        (["adapt", "x", "--input-size"], "--input-size takes 2 numbers, or one for all; got none"),
-    ],
-)
-def test_wrong_use_is_one_line(args: list[str], told: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert remtta_here(*args) == 2
-    out, err = capfd.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith(f"Error: {told}")
-
-
 def test_without_a_command_there_is_help_and_no_error(capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here() == 2
     out, err = capfd.readouterr()

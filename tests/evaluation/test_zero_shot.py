@@ -12,9 +12,8 @@ from tests.records import json_of, record_of, rows_of
 
 
 @pytest.fixture
-def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data(tmp_path: Path) -> Path:
     """A domain of two classes of four images, beside a model."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tiny_clip(tmp_path / "model")
     for place, folder in enumerate(("green_frog", "ship")):
         draw_folder(tmp_path / "data" / "fog" / folder, range(4 * place, 4 * place + 4))

@@ -129,13 +129,6 @@ def test_both_models_answer_for_any_method_and_change_no_update(name: str) -> No
     torch.testing.assert_close(guard.method.delta(), plain.delta(), rtol=0, atol=0)
 
 
-def test_one_forward_pass_more_per_image_and_no_second_look() -> None:
-    guard = make("tent", "both", action="rollback")
-    for seed in range(5):
-        ask(guard, random_images(6, seed))
-    assert guard.num_source_predictions == 30
-
-
 def test_there_is_nothing_to_guard_where_nothing_is_asked_for() -> None:
     for answer in ("adapted", "both"):
         assert guarded(build_method("source", tiny_vit()), GuardOptions(answer=answer), SourceConfig()) is None

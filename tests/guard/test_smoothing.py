@@ -117,8 +117,6 @@ def test_a_run_keeps_what_each_frame_was_taken_for_and_continues_bit_for_bit(
     monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)
     adapt_in_parts([3], frames, tmp_path / "parts", "tent", options=options)
     assert (tmp_path / "parts/predictions.jsonl").read_bytes() == (tmp_path / "whole/predictions.jsonl").read_bytes()
-    with pytest.raises(UsageError, match='smooth was "auto", is "off"'):
-        adapt_tiny(frames, tmp_path / "parts", "tent", options={"batch_size": 5}, resume=True)
 
 
 def test_an_evaluation_smooths_the_methods_that_are_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

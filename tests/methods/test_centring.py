@@ -111,18 +111,6 @@ def test_the_first_image_keeps_its_class() -> None:
     assert torch.equal(follow(Centre(CPU), logits, batch_size=1), logits)
 
 
-def test_a_batch_in_parts_is_followed_as_a_whole() -> None:
-    logits, whole, parts = logits_of(shuffled(20)), Centre(CPU), Centre(CPU)
-    fit = torch.arange(20) % 3 > 0
-    for centre, size in ((whole, 20), (parts, 7)):
-        centre.expect(fit)
-        for part in logits.split(size):
-            assert centre.waits
-            centre.note(part)
-    parts.note(logits)  # which nobody waits for
-    assert torch.equal(parts.offset, whole.offset) and not parts.waits
-
-
 def test_logits_that_are_not_finite_do_not_count() -> None:
     logits, one, other = logits_of(shuffled(20)), Centre(CPU), Centre(CPU)
     broken = torch.cat([logits, torch.full((1, CLASSES), torch.nan)])

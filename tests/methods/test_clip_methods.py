@@ -34,9 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def loaded(place: Path) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-        yield load_model(tiny_clip(place / "model")[0], labels=NAMES, prompts=TEMPLATES)
+    return load_model(tiny_clip(place / "model")[0], labels=NAMES, prompts=TEMPLATES)
 
 
 @pytest.fixture
@@ -143,8 +141,7 @@ def test_many_sentences_have_the_gradients_of_few(model: Any) -> None:
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-4)
 
 
-def test_what_does_not_fit_is_refused_in_a_line(loaded: Any, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+def test_what_does_not_fit_is_refused_in_a_line(loaded: Any, place: Path) -> None:
     for name in SETTINGS:
         with pytest.raises(ModelError, match="is for zero-shot models"):
             build_method(name, tiny_vit())

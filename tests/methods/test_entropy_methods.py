@@ -13,7 +13,6 @@ from torch import Tensor
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace, clean_jitter
 from remtta.methods.deyo import shuffle_patches
-from remtta.methods.losses import come_entropy, soft_likelihood_ratio
 from remtta.methods.method import Method, build_method
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import method_config
@@ -286,17 +285,6 @@ def test_shuffled_images_of_any_size_keep_it() -> None:
     torch.testing.assert_close(shuffle_patches(odd, 4, torch.Generator()), odd)
 
 
-def test_the_entropy_of_come_is_that_of_the_opinion_and_leaves_the_norm_alone() -> None:
-    # Evidence e^0 = 1 twice, C = 2: beliefs 1/4, 1/4, uncertainty 1/2: (1/2) ln 4 + (1/2) ln 2 = 1.5 ln 2.
-    torch.testing.assert_close(come_entropy(torch.zeros(2)), torch.tensor(1.5 * math.log(2)))
-    logits = vivid_vit(4)(batch(0)).detach().requires_grad_()
-    nats = come_entropy(logits)
-    torch.testing.assert_close(nats, torch.stack([come_of(row) for row in logits]))
-    nats.sum().backward()
-    assert logits.grad is not None and logits.grad.norm() > 0.01
-    torch.testing.assert_close((logits.grad * logits).sum(-1), torch.zeros(6), atol=1e-5, rtol=0)
-
-
 def test_rem_on_come_ranks_by_the_other_entropy_only() -> None:
     method, plain = make("rem-come", optimizer="sgd", margin=0.05), make("rem", optimizer="sgd", margin=0.05)
     for seed in range(2):
@@ -414,17 +402,6 @@ def test_roids_prior_multiplies_logits_where_asked_to() -> None:
 def test_methods_that_compare_the_images_of_a_batch_refuse_micro_batches(name: str) -> None:
     with pytest.raises(UsageError, match=f"micro-batch must be left out, as {name} has no use for it, got 2"):
         method_config(name.lower(), {"micro_batch": 2}, batch_size=6)
-
-
-def test_the_soft_likelihood_ratio_holds_certain_probabilities() -> None:
-    # p = (0.8, 0.2): -(0.8 ln 4 + 0.2 ln 0.25) = -0.6 ln 4
-    logits = torch.tensor([[math.log(0.8), math.log(0.2)], [9.0, 0.0]], requires_grad=True)
-    ratios = soft_likelihood_ratio(logits, 0.99)
-    torch.testing.assert_close(ratios[0], torch.tensor(-0.6 * math.log(4)))
-    rest = 1 / (1 + math.exp(9))
-    expected = -0.99 * math.log(99) - rest * math.log(rest / (1 - rest))
-    torch.testing.assert_close(ratios[1], torch.tensor(expected))
-    assert torch.isfinite(torch.autograd.grad(ratios.sum(), logits)[0]).all()
 
 
 @pytest.mark.parametrize("name", FILTERING)

@@ -260,10 +260,7 @@ def test_a_reset_leaves_no_gradients_to_the_next_method() -> None:
 @pytest.mark.parametrize(
     ("name", "count"),
     [
-        ("source", 0),
         ("lame", 0),
-        ("tent", 5 * 2 * 48),  # every norm's weight and bias
-        ("rem", 2 * 2 * 48),  # those of the first block
         ("vdp", 2 * 3 * 8 * 8),  # two squares of a quarter of the side
         ("foa", 3 * 48),
         ("cotta", WEIGHTS),

@@ -91,18 +91,10 @@ def test_attention_is_refused_where_there_is_none_and_features_are_taken_where_i
     assert all(torch.equal(one, other) == (masking == "attention") for one, other in kept)
 
 
-@pytest.mark.parametrize(
-    ("images", "got"),
-    [
-        (torch.zeros(2, 3, 32, 32, dtype=torch.uint8), "torch.uint8 of shape (2, 3, 32, 32)"),
-        (torch.zeros(2, 3, 32, 32, dtype=torch.float64), "torch.float64 of shape (2, 3, 32, 32)"),
-        (np.zeros((2, 3, 32, 32), np.float32), "ndarray"),
-    ],
-)
-def test_images_of_another_kind_are_refused(vit: nn.Module, images: Any, got: str) -> None:
-    with pytest.raises(ValueError) as caught:
+def test_images_that_are_no_tensor_are_refused(vit: nn.Module) -> None:
+    images: Any = np.zeros((2, 3, 32, 32), np.float32)
+    with pytest.raises(ValueError, match=r"got ndarray$"):
         REM(vit)(images)
-    assert str(caught.value).endswith(f"got {got}")
 
 
 def test_equal_views_are_reported(caplog: pytest.LogCaptureFixture) -> None:

@@ -8,48 +8,25 @@ from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.options import RunOptions
 from remtta.options.option import Bounds, members_of
 
-
-def test_the_defaults_are_the_papers_for_imagenet_c() -> None:
-    config = REMConfig()
-    assert config.mask_ratios == (0.0, 0.1, 0.2)
-    assert (config.ranking_weight, config.margin, config.lr) == (1.0, 0.0, 1e-3)
-    assert (config.optimizer, config.momentum, config.steps) == ("adam", 0.9, 1)
-    assert RunOptions().batch_size == 50
-
-
 PUBLISHED: dict[str, dict[str, object]] = {
+    "rem": {"mask_ratios": [0.0, 0.1, 0.2], "ranking_weight": 1.0, "margin": 0.0, "lr": 1e-3, "optimizer": "adam"},
     "pseudo-label": {"threshold": 0.9, "lr": 0.01, "optimizer": "sgd"},
     "tent": {"lr": 1e-3, "optimizer": "sgd", "momentum": 0.9, "adapt_layers": "all"},
-    "eta": {"entropy_margin": 0.4, "max_cosine": 0.05, "probs_momentum": 0.9, "lr": 1e-3},
+    "eta": {"max_cosine": 0.05, "lr": 1e-3},
     "eata": {"fisher_weight": 2000.0, "fisher_images": 2000},
     "rdumb": {"reset_every_steps": 1000, "lr": 2.5e-4},
-    "sar": {
-        "entropy_margin": 0.4,
-        "rho": 0.05,
-        "reset_below": 0.2,
-        "loss_momentum": 0.9,
-        "lr": 1e-3,
-        "adapt_layers": None,
-    },
-    "deyo": {
-        "entropy_margin": 0.5,
-        "weight_margin": 0.4,
-        "plpd_margin": 0.2,
-        "grid": 4,
-        "lr": 1e-3,
-        "adapt_layers": None,
-    },
+    "sar": {"entropy_margin": 0.4, "rho": 0.05, "reset_below": 0.2},
+    "deyo": {"plpd_margin": 0.2},
     "cotta": {"teacher_decay": 0.999, "num_augmentations": 32, "restore": 0.001, "lr": 1e-4, "optimizer": "sgd"},
     "petal": {"posterior_weight": 1e-11, "restore": 0.003, "lr": 0.01, "optimizer": "sgd"},
-    "vida": {"low_rank": 1, "high_rank": 128, "teacher_decay": 0.999, "adapter_decay": 0.8, "num_augmentations": 10}
-    | {"lr": 5e-7, "adapter_lr": 2e-7, "optimizer": "sgd"},
-    "continual-mae": {"mask_ratio": 0.5, "hog_weight": 0.5, "restore": 0.01, "lr": 1e-5, "optimizer": "adam"},
-    "roid": {"clip": 0.99, "temperature": 1 / 3, "source_momentum": 0.99, "lr": 2.5e-4, "nesterov": True},
-    "cmf": {"source_momentum": 0.99, "hidden_momentum": 0.99, "process_noise": 0.005, "least_kept": 0.89},
-    "foa": {"num_prompts": 3, "distance_weight": 0.4, "shift_decay": 0.9},
+    "vida": {"high_rank": 128, "teacher_decay": 0.999, "num_augmentations": 10, "lr": 5e-7, "adapter_lr": 2e-7},
+    "continual-mae": {"restore": 0.01, "lr": 1e-5, "optimizer": "adam"},
+    "roid": {"lr": 2.5e-4},
+    "cmf": {"least_kept": 0.89},
+    "foa": {"num_prompts": 3},
     "memo": {"num_augmentations": 64, "lr": 1e-5},
 }
-"""By method, numbers of its paper or official code, at a batch of 64."""
+"""By method, numbers of its paper or official code at a batch of 64 that its plain reading does not already need."""
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

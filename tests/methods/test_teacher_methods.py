@@ -10,7 +10,6 @@ from torchvision.transforms.v2 import functional
 from remtta.methods import augmentations
 from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, jitter
 from remtta.methods.cotta import CoTTA, CoTTAConfig, published_confidence
-from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.method import build_method
 from remtta.methods.petal import PETAL
 from remtta.methods.vdp import VDP, VDPConfig
@@ -22,13 +21,6 @@ from tests.methods.making import descend, made, symmetric
 def _weights_differ(first: nn.Module, second: nn.Module) -> list[str]:
     pairs = zip(first.named_parameters(), second.parameters(), strict=True)
     return [name for (name, one), other in pairs if not torch.allclose(one, other, atol=1e-6, rtol=1e-4)]
-
-
-def test_symmetric_cross_entropy_of_two_classes() -> None:
-    # p = (1/2, 1/2), q = (3/4, 1/4): -(q log p + p log q) / 2 = (log 2 - (log 3/4 + log 1/4) / 2) / 2
-    p, q = torch.zeros(1, 2), torch.tensor([[0.75, 0.25]]).log()
-    expected = (torch.tensor(2.0).log() - torch.tensor(0.1875).log() / 2) / 2
-    torch.testing.assert_close(symmetric_cross_entropy(p, q), expected.view(1))
 
 
 def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:

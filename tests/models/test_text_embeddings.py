@@ -1,6 +1,5 @@
 """Class embeddings in a file, for timm image towers."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,19 +27,17 @@ TRUNK = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "none
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, its embeddings (64 values) of NAMES in a file, its image tower and another one."""
     place = tmp_path_factory.mktemp("texts")
     (place / "names.txt").write_text("\n".join(NAMES))
     name, own = tiny_clip(place / "clip", TRUNK, custom_text=True, embed_dim=64, init_logit_bias=-2.0)
     save_file(own.visual.trunk.state_dict(), place / "pooled.safetensors")
     save_file(timm.create_model("test_vit", num_classes=64).state_dict(), place / "projected.safetensors")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REMTTA_CACHE", str(place / "cache"))
-        options = ["--model", name, "--labels", str(place / "names.txt"), "--prompts", "openai7", "--device", "cpu"]
-        assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 0
-        assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 2  # it is there
-        yield place
+    options = ["--model", name, "--labels", str(place / "names.txt"), "--prompts", "openai7", "--device", "cpu"]
+    assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 0
+    assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 2  # it is there
+    return place
 
 
 def tower(place: Path, kind: str, **more: Any) -> Any:

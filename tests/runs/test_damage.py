@@ -3,6 +3,8 @@
 import io
 import json
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,8 @@ from remtta.runs.reading import read_rows
 from remtta.runs.scribe import Scribe
 from remtta.runs.states import load_position, load_state
 from tests.records import record_of, rows_of
-from tests.runs.test_resume import assert_same_results, camera, finish
-from tests.runs.tiny import adapt_tiny
+from tests.runs.test_resume import assert_same_results, finish
+from tests.runs.tiny import adapt_tiny, camera
 
 
 def killed(frames: Path, folder: Path) -> list[Path]:
@@ -27,23 +29,45 @@ def killed(frames: Path, folder: Path) -> list[Path]:
     return [shutil.copytree(frames.parent / f"killed{n}", folder.with_name(f"{folder.name}{n}")) for n in range(4)]
 
 
-def test_a_flipped_bit_in_the_state_is_reported(frames: Path, tmp_path: Path) -> None:
-    path = finish(frames, tmp_path / "run", stopped=True) / STATE
+def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"its content does not match its checksum.; start again with --overwrite"):
-        adapt_tiny(frames, tmp_path / "run", resume=True)
-    assert path.read_bytes() == content
 
 
-def test_rows_that_were_changed_since_they_were_saved_are_reported(frames: Path, tmp_path: Path) -> None:
-    path = finish(frames, tmp_path / "run", stopped=True) / PREDICTIONS
-    changed = path.read_bytes().replace(b'"class": ', b'"class":9', 1)
-    path.write_bytes(changed)
-    with pytest.raises(UsageError, match=r"predictions.jsonl was changed since it was saved; restore it, or start"):
-        adapt_tiny(frames, tmp_path / "run", resume=True)
-    assert path.read_bytes() == changed
+def change_a_row(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"class": ', b'"class":9', 1))
+
+
+def forget_the_place(path: Path) -> None:
+    save_tensors(path, load_state(path)[1], {"position": "[]"})
+
+
+def entry(name: str, value: object, path: Path) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "told"),
+    [
+        (STATE, flip_a_bit, r"its content does not match its checksum.; start again with --overwrite"),
+        (STATE, forget_the_place, r"state\.safetensors is damaged \(it holds no position\); start again"),
+        (PREDICTIONS, change_a_row, r"predictions.jsonl was changed since it was saved; restore it, or start"),
+        (PREDICTIONS, lambda path: path.write_text(""), "has lost lines"),
+        (RECORD, partial(entry, "resumed", "abc"), r"run.json is damaged \(its resumed is of type str\); start"),
+        (RECORD, partial(entry, "timing", []), r"run.json is damaged \(its timing is of type list\); start"),
+        (RECORD, partial(entry, "timing", None), r"run.json is damaged \(its timing is of type NoneType\); start"),
+        (RECORD, partial(entry, "options", [1]), r"run.json is damaged \(its options is of type list\); start"),
+    ],
+)
+def test_damage_is_reported_and_nothing_is_written(
+    name: str, damage: Callable[[Path], object], told: str, frames: Path, tmp_path: Path
+) -> None:
+    damage(finish(frames, tmp_path / "run", stopped=True) / name)
+    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
+    with pytest.raises(UsageError, match=told):
+        adapt_tiny(frames, tmp_path / "run", resume=True, options={"max_memory": 10**12})
+    assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
 
 
 @pytest.mark.parametrize("kill", [0, 2], ids=["before the first save", "after a save"])
@@ -88,25 +112,6 @@ def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> Non
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("resumed", "abc", "its resumed is of type str"),
-        ("timing", [], "its timing is of type list"),
-        ("options", [1], "its options is of type list"),
-    ],
-)
-def test_an_invalid_record_is_reported_and_nothing_is_written(
-    name: str, value: object, reason: str, frames: Path, tmp_path: Path
-) -> None:
-    path = finish(frames, tmp_path / "run", stopped=True) / RECORD
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
-    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
-    with pytest.raises(UsageError, match=rf"run.json is damaged \({reason}\); start again with --overwrite"):
-        adapt_tiny(frames, tmp_path / "run", resume=True, options={"max_memory": 10**12})
-    assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
-
-
 def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_path: Path) -> None:
     folder = killed(frames, tmp_path / "run")[2]
     assert len(rows_of(folder)) == 9 and load_position(folder / STATE, Place)[0].frames == 6
@@ -126,14 +131,6 @@ def test_a_reader_gets_no_row_twice(frames: Path, tmp_path: Path) -> None:
         written, echo = (folder / PREDICTIONS).read_bytes(), io.BytesIO()
         adapt_tiny(frames, folder, resume=True, echo=echo)
         assert written + echo.getvalue() == (tmp_path / "run" / PREDICTIONS).read_bytes()
-
-
-def test_a_state_without_a_position_is_reported(frames: Path, tmp_path: Path) -> None:
-    path = finish(frames, tmp_path / "run", stopped=True) / STATE
-    _, state = load_state(path)
-    save_tensors(path, state, {"position": "[]"})
-    with pytest.raises(UsageError, match=r"state\.safetensors is damaged \(it holds no position\); start again"):
-        adapt_tiny(frames, tmp_path / "run", resume=True)
 
 
 def test_a_state_that_cannot_be_read_is_no_wrong_use(frames: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import io
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -19,13 +19,12 @@ from remtta.runs.folder import PREDICTIONS, STATE
 from remtta.runs.place import Place
 from remtta.runs.states import load_position
 from remtta.streams.batches import Batches
-from remtta.streams.frames import Frame
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
 from remtta.streams.sources import Stream
-from tests.conftest import draw_image, happens, tiny_vit
+from tests.conftest import happens, tiny_vit
 from tests.records import record_of, rows_of
-from tests.runs.tiny import adapt_tiny
+from tests.runs.tiny import adapt_tiny, camera
 
 
 def patient(path: Path, lines: int) -> None:
@@ -33,22 +32,11 @@ def patient(path: Path, lines: int) -> None:
     assert happens(lambda: path.exists() and path.read_bytes().count(b"\n") >= lines, 30)
 
 
-def slow_camera(count: int, wait: Mapping[int, Callable[[], object]]) -> Stream:
-    """A camera that waits for something before some of its frames."""
-
-    def frames() -> Iterator[Frame]:
-        for number in range(count):
-            wait.get(number, lambda: None)()
-            yield Frame("camera 0", partial(draw_image, number), number, 0.1 * number)
-
-    return Stream("0", "camera", frames())
-
-
 def test_a_slow_source_has_its_frames_predicted_before_the_batch_is_full(tmp_path: Path) -> None:
     run, usual, echo = tmp_path / "run", tmp_path / "usual", io.BytesIO()
-    adapt_tiny(slow_camera(7, {}), usual)
+    adapt_tiny(camera(7), usual)
     rows_there = {2: partial(patient, run / PREDICTIONS, 2), 5: partial(patient, run / PREDICTIONS, 5)}
-    adapt_tiny(slow_camera(7, rows_there), run, echo=echo, options={"flush_after": 0.05})
+    adapt_tiny(camera(7, rows_there), run, echo=echo, options={"flush_after": 0.05})
     rows, expected = rows_of(run), rows_of(usual)
     assert [row["index"] for row in rows if row.get("early")] == [0, 1, 3, 4]
     assert [(row["index"], row["class"], row["update"], row["adapted"]) for row in rows] == [
@@ -71,14 +59,14 @@ def test_a_stop_predicts_the_frames_that_wait(tmp_path: Path) -> None:
         time.sleep(30)
 
     with Interrupts() as interrupts:
-        summary = adapt_tiny(slow_camera(6, {5: stop}), run, interrupts=interrupts)
+        summary = adapt_tiny(camera(6, {5: stop}), run, interrupts=interrupts)
     assert summary.exit_reason == "SIGTERM" and summary.num_updates == 1
     assert [row["index"] for row in rows_of(run)] == list(range(5))
     assert [row["index"] for row in rows_of(run) if row.get("early")] == [3, 4]
     assert record_of(run)["counts"]["frames"] == 5
     place, _ = load_position(run / STATE, Place)
     assert (place.frames, place.updates) == (3, 1)  # what was learned from
-    adapt_tiny(slow_camera(3, {}), run, resume=True)
+    adapt_tiny(camera(3), run, resume=True)
     assert [row["index"] for row in rows_of(run)] == list(range(8))  # a camera does not show them again
     assert record_of(run)["counts"]["updates"] == 2
 
@@ -90,7 +78,7 @@ def readable(index: int) -> DecodedFrame:
 def test_weights_whose_early_outputs_are_not_finite_are_not_saved(tmp_path: Path) -> None:
     config, options = REMConfig(lr=1e38, optimizer="sgd"), {"guard": None, "save_every": 9, "flush_after": 0.05}
     with pytest.raises(RemttaError, match="not finite numbers from frame 3 on"):
-        adapt_tiny(slow_camera(6, {4: lambda: time.sleep(1)}), tmp_path, config=config, options=options)
+        adapt_tiny(camera(6, {4: lambda: time.sleep(1)}), tmp_path, config=config, options=options)
     assert not (tmp_path / STATE).exists()
 
 

@@ -15,12 +15,11 @@ from remtta.guard.observer import Answers
 from remtta.runs.batch import BatchResult
 from remtta.runs.folder import run_folder
 from remtta.runs.rows import RowFormat, prediction_rows
-from remtta.runs.writer import ReaderGone, RowWriter
+from remtta.runs.writer import RowWriter
 from remtta.streams.batches import Batch
 from remtta.streams.frames import Gap
 from remtta.streams.prefetch import DecodedFrame
 from tests.records import lines_of
-from tests.runs.tiny import fill_disk
 
 IMAGE = torch.zeros(3, 2, 2, dtype=torch.uint8)
 LISTED: dict[str, Any] = {"logits": True}
@@ -92,16 +91,6 @@ def test_entropy_is_a_plain_number_between_zero_and_log_c(scale: float) -> None:
     assert "-0.0" not in json.dumps(row["entropy"])
 
 
-def test_each_row_is_a_line_that_is_out_when_write_returns(tmp_path: Path) -> None:
-    path = tmp_path / "predictions.jsonl"
-    rows = [[{"index": 0}, {"index": 1}], [], [{"index": 2}]]
-    with RowWriter(path) as writer:
-        for position, batch in enumerate(rows):
-            writer.write(batch)
-            assert lines_of(path) == [row for earlier in rows[: position + 1] for row in earlier]
-    assert path.read_bytes().endswith(b"\n")
-
-
 def test_a_row_with_nan_is_refused_and_no_part_of_its_batch_written(tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
     with RowWriter(path) as writer, pytest.raises(ValueError):
@@ -122,23 +111,6 @@ def test_any_file_name_stays_one_line_and_can_be_recovered(name: bytes, tmp_path
     assert [entry["label"] for entry in row["topk"]] == ["dog", "\udcff"]
 
 
-def test_a_closed_pipe_means_the_reader_is_gone_and_the_file_has_every_row(tmp_path: Path) -> None:
-    path = tmp_path / "predictions.jsonl"
-    reading, writing = os.pipe()
-    pipe = os.fdopen(writing, "wb")
-    with RowWriter(path, pipe) as writer:
-        writer.write([{"index": 0}])
-        writer.echo()
-        assert os.read(reading, 100) == b'{"index": 0}\n'
-        os.close(reading)
-        writer.write([{"index": 1}, {"index": 2}])
-        with pytest.raises(ReaderGone):
-            writer.echo()
-    assert [row["index"] for row in lines_of(path)] == [0, 1, 2]
-    with contextlib.suppress(BrokenPipeError):
-        pipe.close()
-
-
 class _FullDisk(io.BytesIO):
     def write(self, data: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -151,31 +123,6 @@ def test_a_pipe_that_fails_otherwise_is_an_output_error(tmp_path: Path) -> None:
         with pytest.raises(OutputError, match=r"No space left on device"):
             writer.echo()
     assert lines_of(path) == [{"index": 0}]
-
-
-def test_a_file_that_cannot_be_opened_or_written_is_an_output_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with pytest.raises(OutputError, match=r"absent/predictions\.jsonl cannot be written: No such file"):
-        RowWriter(tmp_path / "absent" / "predictions.jsonl")
-    with RowWriter(tmp_path / "predictions.jsonl") as writer:
-        fill_disk(monkeypatch, 0)
-        with pytest.raises(OutputError, match=r"predictions\.jsonl cannot be written: No space left"):
-            writer.write([{"index": 0}])
-        monkeypatch.undo()
-
-
-def test_lines_the_system_takes_in_pieces_arrive_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, write = tmp_path / "predictions.jsonl", os.write
-
-    def few(descriptor: int, data: memoryview) -> int:
-        return write(descriptor, data[:5])
-
-    with RowWriter(path) as writer:
-        monkeypatch.setattr(os, "write", few)
-        writer.write([{"index": index, "source": "frame.png"} for index in range(4)])
-        monkeypatch.undo()
-    assert [row["index"] for row in lines_of(path)] == [0, 1, 2, 3]
 
 
 def test_runs_begun_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 import errno
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -16,7 +18,9 @@ from remtta.engines.interrupts import Interrupts
 from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
-from tests.conftest import tiny_vit
+from remtta.streams.frames import Frame
+from remtta.streams.sources import Stream
+from tests.conftest import draw_image, tiny_vit
 
 CONFIGS: dict[str, MethodConfig] = {
     "rem": REMConfig(lr=0.01),
@@ -42,6 +46,17 @@ def adapt_tiny(
     run_options = RunOptions(**{"batch_size": 3, "save_every": 2, "guard": GUARD, **(options or {}), "resume": resume})
     config = more.pop("config", None) or CONFIGS[method]
     return adapt_stream(model or tiny_vit(), source, folder, method=method, config=config, options=run_options, **more)
+
+
+def camera(count: int, wait: Mapping[int, Callable[[], object]] = MappingProxyType({})) -> Stream:
+    """A camera that waits for something before some of its frames."""
+
+    def frames() -> Iterator[Frame]:
+        for number in range(count):
+            wait.get(number, lambda: None)()
+            yield Frame("camera 0", partial(draw_image, number), number, 0.1 * number)
+
+    return Stream("0", "camera", frames())
 
 
 def stop_after(batches: int, *run: Any, **more: Any) -> RunSummary:

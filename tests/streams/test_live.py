@@ -95,34 +95,23 @@ def test_a_source_that_is_not_there_at_the_start_is_waited_for_if_asked(caplog: 
     ]
 
 
-def test_a_source_that_does_not_come_in_time_was_not_there() -> None:
-    clock = Clock()
-    with pytest.raises(
-        StreamError, match=r"^camera 0 was not available \(it cannot be opened\) and could not be opened within 3 s"
-    ):
-        next(source_of(FakeCamera(), clock, wait_at_start=True, reconnect_for=3).frames())
-    assert clock.now == 3
-
-
-def test_a_finite_video_that_cannot_be_read_is_not_waited_for() -> None:
-    clock = Clock()
-    with pytest.raises(StreamError, match="no frame could be decoded"):
-        next(source_of(FakeCamera([], capture=partial(FakeCapture, promised=7)), clock, wait_at_start=True).frames())
-    assert not clock.sleeps
-
-
 @pytest.mark.parametrize(
-    ("script", "told"),
+    ("script", "promised", "patience_s", "told"),
     [
-        (REFUSED, r"^camera 0 cannot be opened; check that it is connected and not in use$"),
-        ([], r"^camera 0: no frame could be decoded; check that it is a video$"),
+        (REFUSED, 0, None, r"^camera 0 cannot be opened; check that it is connected and not in use$"),
+        ([], 0, None, r"^camera 0: no frame could be decoded; check that it is a video$"),
+        ([], 7, 3, "no frame could be decoded"),  # a finite video is not waited for
+        (REFUSED, 0, 3, r"^camera 0 was not available \(it cannot be opened\) and could not be opened within 3 s"),
     ],
 )
-def test_a_source_that_never_gave_a_frame_fails_at_once(script: Script, told: str) -> None:
-    clock, camera = Clock(), FakeCamera(script, [10])
+def test_a_source_that_never_gave_a_frame_is_an_error(
+    script: Script, promised: int, patience_s: float | None, told: str
+) -> None:
+    clock, camera = Clock(), FakeCamera(script, capture=partial(FakeCapture, promised=promised))
+    waits: Any = {"wait_at_start": True, "reconnect_for": patience_s} if patience_s else {}
     with pytest.raises(StreamError, match=told):
-        next(source_of(camera, clock).frames())
-    assert clock.sleeps == [] and len(camera.captures) == 1
+        next(source_of(camera, clock, **waits).frames())
+    assert clock.now == (3 if "available" in told else 0) and (clock.now or len(camera.captures) == 1)
 
 
 @pytest.mark.parametrize("buffer", ["latest", "all"])

@@ -106,24 +106,29 @@ def test_links_to_images_count_and_dangling_ones_do_not(tmp_path: Path) -> None:
     assert names(open_stream(tmp_path)) == ["a.png", "b.png"]
 
 
-def test_a_folder_without_images_a_list_of_streams_and_a_named_pipe_are_no_sources(tmp_path: Path) -> None:
-    (tmp_path / "cams.txt").write_text("a=0\n")
-    os.mkfifo(tmp_path / "list")
-    for name, told in (
-        ("", r"no images or videos in this folder or below it$"),
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        *((name, ": no such file or folder$") for name in ("missing.png", "missing/", "missing.mp4", "", "a\0b", "-1")),
+        ("x" * 5000, ": no such file or folder$"),
+        ("*.jpg", r"\*\.jpg: no file matches; quote the pattern and check it$"),
+        ("empty", "no images or videos in this folder or below it$"),
         ("cams.txt", r"cams\.txt is a text file; add --streams if it lists streams"),
         ("list", "list is a pipe; give paths on standard input, with - as the source"),
-    ):
-        with pytest.raises(UsageError, match=told):
-            open_stream(tmp_path / name)
-
-
-@pytest.mark.parametrize("source", ["missing.png", "missing/", "missing.mp4", "", "a\0b", "x" * 5000, "-1"])
-def test_a_missing_source_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    ],
+)
+def test_what_is_no_source_is_a_usage_error(
+    source: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     draw(tmp_path, "a.png")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cams.txt").write_text("a=0\n")
+    os.mkfifo(tmp_path / "list")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r": no such file or folder$"):
+    with pytest.raises(UsageError, match=told):
         open_stream(source)
+    with pytest.raises(UsageError, match="-0 is for paths on standard input"):
+        open_stream(tmp_path, null_separated=True)
 
 
 def test_a_glob_is_read_in_natural_order(frames: Path) -> None:
@@ -136,11 +141,6 @@ def test_a_glob_goes_below_with_two_stars(tmp_path: Path) -> None:
     draw(tmp_path, "a.png", "b/c.png", "b/d/e.png", "b/f.jpg")
     (tmp_path / "b" / "loop").symlink_to(tmp_path)
     assert names(open_stream(f"{tmp_path}/**/*.png")) == ["a.png", "c.png", "e.png"]
-
-
-def test_a_glob_that_matches_nothing_is_a_usage_error(frames: Path) -> None:
-    with pytest.raises(UsageError, match=r"\*\.jpg: no file matches; quote the pattern and check it$"):
-        open_stream(f"{frames}/*.jpg")
 
 
 @pytest.mark.parametrize(
@@ -259,11 +259,6 @@ def test_the_wrong_separator_is_reported_at_once() -> None:
     ):
         with pytest.raises(UsageError, match=told):
             paths_in(written, null_separated=null_separated)
-
-
-def test_separating_by_nul_is_for_standard_input(frames: Path) -> None:
-    with pytest.raises(UsageError, match="-0 is for paths on standard input"):
-        open_stream(frames, null_separated=True)
 
 
 def test_a_list_has_names_and_addresses_in_its_order(tmp_path: Path) -> None:
