@@ -44,7 +44,7 @@ class AdaptedWeights:
                 raise ModelError(f"{name} was made under torch.inference_mode; build the model outside of it")
         self.parameters = dict(named)
         self._tracked: dict[str, Tensor] = {**named, **(moving or {})}
-        self._own = self._tracked.keys() | set()
+        self._own = frozenset(self._tracked)
         self._everything = {**frozen, **self._tracked}
         self._source = {name: tensor.detach().clone() for name, tensor in self._tracked.items()}
         self.committed: Committed = (self._zeros(), 0)

@@ -179,11 +179,8 @@ class Session:
         )
         answers.logits = answers.logits.cpu()
         if not torch.isfinite(answers.logits).all():
-            self._before, self._busy, self.committed = (
-                None,
-                True,
-                ({}, 0),
-            )  # neither state nor weights are worth keeping
+            # Neither state nor weights are worth keeping; busy, so that `snapshot` gives none.
+            self._before, self._busy, self.committed = None, True, ({}, 0)
             raise _not_finite(batch)
         seconds = time.monotonic() - started
         return BatchResult(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 5.0  # for the broker to take the rest at the end
 _POLL_S, _SAVE_EVERY_S = 0.05, 1.0
-_MAX_UNDERWAY = 200  # messages not yet confirmed by the broker
+_MAX_IN_FLIGHT = 200  # messages not yet confirmed by the broker
 _RETRY_S = (1, 30)
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
@@ -152,7 +152,7 @@ class Publisher:
             return
         with open(path, "rb") as file:
             file.seek(self._read)
-            while len(self._in_flight) < _MAX_UNDERWAY and (line := file.readline()).endswith(b"\n"):
+            while len(self._in_flight) < _MAX_IN_FLIGHT and (line := file.readline()).endswith(b"\n"):
                 self._read += len(line)
                 self._in_flight.append((self._client.publish(self._topic.name, line.rstrip(), qos=1).mid, self._read))
 
