@@ -63,17 +63,6 @@ def with_tokens(backbone: Backbone, method: str) -> Transformer:
     return backbone
 
 
-def with_plain_tokens(backbone: Backbone, method: str) -> ViT:
-    """Return the same backbone; raise ModelError unless its blocks take tokens and nothing else."""
-    tokens = with_tokens(backbone, method)
-    if not isinstance(tokens, ViT):
-        raise ModelError(
-            f"{method} changes the number of tokens, and the blocks of {type(backbone.module).__name__} "
-            "need a position for each token; choose another method, or a ViT such as vit_base_patch16_224"
-        )
-    return tokens
-
-
 def compile_blocks(model: nn.Module) -> None:
     """Compile the blocks with torch.compile, in place; parameter names do not change. Raise ModelError for other
     classifiers, whose hooks do not go together with compiled blocks.
@@ -86,15 +75,15 @@ def compile_blocks(model: nn.Module) -> None:
         block.compile(dynamic=True)  # the views differ in their number of tokens
 
 
-def modules_in_families() -> list[str]:
-    """Return timm's modules that define or import a class of FAMILIES."""
+def modules_without_family() -> list[str]:
+    """Return timm's modules that neither define nor import a class of FAMILIES."""
     kinds = tuple(FAMILIES)
     modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
-    return [
+    return sorted(
         module
         for module, content in modules.items()
-        if any(isinstance(each, type) and issubclass(each, kinds) for each in content)
-    ]
+        if not any(isinstance(each, type) and issubclass(each, kinds) for each in content)
+    )
 
 
 def find_families() -> dict[type[nn.Module], Callable[[Any], Backbone]]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from remtta.methods.support import Support
 
 _WIDTH = 100
+_MAX_NAMED = 3
 
 
 def models(
@@ -39,21 +40,22 @@ def models(
       remtta models vit_base_patch16_dinov3 --json
     """
     with command():
-        from remtta.methods.support import is_model, kinds, names_with, support_of
+        import timm
 
-        known = kinds()
-        one = name.partition(".")[0] if name is not None and is_model(name) else None
-        part = (name or "").lower()
+        from remtta.methods.support import kinds, support_of
+
+        known, part = kinds(), (name or "").lower()
+        one = next((model for model in timm.list_models() if model == (name or "").partition(".")[0]), None)
         chosen = [one] if one else [model for model, kind in known.items() if part in f"{model} {kind}".lower()]
         if not chosen:
-            raise _nothing(part, names_with(part))
+            raise _nothing(part, [model for model in timm.list_models() if part in model][:_MAX_NAMED])
         found = [support_of(model, known.get(model)) for model in chosen]
         content = [{**asdict(each), "adapts": each.adapts, "methods": each.methods} for each in found]
         printed.show(content, lambda: whole_text(found[0]) if one else _list_text(found, whole=name is None))
 
 
 def _list_text(found: Sequence[Support], *, whole: bool) -> str:
-    from remtta.methods.support import modules_without_family
+    from remtta.backbones.families import modules_without_family
 
     lines = list(map(short_text, found))
     if whole:

@@ -12,6 +12,7 @@ from remtta.errors import UsageError
 from remtta.guard.guard import Guard
 from remtta.guard.observer import Answers, Observer
 from remtta.methods.method import Method
+from remtta.models.weights import within
 
 T = TypeVar("T", bound=Observer)
 
@@ -160,8 +161,7 @@ class ObservedMethod:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         for each in self.observers:
-            own = {name.removeprefix(each.prefix): state[name] for name in state if name.startswith(each.prefix)}
-            each.load_state(own)
+            each.load_state(within(each.prefix, state))
         if self._every > 1:
             self._batches = int(state[_BATCHES])
         self.method.load_state(state)  # last, since the guard sets its learning rate

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from remtta.models.weights import within
+
 HALF_LIFE = 35
 """Half-life of an image in the mean, in images; small, so that the mean follows a change of conditions."""
 
@@ -127,10 +129,7 @@ class Centre:
         )
         self._led = state["led"]
         for name, mean in self._means.items():
-            start = f"{name}."
-            mean.load_state(
-                {key.removeprefix(start): state[key] for key in state if key.startswith(start)}, self._device
-            )
+            mean.load_state(within(f"{name}.", state), self._device)
 
 
 class _Mean:

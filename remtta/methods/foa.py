@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.families import with_plain_tokens
+from remtta.backbones.families import with_tokens
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
 from remtta.methods.cmaes import CMAES
@@ -27,6 +27,7 @@ from remtta.methods.settings.base import (
     NonNegative,
 )
 from remtta.methods.source import Source
+from remtta.models.weights import within
 from remtta.options.option import Bounds
 
 _log = logging.getLogger("remtta")
@@ -75,7 +76,13 @@ class FOA(Source[FOAConfig]):
 
     def __init__(self, net: Net, config: FOAConfig) -> None:
         super().__init__(net, config)
-        self._backbone = with_plain_tokens(net.backbone, "FOA")
+        backbone = with_tokens(net.backbone, "FOA")
+        if not isinstance(backbone, ViT):
+            raise ModelError(
+                f"FOA changes the number of tokens, and the blocks of {type(backbone.module).__name__} need a position "
+                "for each token; choose another method, or a ViT such as vit_base_patch16_224"
+            )
+        self._backbone = backbone
         if self._backbone.num_tokens_read != 1:
             raise ModelError("FOA shifts the class token, and this model's classifier reads other tokens")
         self._cma = CMAES(self.num_trained, config.population)
@@ -128,7 +135,7 @@ class FOA(Source[FOAConfig]):
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         self.net.generator.set_state(state[_GENERATOR])
-        self._cma.load_state({n.removeprefix(_CMA): tensor for n, tensor in state.items() if n.startswith(_CMA)})
+        self._cma.load_state(within(_CMA, state))
         self.memory = {name: state[name].to(self.net.device) for name in (_BEST, _RUNNING) if name in state}
 
     def _fitness(self, logits: Tensor, tokens: Tensor) -> float:

@@ -14,7 +14,7 @@ from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, method_config
-from remtta.models.weights import Committed
+from remtta.models.weights import Committed, within
 from remtta.options import DEFAULT_BATCH_SIZE
 
 DELTA, _UPDATES = "delta.", "updates"
@@ -137,8 +137,7 @@ class Updater(Generic[Kind]):
     @torch.no_grad()
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned; raise DeltaError if it does not fit the model."""
-        delta = {name.removeprefix(DELTA): tensor for name, tensor in state.items() if name.startswith(DELTA)}
-        self.load_delta(delta, int(state[_UPDATES]))
+        self.load_delta(within(DELTA, state), int(state[_UPDATES]))
         self.net.load_stream_state(state)
         self.objective.load_state(state)
         self._descent.optimizer.load_state(state)

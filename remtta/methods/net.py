@@ -21,7 +21,7 @@ from remtta.methods.settings.base import MethodConfig
 from remtta.models.inside import look_inside
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
-from remtta.models.weights import AdaptedWeights
+from remtta.models.weights import AdaptedWeights, within
 
 Chosen = Literal["norms", "layers", "all", "none"]
 """The weights that adapt: norms selected by `adapt_layers`, weights and biases of layers, all weights, or none."""
@@ -186,10 +186,7 @@ class Net:
         """Restore what `stream_state` returned, among other entries."""
         self.batch_norms.load_state(state)
         for place, centre in self._centres.items():
-            start = f"{place}."
-            centre.load_state(
-                {name.removeprefix(start): each for name, each in state.items() if name.startswith(start)}
-            )
+            centre.load_state(within(f"{place}.", state))
 
     def with_offset(self, delta: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return a delta of weights with the centre's offset subtracted from the head's bias."""

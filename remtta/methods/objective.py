@@ -13,6 +13,7 @@ from remtta.errors import UsageError
 from remtta.methods.net import Chosen, Net
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
+from remtta.models.weights import within
 
 Config = TypeVar("Config", bound=MethodConfig)
 
@@ -160,7 +161,7 @@ class Objective(Generic[Config]):
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned, among other entries; called after `begin`."""
         self.net.generator.set_state(state[_GENERATOR])
-        own = {name.removeprefix(_OWN): tensor for name, tensor in state.items() if name.startswith(_OWN)}
+        own = within(_OWN, state)
         for name, known in self.memory.items():
             known.copy_(own.pop(name))  # in place, since an optimizer may hold it
         for name, tensor in own.items():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from remtta.methods.net import Net
 from remtta.methods.objective import Objective
 from remtta.methods.settings.base import NO_NORMS, Count, FixedBatchNorms, MethodConfig, Positive
 
-Change = Callable[[int, Tensor, Tensor], Tensor]
+Change = Callable[[int, Any, Tensor], Tensor]
 """Maps a part's index, its input and its output to the next part's input."""
 
 _SEED = 0  # networks are initialised and warmed up reproducibly
@@ -138,25 +139,18 @@ class SideNetworks(Objective[Config]):
             return self.run(images, self.change(images))
 
     def run(self, images: Tensor, change: Change) -> Tensor:
-        """Return logits (B, C) with the output of each part changed."""
-        with _hooked(self.parts(), change):
+        """Return logits (B, C) with the output of each part changed, by hooks on its first and last block."""
+        entering: dict[int, Any] = {}
+
+        def enter(number: int, block: nn.Module, inputs: Any) -> None:
+            entering[number] = inputs[0] if inputs else None
+
+        def leave(number: int, block: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+            return change(number, entering.get(number), output)
+
+        with contextlib.ExitStack() as hooks:
+            for number, part in enumerate(self.parts()):
+                hooks.enter_context(part[0].register_forward_pre_hook(partial(enter, number)))
+                hooks.enter_context(part[-1].register_forward_hook(partial(leave, number)))
             logits = self.net.backbone.forward(images)
         return self.net.plain(logits)
-
-
-@contextlib.contextmanager
-def _hooked(parts: Sequence[Sequence[nn.Module]], change: Change) -> Iterator[None]:
-    """Change the output of each part within the block, by hooks on its first and last block."""
-    entering: dict[int, Any] = dict.fromkeys(range(len(parts)))
-    with contextlib.ExitStack() as hooks:
-        for number, part in enumerate(parts):
-
-            def enter(block: nn.Module, inputs: Any, number: int = number) -> None:
-                entering[number] = inputs[0] if inputs else None
-
-            def leave(block: nn.Module, inputs: Any, output: Tensor, number: int = number) -> Tensor:
-                return change(number, entering[number], output)
-
-            hooks.enter_context(part[0].register_forward_pre_hook(enter))
-            hooks.enter_context(part[-1].register_forward_hook(leave))
-        yield

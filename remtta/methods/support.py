@@ -13,13 +13,12 @@ import torch
 from torch import nn
 
 from remtta.backbones.backbone import Scores
-from remtta.backbones.families import FAMILIES, backbone_of, modules_in_families
+from remtta.backbones.families import FAMILIES, backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError
 from remtta.methods.method import build_method
 from remtta.methods.settings import METHOD_TABLE
 
-_MAX_NAMED = 3
 _CLASSES = 1000  # classes of the head added to a model without one
 
 
@@ -55,21 +54,6 @@ def kinds() -> dict[str, str]:
     return {model: kind for family in FAMILIES.values() for kind, model in getattr(family, "kinds", {}).items()}
 
 
-def is_model(name: str) -> bool:
-    """Return whether timm has a model of this name, which may include its weights."""
-    return name.partition(".")[0] in timm.list_models()
-
-
-def names_with(part: str) -> list[str]:
-    """Return a few of timm's models with this in their names."""
-    return [name for name in timm.list_models() if part.lower() in name][:_MAX_NAMED]
-
-
-def modules_without_family() -> list[str]:
-    """Return timm's modules whose models are in no family."""
-    return sorted(set(timm.list_modules()) - set(modules_in_families()))
-
-
 def support_of(model: str, kind: str | None = None) -> Support:
     """Return what remtta supports on a timm model, without allocating its weights."""
     with torch.device("meta"):
@@ -92,8 +76,9 @@ def support_in(
         backbone = backbone_of(module)
         masks = tuple(each for each in get_args(Scores) if not _refusal(backbone.check_scores, each))
         found = replace(found, masks=masks, blocks=len(backbone.blocks))
-        adapted = list(adapted_norms(backbone, "auto").values())
-        numbers = tuple(number for number, block in enumerate(backbone.blocks) if _holds(block, adapted))
+        adapted = set(adapted_norms(backbone, "auto").values())
+        places = enumerate(backbone.blocks)
+        numbers = tuple(number for number, block in places if not adapted.isdisjoint(block.parameters()))
         found = replace(found, adapted=numbers, num_adapted=sum(parameter.numel() for parameter in adapted))
     return found
 
@@ -110,11 +95,6 @@ def _refusal(ask: Callable[..., object], *about: object) -> str | None:
     except RemttaError as error:
         return str(error)
     return None
-
-
-def _holds(block: nn.Module, parameters: list[nn.Parameter]) -> bool:
-    own = {id(parameter) for parameter in block.parameters()}
-    return any(id(parameter) in own for parameter in parameters)
 
 
 @contextlib.contextmanager

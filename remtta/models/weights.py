@@ -147,6 +147,11 @@ class AdaptedWeights:
         return {name: torch.zeros_like(source) for name, source in self._source.items()}
 
 
+def within(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the entries of a state whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+
+
 def check_delta(delta: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
     """Raise DeltaError, naming the first tensor that is unknown, misshapen or not finite."""
     for name, tensor in delta.items():

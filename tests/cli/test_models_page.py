@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from remtta.backbones.families import FAMILIES
+from remtta.backbones.families import FAMILIES, modules_without_family
 from remtta.cli.models import methods_text
 from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT
-from remtta.methods.support import Support, kinds, modules_without_family, support_of
+from remtta.methods.support import Support, kinds, support_of
 from tests.command import remtta_here
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"
