@@ -26,7 +26,7 @@ from remtta.models.described import Described, Output
 from remtta.models.inside import look_inside
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
-from remtta.runs.record import delta_of, used_settings
+from remtta.runs.record import delta_of
 from remtta.runs.states import load_whole
 
 _FROZEN, _FRAMES = "frozen", "frames"
@@ -191,8 +191,8 @@ class Adapter(ObservedMethod):
                 raise UsageError(f"there is no delta to save: {refusal}")
             if not committed[0]:
                 raise UsageError(f"there is no delta to save: {self._name} changes no weights")
-            settings = used_settings(self.config, self.options.batch_size)
-            save_delta(path, delta_of(self.card, self._name, settings, committed, self._frames))
+            size = self.options.batch_size
+            save_delta(path, delta_of(self.card, self._name, self.config, size, committed, self._frames))
 
     def __reduce__(self) -> Never:
         """Raise TypeError: an adapter is bound to its model."""

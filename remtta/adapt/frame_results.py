@@ -96,15 +96,8 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
     opened = source if isinstance(source, Stream) else open_stream(source)
     batches, listener = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
     place = Place()
-    session = Session(
-        adapter,
-        adapter.card,
-        place,
-        policy=FitFrames(place),
-        listener=listener,
-        interrupts=Interrupts(),
-        episodic=adapter.config.episodic,
-    )
+    policy, interrupts = FitFrames(place), Interrupts()
+    session = Session(adapter, adapter.card, place, policy=policy, listener=listener, interrupts=interrupts)
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
     with contextlib.closing(decoded), contextlib.closing(opened):
         for batch in batches.of(decoded):

@@ -32,7 +32,7 @@ from remtta.options import RunOptions
 from remtta.runs.batch import BatchResult
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import Row, read_rows
-from remtta.runs.record import delta_of, guard_record, used_settings
+from remtta.runs.record import delta_of, guard_record
 from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.session import Listener, Policy, Session
 from remtta.streams.batches import Batch, Batches
@@ -70,7 +70,6 @@ class Trial(Listener):
             listener=self,
             interrupts=interrupts,
             reset_every=options.reset_every,
-            episodic=plan.methods[name].episodic,
         )
 
     @property
@@ -184,9 +183,12 @@ class Trial(Listener):
         path = delta_path(self._ledger.folder, **self._trial)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        settings = used_settings(plan.methods[name], plan.options.batch_size)
-        whole = whole_tensors(tensors, plan.model, plan.numbers, plan.num_classes)
-        save_delta(path, delta_of(plan.card, name, settings, (whole, updates), self._position.frames_in_delta))
+        whole, frames = (
+            whole_tensors(tensors, plan.model, plan.numbers, plan.num_classes),
+            self._position.frames_in_delta,
+        )
+        config, size = plan.methods[name], plan.options.batch_size
+        save_delta(path, delta_of(plan.card, name, config, size, (whole, updates), frames))
 
     def _record(self) -> dict[str, Any]:
         position, method, guard = self._position, self._adapter.method, self._adapter.guard

@@ -13,7 +13,6 @@ from typing import Any
 
 import timm
 import torch
-from torch import Tensor
 
 from remtta._version import __version__
 from remtta.deltas.delta import Delta
@@ -25,6 +24,7 @@ from remtta.guard.smoothing import Smoother
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import ModelCard
 from remtta.models.hashing import json_sha256
+from remtta.models.weights import Committed
 from remtta.options import RunOptions
 from remtta.runs.batch import Counts
 from remtta.runs.budget import Latencies
@@ -66,11 +66,6 @@ class Plan:
     earlier: Mapping[str, Any] | None = None
 
     @property
-    def hyperparameters(self) -> dict[str, Any]:
-        """The settings that the method uses, as stored in records and deltas."""
-        return used_settings(self.config, self.options.batch_size)
-
-    @property
     def last_bytes(self) -> int:
         """Approximate size of the files that a run writes last."""
         delta, state = (
@@ -85,27 +80,17 @@ class Plan:
         return min(room, _MAX_BYTES)
 
 
-def used_settings(config: MethodConfig, batch_size: int) -> dict[str, Any]:
-    """Return the settings that a method uses, for records and deltas."""
-    return {**config.used(), "batch_size": batch_size}
-
-
 def delta_of(
-    card: ModelCard, method: str, settings: Mapping[str, Any], committed: tuple[Mapping[str, Tensor], int], frames: int
+    card: ModelCard, method: str, config: MethodConfig, batch_size: int, committed: Committed, frames: int
 ) -> Delta:
-    """Return the delta of an adaptation, with its origin.
-
-    Args:
-        committed: Adapted minus source weights, and the number of updates that led to them.
-        frames: Number of frames used in these updates.
-    """
+    """Return the delta of an adaptation, with its origin; `frames` were used in its updates."""
     tensors, updates = committed
     return Delta(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
         model=card.name,
         base_sha256=card.sha256,
         method=method,
-        hyperparameters=settings,
+        hyperparameters={**config.used(), "batch_size": batch_size},
         frames=frames,
         updates=updates,
         model_options=card.options,
@@ -198,7 +183,7 @@ class Record:
                 "start_delta": None if plan.start is None else plan.start.origin,
             },
             "preprocessing": plan.card.preprocessing.as_dict(),
-            "method": {"name": plan.method, **plan.hyperparameters},
+            "method": {"name": plan.method, **plan.config.used(), "batch_size": plan.options.batch_size},
             "source_statistics": plan.learned,
             "guard": guard_record(plan.adapter, place),
             "accuracy": estimator.record() if (estimator := plan.adapter.find(Estimator)) else None,

@@ -71,7 +71,6 @@ class Run:
             listener=self._scribe,
             interrupts=interrupts,
             reset_every=options.reset_every,
-            episodic=plan.config.episodic,
             adapt_for=options.adapt_for,
             answer_early=options.latency,
             keeps=plan.stream.live,

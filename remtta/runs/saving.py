@@ -82,7 +82,8 @@ class Saver:
         committed, plan = self._session.committed, self._plan
         if not committed[0] or not self._saves_delta:
             return
-        delta = delta_of(plan.card, plan.method, plan.hyperparameters, committed, self._session.counts.frames_in_delta)
+        frames, size = self._session.counts.frames_in_delta, plan.options.batch_size
+        delta = delta_of(plan.card, plan.method, plan.config, size, committed, frames)
         try:
             save_delta(self._summary.output / DELTA, delta)
         except DeltaError as error:  # the outputs will not be finite either, and stop the run

@@ -69,7 +69,6 @@ class Session:
     Args:
         counts: New counts, or those of a run to resume.
         reset_every: Restore the source weights after this many learned frames; None for never.
-        episodic: Restore the source weights before every batch.
         adapt_for: Only predict after this many frames; None for never.
         answer_early: Pass predictions to the listener before the update begins.
         keeps: Keep that state before fast batches, too: after a failure, frames of a live source do not come again.
@@ -85,14 +84,13 @@ class Session:
         listener: Listener,
         interrupts: Interrupts,
         reset_every: int | None = None,
-        episodic: bool = False,
         adapt_for: int | None = None,
         answer_early: bool = False,
         keeps: bool = False,
     ) -> None:
         self.adapter, self.counts, self._card = adapter, counts, card
         self._policy, self._listener, self._interrupts = policy, listener, interrupts
-        self._resets, self._adapt_for, self._answer_early = (episodic, reset_every), adapt_for, answer_early
+        self._reset_every, self._adapt_for, self._answer_early = reset_every, adapt_for, answer_early
         self.quick, self._keeps = False, keeps
         self._busy = False  # whether a batch is in progress
         self._before: Snapshot | None = None  # the end of the last finished batch, if it was kept
@@ -181,7 +179,10 @@ class Session:
         if not torch.isfinite(answers.logits).all():
             # Neither state nor weights are worth keeping; busy, so that `snapshot` gives none.
             self._before, self._busy, self.committed = None, True, ({}, 0)
-            raise _not_finite(batch)
+            raise RemttaError(
+                f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
+                "use a lower --lr, or check the checkpoint"
+            )
         seconds = time.monotonic() - started
         return BatchResult(
             batch,
@@ -201,8 +202,8 @@ class Session:
         before = self._counts_before or self.counts  # without frames of this batch that were predicted early
         if self._adapt_for is not None and before.frames >= self._adapt_for:
             self.adapter.frozen = True
-        episodic, every = self._resets
-        due = every is not None and self.counts.frames_since_reset >= every
+        episodic = self.adapter.method.objective.config.episodic
+        due = self._reset_every is not None and self.counts.frames_since_reset >= self._reset_every
         if batch.readable and (episodic or (due and batch.learn and not self.adapter.frozen)):
             self.adapter.reset()
             return 0, 0
@@ -239,10 +240,3 @@ class Session:
         self.committed = self.adapter.method.committed
         self._busy, self._before, self._counts_before = False, None, None
         self._listener.finished(result)
-
-
-def _not_finite(batch: Batch) -> RemttaError:
-    return RemttaError(
-        f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
-        "use a lower --lr, or check the checkpoint"
-    )
