@@ -17,8 +17,9 @@ from remtta.corruptions.source_images import SourceImage, find_images
 from remtta.corruptions.tree_record import claim, finish
 from remtta.corruptions.worker import Outcome, corrupt_file
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.engines.processes import in_processes, num_jobs
+from remtta.engines.processes import in_processes
 from remtta.errors import StreamError, counted
+from remtta.machine import num_cores
 from remtta.streams.opencv import load_opencv
 
 _CHUNKS_PER_JOB = 16  # at least, so that no process works long after the others are done
@@ -123,7 +124,7 @@ def _outcome(summary: TreeSummary) -> dict[str, Any]:
 def _outcomes(
     images: Sequence[SourceImage], destination: Path, options: CorruptOptions, interrupts: Interrupts
 ) -> Generator[Outcome]:
-    jobs = min(num_jobs(options.jobs), len(images))
+    jobs = min(options.jobs or num_cores(), len(images))
     if jobs == 1 and options.engine == "processes":
         for image in images:
             with interrupts.held():

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
-from remtta.machine import num_cores
 
 RETRIES = 2
 """Number of times a task is restarted if its worker dies."""
@@ -46,11 +45,6 @@ should stop, else 0.
 
 _log = logging.getLogger("remtta")
 _stop: Any = None  # in a worker: the number of the signal to stop by, or 0
-
-
-def num_jobs(wanted: int | None) -> int:
-    """Return the number of processes: `wanted`, or one per core available to this process."""
-    return num_cores() if wanted is None else wanted
 
 
 def in_processes(

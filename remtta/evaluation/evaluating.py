@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from remtta.deltas.delta import Delta, check_base
 from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
-from remtta.engines.processes import in_processes, num_jobs
+from remtta.engines.processes import in_processes
 from remtta.errors import RemttaError, UsageError, counted, first_line
 from remtta.evaluation.class_maps import map_classes
 from remtta.evaluation.domains import Dataset
@@ -29,6 +29,7 @@ from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.tally import errors_by_round, tally_rows
 from remtta.evaluation.trial import Trial
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
+from remtta.machine import num_cores
 from remtta.methods.settings import MethodConfig, settings_of
 from remtta.methods.settings.names import check_method_names, is_guarded, method_of
 from remtta.methods.source_data import check_source_data
@@ -251,7 +252,7 @@ class _Evaluation:
 
             return on_ray(_run_task, shared, tasks, interrupts=self._interrupts, gpus=gpus)
         serial = options.engine == "serial"  # it continues what workers began
-        jobs = 1 if serial else num_jobs(options.jobs or gpus or None)  # on a GPU, one unless more are requested
+        jobs = 1 if serial else options.jobs or gpus or num_cores()  # on a GPU, one unless more are requested
         return in_processes(_run_task, shared, tasks, jobs=jobs, interrupts=self._interrupts)
 
     def _begin(self) -> None:
