@@ -190,7 +190,7 @@ def as_json(options: BenchOptions, measured: Sequence[Measurement], environment:
     }
 
 
-def processor() -> dict[str, object]:
+def processor() -> dict[str, Any]:
     """Return the CPU's model, its number of cores, and the instruction set used by PyTorch."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""

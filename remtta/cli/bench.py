@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -48,12 +47,10 @@ def bench(
             record = as_json(options, measured, environment(select_device(running.device)))
             typer.echo(json.dumps(record, indent=2))
         else:
-            typer.echo(_machine(processor()))
+            machine = processor()
+            cores = counted(machine["cores"], "core")
+            typer.echo(f"{machine['cpu']}, {cores}; PyTorch uses {machine['used_by_torch']}")
             typer.echo(_table(measured))
-
-
-def _machine(machine: Mapping[str, Any]) -> str:
-    return f"{machine['cpu']}, {counted(machine['cores'], 'core')}; PyTorch uses {machine['used_by_torch']}"
 
 
 def _table(measured: list[Measurement]) -> str:

@@ -80,14 +80,11 @@ def _page(report: Mapping[str, Any]) -> list[str]:
 
 
 def _table(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
-    columns = ["", "  MI, nats", "entropy", "classes"]
-    rows = [_row(each, "" if place else "now") for place, each in enumerate(candidates)]
-    return aligned([columns, *rows])
-
-
-def _row(candidate: Mapping[str, Any], mark: str) -> list[str]:
-    numbers = [f"{candidate['information']:.3f}", f"{candidate['entropy']:.3f}", str(candidate["classes"])]
-    return [f"{mark:<5}{candidate['title']}", *numbers]
+    rows = [["", "  MI, nats", "entropy", "classes"]]
+    for place, each in enumerate(candidates):
+        numbers = f"{each['information']:.3f}", f"{each['entropy']:.3f}", str(each["classes"])
+        rows.append([f"{'' if place else 'now':<5}{each['title']}", *numbers])
+    return aligned(rows)
 
 
 def _verdict(report: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> list[str]:

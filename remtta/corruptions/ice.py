@@ -38,7 +38,9 @@ def ice_texture(number: int, short_side: int) -> Array:
 @lru_cache(maxsize=NUM_TEXTURES)
 def _drawn(number: int) -> Array:
     rng = np.random.default_rng([_SEED, number])
-    haze = _stretched(_periodic_noise(rng, 2.2))
+    noise = _periodic_noise(rng, 2.2)
+    low, high = np.quantile(noise, (0.02, 0.98))
+    haze = ((noise - low) / (high - low)).clip(0, 1).astype(np.float32)
     ridges = sum(_ridges(rng, wavelength) * weight for wavelength, weight in ((48, 0.2), (20, 0.25), (9, 0.25)))
     feathers = _feathers(rng)
     height = 0.5 * haze**1.5 + 1.2 * haze * ridges + (0.35 + 0.7 * haze) * feathers
@@ -55,11 +57,6 @@ def _periodic_noise(rng: np.random.Generator, slope: float, shortest: float = 2.
     band = (frequency >= 1 / longest) & (frequency <= 1 / shortest)
     noise = np.fft.irfft2(spectrum * np.where(band, frequency**-slope, 0), (_DRAWN_SIZE, _DRAWN_SIZE))
     return (noise / noise.std()).astype(np.float32)
-
-
-def _stretched(noise: Array) -> Array:
-    low, high = np.quantile(noise, (0.02, 0.98))
-    return ((noise - low) / (high - low)).clip(0, 1).astype(np.float32)
 
 
 def _ridges(rng: np.random.Generator, wavelength: float) -> Array:

@@ -39,7 +39,7 @@ def find_images(source: Path, destination: Path, limit: int | None = None) -> li
         names = [PurePath(source.name)]
         root = source.parent
     else:
-        if _is_within(destination, source):
+        if Path(os.path.realpath(destination)).is_relative_to(os.path.realpath(source)):
             raise UsageError(f"{destination} is the source itself or lies in it; choose another DST")
         files = list_files(source, image_suffixes(), "name")
         folders = {parent for file in files for parent in file.relative_to(source).parents[:-1]}
@@ -80,11 +80,6 @@ def target_names(names: Iterable[PurePath], kind: str) -> dict[PurePath, str]:
 
 def _folded(name: PurePath) -> str:
     return name.as_posix().casefold()
-
-
-def _is_within(path: Path, folder: Path) -> bool:
-    """Return whether a path is a folder or lies in it, with links resolved."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
 
 
 def _limited(names: list[PurePath] | list[Path], limit: int | None) -> list[PurePath]:
