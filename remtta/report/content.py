@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 from remtta._version import __version__
-from remtta.errors import UsageError, counted
+from remtta.errors import FrameError, UsageError, counted
 from remtta.files import write_atomically
 from remtta.report import charts, page
 from remtta.report.facts import evaluation_facts, run_facts
 from remtta.report.inspection import describe_folder
-from remtta.report.pictures import STILLS, picture, thumbnails
 from remtta.report.series import Series, name_of, read_series
 from remtta.runs.folder import RESULTS
 from remtta.runs.reading import Row, read_object, reading
 from remtta.runs.tables import notes, outcome, table_rows
+from remtta.streams.images import load_image
 
 _ERRORS, _ERRORS_ALT = "running_error.png", "Error of each method over the images, with the start of each domain"
+_STILLS = ("folder", "glob", "image", "paths")  # kinds of sources whose frames are image files that can be opened again
+_THUMB, _PLOT = (160, 160), (1200, 4800)  # at most so many pixels wide and high
 
 
 @dataclass(frozen=True)
@@ -91,13 +97,13 @@ def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
 
 def _frames(runs: Sequence[_Run]) -> Iterator[str]:
     differing, unsure = [], []
-    for name, series in ((run.name, run.series) for run in runs if run.content["run"]["source"]["kind"] in STILLS):
+    for name, series in ((run.name, run.series) for run in runs if run.content["run"]["source"]["kind"] in _STILLS):
         if series.differing:
-            shown = zip(thumbnails(series.differing), map(_differing, series.differing), strict=True)
+            shown = zip(_thumbnails(series.differing), map(_differing, series.differing), strict=True)
             differing.append(page.frames(name, shown, f"{len(series.differing)} of {series.num_differing}"))
         if series.unsure:
             told = [_captioned(row, f"{name_of(row)}, {row['prob']:.2f}") for row in series.unsure]
-            shown = zip(thumbnails(series.unsure), told, strict=True)
+            shown = zip(_thumbnails(series.unsure), told, strict=True)
             unsure.append(page.frames(name, shown, f"{len(series.unsure)} of {len(series.index)}"))
     yield page.section("Frames on which the adapted and the source model disagree", differing)
     yield page.section("Frames of lowest confidence", unsure)
@@ -121,7 +127,25 @@ def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str
         told = page.text("; ".join(notes(results)))
         table = f"<p>{page.text(outcome(results))}</p>{page.sortable(*table_rows(results))}<p>{told}.</p>"
         parts.append(f"<section><h2>Methods</h2>{table}</section>")
-    if address := picture(folder / "plots" / _ERRORS):
+    plot = folder / "plots" / _ERRORS
+    if plot.is_file() and (address := _address_of(plot, _PLOT)):
         image = f'<img class="wide" src="{address}" alt="{_ERRORS_ALT}">'
         parts.append(f"<section><h2>Error over time</h2>{image}</section>")
     return parts
+
+
+def _thumbnails(rows: Sequence[Row]) -> list[str | None]:
+    """Return a thumbnail of each row's frame as a data URL, if it is an image file that can still be read."""
+    return [_address_of(Path(row["source"]), _THUMB) if row.get("frame") is None else None for row in rows]
+
+
+def _address_of(path: Path, size: tuple[int, int]) -> str | None:
+    """Return an image, downscaled to at most this size, as a data URL; None if it cannot be read."""
+    try:
+        image = load_image(path)
+    except FrameError:
+        return None
+    image.thumbnail(size, Image.Resampling.LANCZOS)
+    content = io.BytesIO()
+    image.save(content, format="JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"

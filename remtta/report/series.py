@@ -69,7 +69,14 @@ def _added(series: Series, path: Path, predicted: int) -> Iterator[Row]:
     """Yield the rows of predicted frames while adding them to the series; at the end, set its `halves`."""
     models: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
     for number, row in enumerate(_predicted(path)):
-        _add(series, row)
+        series.index.append(row["index"])
+        series.entropy.append(row["entropy"])
+        series.share.append(0.0 if row.get("answered_by") == "source" else row.get("weight", 1.0))
+        for name in (row.get("estimate") or {}).keys() & set(_ESTIMATED):
+            points = series.estimates.setdefault(name, [])
+            if not points or points[-1][1] != row["estimate"][name]:
+                points.append((row["index"], row["estimate"][name]))
+        series.num_differing += _differ(row)
         series.by_both |= "each" in row or "weight" in row
         series.halves[2 * number >= predicted][name_of(row)] += 1
         for counts, who in zip(models, ("source", "adapted"), strict=True):
@@ -100,15 +107,3 @@ def _differ(row: Row) -> bool:
     """Return whether the models disagree; older runs recorded both even where they agreed."""
     each = row.get("each") or {}
     return {"adapted", "source"} <= each.keys() and each["adapted"]["class"] != each["source"]["class"]
-
-
-def _add(series: Series, row: Row) -> None:
-    source = row.get("answered_by") == "source"
-    series.index.append(row["index"])
-    series.entropy.append(row["entropy"])
-    series.share.append(0.0 if source else row.get("weight", 1.0))
-    for name in (row.get("estimate") or {}).keys() & set(_ESTIMATED):
-        points = series.estimates.setdefault(name, [])
-        if not points or points[-1][1] != row["estimate"][name]:
-            points.append((row["index"], row["estimate"][name]))
-    series.num_differing += _differ(row)
