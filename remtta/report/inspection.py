@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from remtta.deltas import DELTA
 from remtta.deltas.delta_files import read_arrays
-from remtta.deltas.layers import classes_moved, layers_moved
 from remtta.errors import UsageError
 from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
 from remtta.runs.reading import read_object, read_rows, reading
 
-_MAX_COMMON = 5
+_MAX_COMMON = _MAX_CLASSES = 5
+_LONGEST_NUMBER = 10  # digits; longer ones are not block numbers
 
 _RESULT = ("mean", "error", "ece", "mean_std", "gain", "gain_se")
 _STREAM = ("source", "exit_reason", "frames", "skipped", "updates")
@@ -32,9 +35,42 @@ def describe_delta(path: Path) -> dict[str, Any]:
         **{name: fields[name] for name in (*names, "remtta_version")},
         "tensors": len(arrays),
         "parameters": sum(array.size for array in arrays.values()),
-        "layers": layers_moved(arrays),
+        "layers": _layers_moved(arrays),
         "classes": classes_moved(arrays),
     }
+
+
+def _layers_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Return each layer's root mean square and largest change, in natural order of their names."""
+    parts: dict[str, list[np.ndarray]] = {}
+    for name in sorted(arrays, key=_natural):
+        parts.setdefault(name.rpartition(".")[0], []).append(arrays[name].reshape(-1).astype(np.float64))
+    moved = []
+    for layer, values in parts.items():
+        change = np.concatenate(values)
+        most = float(np.abs(change).max(initial=0.0))
+        rms = most * float(np.sqrt(np.square(change / most).mean())) if most else 0.0  # squares may overflow
+        moved.append({"layer": layer, "rms": rms, "max": most})
+    return moved
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [
+        (int(part), "") if part.isdecimal() and len(part) < _LONGEST_NUMBER else (-1, part) for part in name.split(".")
+    ]
+
+
+def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Return the classes whose bias changed most, by number, for a head of which only the bias changed (centring).
+
+    Norms, and heads trained as a whole, change their weight too.
+    """
+    alone = [name for name in arrays if name.endswith(".bias") and name.removesuffix("bias") + "weight" not in arrays]
+    if not alone:
+        return []
+    change = np.mean([arrays[name].reshape(-1).astype(np.float64) for name in alone], axis=0)
+    most = np.argsort(-np.abs(change), kind="stable")[:_MAX_CLASSES]
+    return [{"class": int(number), "bias": float(change[number])} for number in most if change[number]]
 
 
 def describe_folder(folder: Path) -> dict[str, Any]:
