@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from importlib import resources
 from typing import Any
 
 EMBEDDED = "remtta-demo"
@@ -37,19 +34,3 @@ CLASS_NAMES: tuple[str, ...] = (
     "bend right",
 )
 """Road signs by class number; drawn by `remtta.demo.signs`."""
-
-
-@contextlib.contextmanager
-def embedded_arguments() -> Iterator[dict[str, Any]]:
-    """Yield the arguments of `load_model` that build it; its weights file exists while the block runs."""
-    with resources.as_file(resources.files("remtta.models") / "embedded.safetensors") as checkpoint:
-        yield {
-            "name": MODEL_NAME,
-            "checkpoint": checkpoint,
-            "num_classes": len(CLASS_NAMES),
-            "model_kwargs": MODEL_KWARGS,
-            "mean": (0.5, 0.5, 0.5),
-            "std": (0.5, 0.5, 0.5),
-            "crop_pct": 1.0,
-            "labels": CLASS_NAMES,
-        }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +17,7 @@ from remtta.models.building import create
 from remtta.models.card import built_from, checked_labels, known_labels, read_labels
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.clip import load_zero_shot
-from remtta.models.embedded import EMBEDDED, embedded_arguments
+from remtta.models.embedded import CLASS_NAMES, EMBEDDED, MODEL_KWARGS, MODEL_NAME
 from remtta.models.huggingface import weights_file
 from remtta.models.inside import config_of
 from remtta.models.preprocessing import check_preprocessing, image_size
@@ -167,10 +168,12 @@ def _load_zero_shot(
 
 def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module:
     """Return the demo's model, with the given options in place of its own."""
-    own = {name: getattr(given, name) for name in ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation")}
-    with embedded_arguments() as arguments:
-        chosen = {name: value for name, value in own.items() if value is not None}
-        model = load(ModelOptions(**{**arguments, **chosen}), device=device)
+    names, half = ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation"), (0.5, 0.5, 0.5)
+    chosen = {name: value for name in names if (value := getattr(given, name)) is not None}
+    built = ModelOptions(MODEL_NAME, num_classes=len(CLASS_NAMES), model_kwargs=MODEL_KWARGS, labels=CLASS_NAMES)
+    with resources.as_file(resources.files("remtta.models") / "embedded.safetensors") as weights:
+        own = replace(built, checkpoint=weights, mean=half, std=half, crop_pct=1.0)
+        model = load(replace(own, **chosen), device=device)
     return _with_config(model, {**config_of(model), "built_from": built_from(ModelOptions(EMBEDDED, given.checkpoint))})
 
 
