@@ -158,45 +158,41 @@ def _failing(reason: str) -> Iterator[Frame]:
 
 
 def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
-    return replace(_find(source, options, live), options=options)
-
-
-def _find(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
-    sort, frame_stride, limit, null_separated = options.sort, options.frame_stride, options.limit, options.null
     if isinstance(source, int):
         return _of_live("camera", source, str(source), options, live)
     if not isinstance(source, (str, os.PathLike)):
         paths = [os.fspath(_checked_path(path)) for path in (source if isinstance(source, Iterable) else [source])]
-        return _of_paths("paths", "paths", paths, frame_stride, limit)
+        return _of_paths("paths", "paths", paths, options)
     name = os.fspath(source)
-    if null_separated and name != "-":
+    if options.null and name != "-":
         raise UsageError(f"-0 is for paths on standard input (-), and the source is {without_password(name)}")
     if name == "-":
-        return _slice(Stream("-", "paths", _frames_of(read_paths(0, null_separated))), frame_stride, limit)
+        return _slice(Stream("-", "paths", _frames_of(read_paths(0, options.null))), options)
     exists = os.path.exists(name)  # unlike Path.exists, False for "" and for names that are too long
     if os.path.isdir(name):
-        files, left_out = _folder_files(Path(name), sort)
-        return replace(_of_paths(name, "folder", files, frame_stride, limit), left_out=left_out)
+        files, left_out = _folder_files(Path(name), options.sort)
+        return replace(_of_paths(name, "folder", files, options), left_out=left_out)
     if exists and stat.S_ISCHR(os.stat(name).st_mode):  # e.g. /dev/video0
         return _of_live("camera", name, name, options, live)
     if exists and stat.S_ISFIFO(os.stat(name).st_mode):
         raise UsageError(f"{name} is a pipe; give paths on standard input, with - as the source")
     if exists and _is_video(name):
-        return Stream(name, "video", itertools.islice(iter_video(name, stride=frame_stride), limit))
+        frames = itertools.islice(iter_video(name, stride=options.frame_stride), options.limit)
+        return Stream(name, "video", frames, options=options)
     if exists and has_suffix(name, (".txt",)):
         raise UsageError(f"{name} is a text file; add --streams if it lists streams, or pipe image paths into -")
     if exists:
-        return _of_paths(name, "image", [name], frame_stride, limit)
+        return _of_paths(name, "image", [name], options)
     if "://" in name:
         check_scheme(name, without_password(name))
         return _of_live("url", name, without_password(name), options, live)
     if name.isdecimal():
         return _of_live("camera", int(name), name, options, live)
     if glob.has_magic(name):
-        files = [str(file) for file in sort_files(_matches(name), sort)]
+        files = [str(file) for file in sort_files(_matches(name), options.sort)]
         if not files:
             raise UsageError(f"{name}: no file matches; quote the pattern and check it")
-        return _of_paths(name, "glob", files, frame_stride, limit)
+        return _of_paths(name, "glob", files, options)
     raise UsageError(f"{name}: no such file or folder")
 
 
@@ -277,21 +273,22 @@ def shown_counts(left_out: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {what}" for what, count in left_out.items())
 
 
-def _of_paths(name: str, kind: str, paths: list[str], stride: int, limit: int | None) -> Stream:
+def _of_paths(name: str, kind: str, paths: list[str], options: StreamOptions) -> Stream:
     stills = not any(_is_video(path) for path in paths)
-    total = len(paths[::stride][:limit]) if stills else None
-    return _slice(Stream(name, kind, _frames_of(paths), total), stride, limit)
+    total = len(paths[:: options.frame_stride][: options.limit]) if stills else None
+    return _slice(Stream(name, kind, _frames_of(paths), total), options)
 
 
 def _of_live(kind: str, address: str | int, name: str, options: StreamOptions, live: LiveOptions) -> Stream:
     source = LiveSource(address, live, stride=options.frame_stride)
-    return Stream(name, kind, itertools.islice(source.frames(), options.limit), live_source=source)
+    frames = itertools.islice(source.frames(), options.limit)
+    return Stream(name, kind, frames, live_source=source, options=options)
 
 
-def _slice(stream: Stream, stride: int, limit: int | None) -> Stream:
+def _slice(stream: Stream, options: StreamOptions) -> Stream:
+    stride, limit = options.frame_stride, options.limit
     stop = None if limit is None else (limit - 1) * stride + 1  # do not read past the last frame
-    frames = itertools.islice(stream.frames, 0, stop, stride)
-    return replace(stream, frames=frames)
+    return replace(stream, frames=itertools.islice(stream.frames, 0, stop, stride), options=options)
 
 
 def _frames_of(paths: Iterable[str]) -> Iterator[Frame]:
