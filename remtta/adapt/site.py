@@ -5,17 +5,15 @@ from __future__ import annotations
 import abc
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from remtta.files import FolderLock, remove_leftovers, write_json
 from remtta.runs.folder import SITE
-from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Stream
-from remtta.watching.health import vitals
-from remtta.watching.metrics import Sample, sample
+from remtta.watching.metrics import Sample
 
 StreamReport = Mapping[str, Any]
 """A report on a stream: `summary`, `vitals` and `metrics`, which JSON can represent."""
@@ -128,9 +126,3 @@ class Site(abc.ABC):
             for name, run in self.summary.streams.items()
         }
         write_json(self.folder / SITE, {"exit_reason": self.summary.exit_reason, "streams": streams})
-
-
-def report_of(run: Run) -> StreamReport:
-    """Return a report on a run."""
-    summary = {**asdict(run.summary), "output": str(run.summary.output)}
-    return {"summary": summary, "vitals": vitals(run), "metrics": sample(run)}

@@ -1,4 +1,6 @@
-"""Many streams on one model in this process: one thread per stream, which use the model in turns."""
+"""Many streams on one model in this process: one thread per stream, which use the model in turns, each with its own
+weights in place.
+"""
 
 from __future__ import annotations
 
@@ -8,29 +10,80 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import ContextVar, copy_context
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 from torch import nn
 
 from remtta.adapt.planning import Setup, log_plan, plan_run
-from remtta.adapt.site import Site, SiteSummary, StreamReport, report_of
-from remtta.adapt.turns import SharingAdapter, Turns
-from remtta.engines.interrupts import Interrupts
+from remtta.adapt.site import Site, SiteSummary, StreamReport
+from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
-from remtta.methods.method import Method
+from remtta.guard.observed import ObservedMethod
 from remtta.models.card import card_of
 from remtta.options import RunOptions
 from remtta.runs.folder import RECORD
 from remtta.runs.run import Run
 from remtta.streams.batches import decoding_budget
 from remtta.streams.sources import Stream
+from remtta.watching.health import vitals
+from remtta.watching.metrics import sample
 
 _POLL_S = 0.1
 
 _log = logging.getLogger("remtta")
 _stream: ContextVar[str | None] = ContextVar("stream", default=None)
+
+
+class Turns:
+    """Runs the work of many threads in one thread, first come, first served.
+
+    A thread submits its next work only when the last is done, so it waits at most for one batch of each other thread,
+    and idle threads delay nobody. With a single worker thread, the model's memory and torch's threads are those of a
+    single run.
+    """
+
+    def __init__(self) -> None:
+        self._worker = ThreadPoolExecutor(1, "remtta-model")
+
+    def take(self, work: Callable[[], object], interrupts: Interrupts) -> None:
+        """Run work in the worker thread, and wait for it; raise what it raises, or Stopped if a stop comes before its
+        turn, unless held off.
+        """
+        turn = self._worker.submit(copy_context().run, work)
+        while not wait([turn], timeout=_POLL_S).done:
+            try:
+                interrupts.check()
+            except Stopped:
+                if turn.cancel():
+                    raise
+        turn.result()
+
+    def close(self) -> None:
+        """End the worker thread."""
+        self._worker.shutdown()
+
+
+class SharingAdapter(ObservedMethod):
+    """An observed method on a model that is shared with others; between its turns the model has its source weights."""
+
+    def __init__(self, alone: ObservedMethod, turns: Turns, interrupts: Interrupts) -> None:
+        super().__init__(alone.method, alone.observers)
+        self._turns, self._interrupts = turns, interrupts
+
+    def in_turn(self, work: Callable[[], None]) -> None:
+        """Run `work` with the adapted weights in the model in this run's turn; raise Stopped if a stop comes before."""
+        self._turns.take(partial(self._with_weights, work), self._interrupts)
+
+    def _with_weights(self, work: Callable[[], None]) -> None:
+        self.method.net.weights.enter()
+        try:
+            work()
+        finally:
+            self.method.net.weights.leave()
 
 
 class Together(Site):
@@ -67,7 +120,11 @@ class Together(Site):
             resumes = options.resume and (folder / name / RECORD).exists()
             own = replace(setup, options=options, config=setup.config if resumes else config)
             plan = plan_run(model, card, stream, folder / name, own, interrupts.check)
-            _check_norms_only(plan.adapter.method, plan.method)
+            if not plan.adapter.method.norms_only:
+                raise UsageError(
+                    f"{plan.method} changes every weight, so the streams of --streams could not share a model; run it "
+                    "on each source by itself, or choose a method that trains norms"
+                )
             plan.adapter.method.net.weights.leave()
             config = config if resumes else plan.config  # a micro-batch is chosen once; a resumed run has its own
             part = interrupts.part()  # of run and adapter: a stop that the run holds off ends no wait for a turn
@@ -105,20 +162,19 @@ class Together(Site):
             self._turns.take(self._changed, Interrupts())
 
     def reports(self) -> dict[str, StreamReport]:
-        return {name: report_of(run) for name, run in self._runs.items()}
+        return {
+            name: {
+                "summary": {**asdict(run.summary), "output": str(run.summary.output)},
+                "vitals": vitals(run),
+                "metrics": sample(run),
+            }
+            for name, run in self._runs.items()
+        }
 
     def _report_batch(self) -> None:
         with self._reporting:
             if self._on_batch:
                 self._on_batch(self.summary)
-
-
-def _check_norms_only(own: Method, method: str) -> None:
-    if not own.norms_only:
-        raise UsageError(
-            f"{method} changes every weight, so the streams of --streams could not share a model; run it on each "
-            "source by itself, or choose a method that trains norms"
-        )
 
 
 @contextlib.contextmanager
