@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -18,6 +18,9 @@ from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError
 from remtta.methods.method import build_method
 from remtta.methods.settings import METHOD_TABLE
+from remtta.models.building import logging_at
+
+_log = logging.getLogger("remtta")
 
 _CLASSES = 1000  # classes of the head added to a model without one
 
@@ -72,7 +75,7 @@ def support_in(
     If its kind is unknown, the name of its class is used.
     """
     found = Support(model, kind or type(module).__name__, has_head, refused=refused)
-    with _silence(), contextlib.suppress(RemttaError):
+    with logging_at(logging.CRITICAL, _log), contextlib.suppress(RemttaError):
         backbone = backbone_of(module)
         masks = tuple(each for each in get_args(Scores) if not _refusal(backbone.check_scores, each))
         found = replace(found, masks=masks, blocks=len(backbone.blocks))
@@ -85,7 +88,7 @@ def support_in(
 
 def refused_methods(module: nn.Module, methods: Iterable[str]) -> dict[str, str]:
     """Return the methods that a model does not support, with the reasons."""
-    with _silence():
+    with logging_at(logging.CRITICAL, _log):  # they are only tried out
         return {name: why for name in methods if (why := _refusal(build_method, name, module))}
 
 
@@ -95,15 +98,3 @@ def _refusal(ask: Callable[..., object], *about: object) -> str | None:
     except RemttaError as error:
         return str(error)
     return None
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    """Suppress logging, since methods are only tried out."""
-    log = logging.getLogger("remtta")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        log.setLevel(level)

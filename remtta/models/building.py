@@ -171,15 +171,24 @@ def reachable_or_offline() -> Iterator[None]:
     Otherwise a machine without a network would wait most of a minute through retries, with their messages on standard
     error.
     """
-    log = logging.getLogger("huggingface_hub")
-    level, offline = log.level, constants.HF_HUB_OFFLINE
-    log.setLevel(logging.ERROR)
+    offline = constants.HF_HUB_OFFLINE
+    with logging_at(logging.ERROR, logging.getLogger("huggingface_hub")):
+        try:
+            constants.HF_HUB_OFFLINE = offline or not _resolves(constants.ENDPOINT)
+            yield
+        finally:
+            constants.HF_HUB_OFFLINE = offline
+
+
+@contextlib.contextmanager
+def logging_at(level: int, log: logging.Logger) -> Iterator[None]:
+    """Log only messages of this level and above within the block."""
+    earlier = log.level
+    log.setLevel(level)
     try:
-        constants.HF_HUB_OFFLINE = offline or not _resolves(constants.ENDPOINT)
         yield
     finally:
-        constants.HF_HUB_OFFLINE = offline
-        log.setLevel(level)
+        log.setLevel(earlier)
 
 
 def _resolves(address: str) -> bool:

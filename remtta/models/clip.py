@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, needed
-from remtta.models.building import reachable_or_offline
+from remtta.models.building import logging_at, reachable_or_offline
 from remtta.models.card import built_from
 from remtta.models.checkpoints import mismatch, read_weights, without_wrappers
 from remtta.models.image_towers import timm_tower
@@ -75,17 +75,13 @@ def load_zero_shot(
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Suppress open_clip's warnings, and its logging by the root logger, which it would also configure."""
-    root = logging.getLogger()
-    level, silent = root.level, logging.NullHandler()
+    root, silent = logging.getLogger(), logging.NullHandler()
     root.addHandler(silent)
-    root.setLevel(logging.CRITICAL + 1)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with logging_at(logging.CRITICAL + 1, root), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         root.removeHandler(silent)
-        root.setLevel(level)
 
 
 def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> tuple[str, str | None]:
