@@ -18,10 +18,6 @@ from remtta.models.weights import Committed, within
 from remtta.options import DEFAULT_BATCH_SIZE
 
 DELTA, _UPDATES = "delta.", "updates"
-_NO_SOURCE = (
-    "{} learns from clean images of the source domain first: name a folder of them with --source-data FOLDER, or give "
-    "use_source what source_statistics returns"
-)
 
 Kind = TypeVar("Kind", bound=Objective[Any])
 
@@ -204,7 +200,10 @@ class Updater(Generic[Kind]):
 
     def _check_source(self) -> None:
         if not self._has_source:
-            raise UsageError(_NO_SOURCE.format(type(self.objective).__name__))
+            raise UsageError(
+                f"{type(self.objective).__name__} learns from clean images of the source domain first: name a folder "
+                "of them with --source-data FOLDER, or give use_source what source_statistics returns"
+            )
 
 
 Method: TypeAlias = Updater[Any]

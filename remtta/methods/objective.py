@@ -188,6 +188,7 @@ class Descent:
         self._net, self._objective, self._config = net, objective, objective.config
         self.optimizer = NamedOptimizer(objective.trained, self._config, objective.groups())
 
+    @torch.enable_grad()
     def batch(self, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
         """Take all steps on a batch; return the views (L, B, C) of its prediction.
 
@@ -195,20 +196,14 @@ class Descent:
         """
         views = []
         for _ in range(self._config.steps):
-            views.append(self.step(images, labels, targets))
+            targets = self._objective.targets(images, labels) if targets is None else targets
+            views.append(self._objective.gradients(self, images, targets))
+            if self.optimizer.gradients():
+                self._apply()
+            if self._objective.after_batch(views[-1]):
+                self.restart(keeps_source=True)
             targets = None
         return views[-1 if self._config.answer == "last" else 0]
-
-    @torch.enable_grad()
-    def step(self, images: Tensor, labels: Tensor | None = None, targets: Targets | None = None) -> Tensor:
-        """Take one step; return its views (L, B, C)."""
-        targets = self._objective.targets(images, labels) if targets is None else targets
-        views = self._objective.gradients(self, images, targets)
-        if self.optimizer.gradients():
-            self._apply()
-        if self._objective.after_batch(views):
-            self.restart(keeps_source=True)
-        return views
 
     def alone(self, backward: Callable[[], None]) -> bool:
         """Take all steps on one image, with gradients computed by `backward`; return whether it was adapted to."""
