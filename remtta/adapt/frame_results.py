@@ -14,7 +14,7 @@ from remtta.adapt.adapter import Adapter
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.runs.batch import BatchResult
-from remtta.runs.budget import FitFrames
+from remtta.runs.budget import FitFrames, TimeBudget
 from remtta.runs.place import Place
 from remtta.runs.session import Listener, Session
 from remtta.streams.batches import Batches
@@ -96,7 +96,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
     opened = source if isinstance(source, Stream) else open_stream(source)
     batches, listener = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
     place = Place()
-    policy, interrupts = FitFrames(place), Interrupts()
+    policy, interrupts = FitFrames(place, TimeBudget()), Interrupts()
     session = Session(adapter, adapter.card, place, policy=policy, listener=listener, interrupts=interrupts)
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
     with contextlib.closing(decoded), contextlib.closing(opened):

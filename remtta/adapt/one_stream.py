@@ -26,8 +26,6 @@ from remtta.streams.sources import Source, Stream, open_stream, shown_counts
 from remtta.watching.health import HealthFile, check_health_path, vitals
 from remtta.watching.metrics import Metrics, sample
 
-__all__ = ["RunSummary", "adapt_stream"]
-
 _log = logging.getLogger("remtta")
 
 

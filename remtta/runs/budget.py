@@ -125,15 +125,15 @@ class FitFrames(Policy):
 
     Args:
         place: Progress on the stream; stores the fingerprint of the last readable video frame.
-        budget: Decides whether there is time; None if there always is.
+        budget: Decides whether there is time.
     """
 
-    def __init__(self, place: Place, budget: TimeBudget | None = None) -> None:
+    def __init__(self, place: Place, budget: TimeBudget) -> None:
         self._place, self._budget = place, budget
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         reasons = not_to_learn_from(batch.frames, self._place.fingerprint)
-        if self._budget is None or self._budget.allows(batch.frames):
+        if self._budget.allows(batch.frames):
             return reasons
         return {frame.index: OUT_OF_TIME for frame in batch.readable} | reasons
 
@@ -142,5 +142,4 @@ class FitFrames(Policy):
         video = [frame.image for frame in result.batch.readable if frame.number is not None]
         if video and video[-1] is not None:
             self._place.fingerprint = fingerprint(video[-1])
-        if self._budget is not None:
-            self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)
+        self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)

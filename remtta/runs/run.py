@@ -15,7 +15,6 @@ from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, StreamError, UsageError, counted
 from remtta.guard.accuracy import WINDOW
 from remtta.guard.smoothing import Smoother
-from remtta.options import RunOptions
 from remtta.runs.budget import FitFrames, TimeBudget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.place import Place, check_same_run, unseen_frames
@@ -57,7 +56,6 @@ class Run:
         self.plan, self._interrupts = plan, interrupts
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
-        hurries = options.max_ms is not None or options.realtime
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
         smooths = plan.adapter.find(Smoother) is not None
         self.summary = RunSummary(folder, place, smooths=smooths)
@@ -67,7 +65,7 @@ class Run:
             plan.adapter,
             plan.card,
             place,
-            policy=FitFrames(place, TimeBudget(options.max_ms, options.realtime) if hurries else None),
+            policy=FitFrames(place, TimeBudget(options.max_ms, options.realtime)),
             listener=self._scribe,
             interrupts=interrupts,
             reset_every=options.reset_every,
@@ -105,7 +103,9 @@ class Run:
             if summary.num_predicted == 0:
                 raise StreamError(f"{stream.name}: no readable frame ({summary.num_frames} failed; see {PREDICTIONS})")
             summary.exit_reason = "completed"
-            _warn_if_unjudged(summary, self.plan.options)
+            if self.plan.options.expire_below is not None and summary.num_predicted < WINDOW:
+                text = "--expire-below needs %d frames; with %d, accuracy was not checked"
+                _log.warning(text, WINDOW, summary.num_predicted)
         except (Stopped, ReaderGone, GuardStop) as end:
             summary.end(end)
             self._predict_waiting()
@@ -203,9 +203,3 @@ class Run:
             except OutputError as error:
                 self.summary.end(error)
                 raise
-
-
-def _warn_if_unjudged(summary: RunSummary, options: RunOptions) -> None:
-    """Warn if there were too few frames for `expire_below`."""
-    if options.expire_below is not None and summary.num_predicted < WINDOW:
-        _log.warning("--expire-below needs %d frames; with %d, accuracy was not checked", WINDOW, summary.num_predicted)

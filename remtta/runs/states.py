@@ -35,12 +35,14 @@ def save_state(path: Path, position: Mapping[str, Any], tensors: Mapping[str, Te
     save_tensors(path, tensors, header)
 
 
-def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Load the position and state saved by `save_state`. Raise UsageError if the file is damaged; RemttaError if it
-    cannot be read.
+def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
+    """Load a position of a dataclass, and the state; both are empty if nothing was saved yet. Raise UsageError if the
+    file is damaged or of another version; RemttaError if it cannot be read.
     """
+    if not path.exists():
+        return kind(), {}
     try:
-        header, tensors = read_tensors(path)
+        header, state = read_tensors(path)
         position = json.loads(header[_POSITION])
         if not isinstance(position, dict):
             raise ValueError("it holds no position")
@@ -48,16 +50,6 @@ def load_state(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
     except (*UNREADABLE, KeyError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    return position, tensors
-
-
-def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
-    """Load a position of a dataclass, and the state; both are empty if nothing was saved yet. Raise UsageError if the
-    file is damaged or of another version; RemttaError if it cannot be read.
-    """
-    if not path.exists():
-        return kind(), {}
-    position, state = load_state(path)
     position = {name: value for name, value in position.items() if name not in _REMOVED}
     if set(position) != {field.name for field in fields(kind)}:
         raise other_version(path)

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from remtta.adapt.many_streams import adapt_streams
-from remtta.adapt.one_stream import RunSummary
 from remtta.adapt.planning import Setup
 from remtta.adapt.site import SiteSummary
 from remtta.engines.interrupts import Interrupts
@@ -27,6 +26,7 @@ from remtta.options import RunOptions
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import SITE
 from remtta.runs.run import Run
+from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream, open_streams
 from remtta.watching.health import HealthFile

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from remtta import REMConfig, RunOptions, adapt_stream, apply_delta, load_base, load_delta
-from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.methods import rem as rem_module
 from remtta.methods.rem import rem_loss
+from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import NUM_CLASSES, TINY, draw_folder, draw_image, tiny_vit

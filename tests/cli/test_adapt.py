@@ -19,9 +19,9 @@ from tests.records import record_of, rows_of
 def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from remtta.adapt.one_stream import RunSummary
     from remtta.cli import progress
     from remtta.runs.place import Place
+    from remtta.runs.summary import RunSummary
 
     caplog.set_level("INFO", logger="remtta")
     clock = iter((0.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0))

@@ -10,7 +10,6 @@ import timm
 import torch
 from torch import Tensor
 
-from remtta.adapt.one_stream import RunSummary
 from remtta.errors import UsageError
 from remtta.guard import observer
 from remtta.guard.evidence import Window, evidence_of, mixture, parked_class
@@ -25,6 +24,7 @@ from remtta.methods.settings.names import action_of, answer_of, check_method_nam
 from remtta.methods.source import SourceConfig
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions
+from remtta.runs.summary import RunSummary
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, random_images, tiny_vit
 from tests.guard.asking import ask

@@ -12,12 +12,12 @@ import pytest
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.guard.observed import ObservedMethod
-from remtta.models.tensor_files import save_tensors
+from remtta.models.tensor_files import read_tensors, save_tensors
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
 from remtta.runs.place import Place
 from remtta.runs.reading import read_rows
 from remtta.runs.scribe import Scribe
-from remtta.runs.states import load_position, load_state
+from remtta.runs.states import load_position
 from tests.records import record_of, rows_of
 from tests.runs.test_resume import assert_same_results, finish
 from tests.runs.tiny import adapt_tiny, camera
@@ -40,7 +40,7 @@ def change_a_row(path: Path) -> None:
 
 
 def forget_the_place(path: Path) -> None:
-    save_tensors(path, load_state(path)[1], {"position": "[]"})
+    save_tensors(path, read_tensors(path)[1], {"position": "[]"})
 
 
 def entry(name: str, value: object, path: Path) -> None:

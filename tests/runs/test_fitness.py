@@ -11,12 +11,12 @@ import torch
 from PIL import Image
 
 from remtta import REM, REMConfig, load_delta
-from remtta.adapt.one_stream import RunSummary
 from remtta.errors import FrameError
 from remtta.guard.judge import Judge
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
 from remtta.runs.folder import PREDICTIONS
+from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit

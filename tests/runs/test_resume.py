@@ -4,6 +4,7 @@ import copy
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ import torch
 from torch import nn
 
 from remtta import REMConfig, RunOptions
-from remtta.adapt.one_stream import RunSummary
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.models.card import set_labels
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE, check_same_model
 from remtta.runs.place import Place
-from remtta.runs.states import load_position, load_state, save_state
+from remtta.runs.states import load_position, save_state
+from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
@@ -320,7 +321,8 @@ def test_the_state_of_another_version_is_refused_in_one_line(
     change: dict[str, Any], frames: Path, tmp_path: Path
 ) -> None:
     run = finish(frames, tmp_path / "run")
-    position, state = load_state(run / STATE)
+    place, state = load_position(run / STATE, Place)
+    position = asdict(place)
     for name, value in change.items():
         content: dict[str, Any] = position if name.startswith("place.") else state
         name = name.removeprefix("place.")

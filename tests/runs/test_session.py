@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from remtta import adapt_stream, load_delta
-from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.ledger import delta_path
@@ -24,6 +23,7 @@ from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.place import Place
 from remtta.runs.states import load_position
+from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit

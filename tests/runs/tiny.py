@@ -13,11 +13,11 @@ import pytest
 from torch import nn
 
 from remtta import adapt_stream
-from remtta.adapt.one_stream import RunSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
+from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit

@@ -11,9 +11,9 @@ import pytest
 from torch import nn
 
 from remtta import RunOptions, adapt_stream
-from remtta.adapt.one_stream import RunSummary
 from remtta.errors import StreamError, UsageError
 from remtta.options import LiveOptions
+from remtta.runs.summary import RunSummary
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile, check_health_path

@@ -15,11 +15,11 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from remtta.adapt.many_streams import adapt_streams
-from remtta.adapt.one_stream import RunSummary
 from remtta.adapt.planning import Setup
 from remtta.errors import UsageError
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
+from remtta.runs.summary import RunSummary
 from remtta.streams.sources import open_stream
 from remtta.watching.metrics import BUCKETS_S, Metrics, parse_metrics_address
 from tests.command import refusal_of
