@@ -72,7 +72,8 @@ class TemplateAverage(Objective[Config]):
     def __init__(self, net: Net, config: Config) -> None:
         super().__init__(net, config)
         self.head = zero_shot_head(net.model)
-        self._texts = self.head.texts.of_each_template()
+        texts = self.head.texts
+        self._texts = texts.tower.of_templates(texts.names, texts.templates)
         if len(self._texts) < 2:
             raise ModelError("WATT averages over templates, and the model has one; add --prompts watt")
 

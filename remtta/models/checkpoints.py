@@ -53,9 +53,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
     _check_values(state, model, path)
     if isinstance(model, (VisionTransformer, Eva)):
         _resample_position_embedding(state, model)
-    problem = mismatch(state, model)
-    if problem:
-        raise CheckpointError(f"{path} does not fit the model: {problem}")
+    check_fits(state, model, path)
     model.load_state_dict(state, strict=False)  # only counters may be missing
     return preprocessing
 
@@ -185,8 +183,8 @@ def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransforme
     )
 
 
-def mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
-    """Return one line on missing, unknown and misshapen weights; None if there are none."""
+def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
+    """Raise CheckpointError, with one line on missing, unknown and misshapen weights, if there are any."""
     own = model.state_dict()
     wrong = {
         name: f"{name} is {_shape(state[name])} in the file and {_shape(tensor)} in the model"
@@ -213,7 +211,8 @@ def mismatch(state: Mapping[str, Tensor], model: nn.Module) -> str | None:
     if fitting < len(own) / 2:
         share = f"only {fitting} of the model's {len(own)} tensors are in it, by name and shape"
         problems.insert(0, f"{share}, so it is of another architecture or size, has other names, or is incomplete")
-    return "; ".join(problems) or None
+    if problems:
+        raise CheckpointError(f"{path} does not fit the model: {'; '.join(problems)}")
 
 
 def _shape(tensor: Tensor) -> str:

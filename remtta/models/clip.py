@@ -16,7 +16,7 @@ from torch import nn
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, needed
 from remtta.models.building import logging_at, reachable_or_offline
 from remtta.models.card import built_from
-from remtta.models.checkpoints import mismatch, read_weights, without_wrappers
+from remtta.models.checkpoints import check_fits, read_weights, without_wrappers
 from remtta.models.image_towers import timm_tower
 from remtta.models.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
 from remtta.models.text_tower import OnTexts, TextTower
@@ -154,9 +154,7 @@ def _load(model: Any, path: Path, use_ema: bool) -> None:
             resize_text_pos_embed(state, model)
     except (KeyError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
         raise CheckpointError(f"{path} holds inconsistent weights: {error}") from error
-    problem = mismatch(state, model)
-    if problem:
-        raise CheckpointError(f"{path} does not fit the model: {problem}")
+    check_fits(state, model, path)
     model.load_state_dict(state)
 
 

@@ -261,16 +261,14 @@ def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
     if isinstance(model, Described) and model.preprocessing is not None:
         yield model.preprocessing.input_size
         return
+    names = ("image_size", "img_size")
     for layer in model.modules():
-        named = [getattr(each, name, None) for each in (layer, getattr(layer, "config", None)) for name in _SIZE_NAMES]
+        named = [getattr(each, name, None) for each in (layer, getattr(layer, "config", None)) for name in names]
         named.append((getattr(layer, "pretrained_cfg", None) or {}).get("input_size", ())[1:])
         for size in named:
             if isinstance(size, int) or (isinstance(size, tuple | list) and len(size) == 2):
                 yield (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
     yield from ((side, side) for side in _SIZES)
-
-
-_SIZE_NAMES = ("image_size", "img_size")
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -109,20 +109,17 @@ class TextTower:
                 return read_tensors(path)[1][_EMBEDDINGS].to(self.device)
             except (*UNREADABLE, KeyError) as error:
                 _log.debug("%s is damaged and computed again: %s", path, error)
-        found = torch.cat(list(map(of, self._by_class(names, templates))))
+        at_once, parts = max(1, _BATCH // len(templates)), []
+        for start in range(0, len(names), at_once):
+            some = names[start : start + at_once]
+            sentences = [filled(template, name) for name in some for template in templates]
+            parts.append(of(self.encode(sentences).unflatten(0, (len(some), len(templates)))))
+            if self._on_texts is not None:
+                self._on_texts((start + len(some)) * len(templates), len(names) * len(templates))
+        found = torch.cat(parts)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save_tensors(path, {_EMBEDDINGS: found.cpu()}, {})
         except (OSError, OutputError) as error:  # only a cache
             _log.debug("text embeddings cannot be cached: %s", error)
         return found
-
-    def _by_class(self, names: Sequence[str], templates: Sequence[str]) -> Iterator[Tensor]:
-        """Yield the embeddings (C', T, E) of a few classes at a time."""
-        at_once = max(1, _BATCH // len(templates))
-        for start in range(0, len(names), at_once):
-            some = names[start : start + at_once]
-            sentences = [filled(template, name) for name in some for template in templates]
-            yield self.encode(sentences).unflatten(0, (len(some), len(templates)))
-            if self._on_texts is not None:
-                self._on_texts((start + len(some)) * len(templates), len(names) * len(templates))

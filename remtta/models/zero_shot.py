@@ -34,10 +34,6 @@ class ClassTexts:
             )
         return self.source
 
-    def of_each_template(self) -> Tensor:
-        """Return the normalised embeddings (T, C, E) of each template separately."""
-        return self.tower.of_templates(self.names, self.templates)
-
 
 class ZeroShotHead(nn.Module):
     """Logits from the cosine between an image's embedding and each class's: scale * image . class + bias.

@@ -62,7 +62,7 @@ def plain(
 def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
     settings = {"lr": 0.01, "rounds": 2, "order": order}
     method = build_method(name, model, method_config(name, settings, batch_size=4))
-    texts = model.head.texts.of_each_template()
+    texts = model.head.texts.tower.of_templates(model.head.texts.names, model.head.texts.templates)
     other, images = copied(model).requires_grad_(False), random_images(4, 4)  # of several predicted classes
     learned = norms(*([other] if name == "watt" else other.blocks[:3]))
     backbone = backbone_of(other)
