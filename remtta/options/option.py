@@ -81,7 +81,6 @@ class Option(Bounds):
     more: str | None = None
 
 
-@dataclass(frozen=True)
 class Fixed:
     """Marks a field that must not change when a run or an evaluation resumes."""
 
