@@ -21,8 +21,7 @@ from remtta.errors import StreamError
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import PROGRESS, Ledger, delta_path
 from remtta.evaluation.plan import EvalPlan
-from remtta.evaluation.scenarios import Visit, plan_visits
-from remtta.evaluation.time_constrained import TimeConstrainedPolicy
+from remtta.evaluation.scenarios import TimeConstrainedPolicy, Visit, plan_visits
 from remtta.files import writing
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.losses import entropy, total_variation
