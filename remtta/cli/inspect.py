@@ -92,6 +92,7 @@ def _result_lines(evaluation: dict[str, Any]) -> list[str]:
 
 def _delta_lines(delta: dict[str, Any]) -> list[str]:
     rows = [(layer["layer"], f"{layer['rms']:.2e}", f"{layer['max']:.2e}") for layer in delta["layers"]]
+    moved = ", ".join(f"{each['class']} ({each['bias']:+.2f})" for each in delta["classes"])
     return [
         f"delta        {counted(delta['tensors'], 'tensor')}, {delta['parameters']} parameters, {delta['bytes']} bytes",
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
@@ -99,10 +100,5 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
         "",
         *aligned([("layer", "rms change", "largest change"), *rows]),
-        *_class_lines(delta["classes"]),
+        *(["", f"centred head, largest changes of the bias: class {moved}"] if moved else []),
     ]
-
-
-def _class_lines(classes: list[dict[str, Any]]) -> list[str]:
-    moved = ", ".join(f"{each['class']} ({each['bias']:+.2f})" for each in classes)
-    return ["", f"centred head, largest changes of the bias: class {moved}"] if moved else []

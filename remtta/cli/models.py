@@ -48,7 +48,10 @@ def models(
         one = next((model for model in timm.list_models() if model == (name or "").partition(".")[0]), None)
         chosen = [one] if one else [model for model, kind in known.items() if part in f"{model} {kind}".lower()]
         if not chosen:
-            raise _nothing(part, [model for model in timm.list_models() if part in model][:_MAX_NAMED])
+            like = ", ".join([model for model in timm.list_models() if part in model][:_MAX_NAMED])
+            if not like:
+                raise UsageError(f'no timm model or listed family has "{part}" in its name; see remtta models')
+            raise UsageError(f'no listed family has "{part}" in its name; name one model, such as {like}')
         found = [support_of(model, known.get(model)) for model in chosen]
         content = [{**asdict(each), "adapts": each.adapts, "methods": each.methods} for each in found]
         printed.show(content, lambda: whole_text(found[0]) if one else _list_text(found, whole=name is None))
@@ -109,9 +112,3 @@ def rem_lines(masks: Sequence[str], adapts: str, weights: int) -> list[str]:
 
 def _filled(text: str) -> str:
     return textwrap.fill(text, _WIDTH, subsequent_indent="    ", break_on_hyphens=False)
-
-
-def _nothing(name: str, like: list[str]) -> UsageError:
-    if not like:
-        return UsageError(f'no timm model or listed family has "{name}" in its name; see remtta models')
-    return UsageError(f'no listed family has "{name}" in its name; name one model, such as {", ".join(like)}')

@@ -90,7 +90,8 @@ def command(
             if debug:
                 traceback.print_exc()
             say(f"Error: {_error_text(error, debug)}")
-        raise typer.Exit(_exit_code(error)) from None
+        code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), _FAILURE)
+        raise typer.Exit(code) from None
 
 
 @contextlib.contextmanager
@@ -108,10 +109,6 @@ def _messages(level: int, *, as_json: bool) -> Iterator[None]:
     finally:
         log.handlers, log.propagate = earlier[:2]
         log.setLevel(earlier[2])
-
-
-def _exit_code(error: Exception) -> int:
-    return next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), _FAILURE)
 
 
 def one_line(text: str) -> str:
