@@ -72,9 +72,11 @@ class BatchStatistics(TorchFunctionMode):
 
     def forget(self) -> None:
         """Begin with no recent images, or with the model's running statistics if they are no longer the source's."""
-        self._expected, self._batch = 0, dict[str, Moments]()
-        now = {name: _running(norm, RECENT) for name, norm in self._norms.items()} if self.moves else {}
-        self._past = {name: each for name, each in now.items() if self._moved(name, each.mean)}
+        self._expected, self._batch, self._past = 0, dict[str, Moments](), dict[str, Moments]()
+        for name, norm in self._norms.items() if self.moves else ():
+            now = _running(norm, RECENT)
+            if not now.mean.is_meta and not torch.equal(now.mean, self._source[name].mean):
+                self._past[name] = now
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -179,9 +181,6 @@ class BatchStatistics(TorchFunctionMode):
             self._batch[name] = seen if before is None else _pooled(before, seen)
         _, mean, variance = _pooled(own, source, *past)
         return mean, variance
-
-    def _moved(self, name: str, mean: Tensor) -> bool:
-        return not mean.is_meta and not torch.equal(mean, self._source[name].mean)
 
     def _recent(self) -> dict[str, Moments]:
         """Return the recent statistics by layer, the last batch's included."""

@@ -102,7 +102,9 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
             f"the delta's header asks for model arguments that a file may not set: {', '.join(refused)[:80]}; "
             "if you trust them, name all with --model-kwargs"
         )
-    if not (_is_text(options.get("labels")) and _names_templates(options.get("prompts"))):
+    prompts = options.get("prompts")
+    templates = prompts in TEMPLATES if isinstance(prompts, str) else _is_text(prompts)  # never a file's
+    if not (templates and _is_text(options.get("labels"))):
         raise DeltaError("the delta's header holds class names or templates that are not text")
     classes, size = options.get("num_classes"), options.get("input_size")
     if not (isinstance(classes, int | None) and _is_safe("num_classes", classes)):
@@ -135,11 +137,6 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
 def _is_text(value: Any) -> bool:
     """Return whether a value is None or a list of strings."""
     return value is None or (isinstance(value, list) and all(isinstance(each, str) for each in value))
-
-
-def _names_templates(value: Any) -> bool:
-    """Return whether a value is None, a list of templates, or a built-in list's name; never a file."""
-    return value in TEMPLATES if isinstance(value, str) else _is_text(value)
 
 
 def _is_safe(name: str, value: Any) -> bool:

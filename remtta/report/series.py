@@ -19,8 +19,6 @@ from remtta.runs.reading import Row, read_rows
 MAX_FRAMES = 8  # shown per kind
 _MAX_BINS = 120  # per curve
 
-_ESTIMATED = ("answers", "adapted", "source")
-
 
 @dataclass
 class Series:
@@ -72,10 +70,10 @@ def _added(series: Series, path: Path, predicted: int) -> Iterator[Row]:
         series.index.append(row["index"])
         series.entropy.append(row["entropy"])
         series.share.append(0.0 if row.get("answered_by") == "source" else row.get("weight", 1.0))
-        for name in (row.get("estimate") or {}).keys() & set(_ESTIMATED):
+        for name, estimate in (row.get("estimate") or {}).items():
             points = series.estimates.setdefault(name, [])
-            if not points or points[-1][1] != row["estimate"][name]:
-                points.append((row["index"], row["estimate"][name]))
+            if not points or points[-1][1] != estimate:
+                points.append((row["index"], estimate))
         series.num_differing += _differ(row)
         series.by_both |= "each" in row or "weight" in row
         series.halves[2 * number >= predicted][name_of(row)] += 1

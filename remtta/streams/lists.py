@@ -18,8 +18,12 @@ def read_sources(path: Path) -> dict[str, str]:
     Empty lines and lines that begin with # are ignored. Raise UsageError if the file cannot be read or is empty, a line
     is malformed, or a name occurs twice. The message contains no address, which may hold a password.
     """
+    if not path.is_file():
+        raise UsageError(f"{path} is not a file; --streams takes a list of sources, {_FORM}")
     sources: dict[str, str] = {}
-    for number, line in _lines(path):
+    for number, line in enumerate(map(str.strip, read_text(path, "--streams").splitlines()), 1):
+        if not line or line.startswith("#"):
+            continue
         name, equals, address = (part.strip() for part in line.partition("="))
         place = f"{path}, line {number}"
         if not equals or not address:
@@ -36,11 +40,3 @@ def read_sources(path: Path) -> dict[str, str]:
     if not sources:
         raise UsageError(f"{path} names no source; write {_FORM}")
     return sources
-
-
-def _lines(path: Path) -> list[tuple[int, str]]:
-    """Return the lines with content, with their numbers."""
-    if not path.is_file():
-        raise UsageError(f"{path} is not a file; --streams takes a list of sources, {_FORM}")
-    lines = ((number, line.strip()) for number, line in enumerate(read_text(path, "--streams").splitlines(), 1))
-    return [(number, line) for number, line in lines if line and not line.startswith("#")]
