@@ -44,25 +44,15 @@ _Share = tuple[int, Sequence[str]]
 
 @dataclass(frozen=True)
 class _Common:
-    """The data that all workers share.
+    """The data that all workers share."""
 
-    Attributes:
-        model: The classifier at its source weights, pickled.
-        streams: Functions that open the streams.
-        folder: Parent of the streams' folders; writable for all workers.
-        setup: How the model is adapted.
-        before: Earlier runs in the streams' folders.
-        threads: Number of torch threads in each worker.
-        level: Minimum level of log messages.
-    """
-
-    model: bytes
-    streams: Mapping[str, Callable[[], Stream]]
-    folder: Path
+    model: bytes  # the classifier at its source weights, pickled
+    streams: Mapping[str, Callable[[], Stream]]  # functions that open the streams
+    folder: Path  # parent of the streams' folders; writable for all workers
     setup: Setup
-    before: Mapping[str, str | None]
-    threads: int
-    level: int
+    before: Mapping[str, str | None]  # earlier runs in the streams' folders
+    threads: int  # number of torch threads in each worker
+    level: int  # minimum level of log messages
 
     def options_of(self, name: str) -> RunOptions:
         """Return the options of a stream, whose run a dead worker may already have begun."""

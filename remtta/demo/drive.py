@@ -49,17 +49,11 @@ class DrivenFrame:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The demo's results.
+    """The demo's results."""
 
-    Attributes:
-        frames: The drive, in order.
-        wrong: Method name to one bool per frame: whether its prediction was wrong.
-        output: Folder of everything the demo wrote.
-    """
-
-    frames: Sequence[DrivenFrame]
-    wrong: Mapping[str, Sequence[bool]]
-    output: Path
+    frames: Sequence[DrivenFrame]  # the drive, in order
+    wrong: Mapping[str, Sequence[bool]]  # method name to one bool per frame: whether its prediction was wrong
+    output: Path  # folder of everything the demo wrote
 
     @property
     def picture(self) -> Path:

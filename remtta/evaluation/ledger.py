@@ -29,48 +29,27 @@ def delta_path(folder: Path, method: str, seed: int | str) -> Path:
 
 @dataclass
 class Position(Counts):
-    """Progress of a trial: everything before it is in `predictions.jsonl` and in the method's state.
+    """Progress of a trial: everything before it is in `predictions.jsonl` and in the method's state."""
 
-    Attributes:
-        visit: Index of the current visit.
-        start: Number of its images already processed.
-        skip: Batches that the time-constrained scenario still only predicts.
-        cost_ratio: The ratio used by that scenario.
-        adapted: Images used in an update.
-        seconds: Time spent in the method.
-        peak_bytes: Peak memory so far.
-
-    The other attributes are those of `Counts`.
-    """
-
-    visit: int = 0
-    start: int = 0
-    skip: int = 0
-    cost_ratio: float | None = None
-    adapted: int = 0
-    seconds: float = 0.0
-    peak_bytes: int = 0
+    visit: int = 0  # index of the current visit
+    start: int = 0  # number of its images already processed
+    skip: int = 0  # batches that the time-constrained scenario still only predicts
+    cost_ratio: float | None = None  # the ratio used by that scenario
+    adapted: int = 0  # images used in an update
+    seconds: float = 0.0  # time spent in the method
+    peak_bytes: int = 0  # peak memory so far
 
 
 @dataclass
 class Progress:
-    """Progress of an evaluation; saved with the method's state in one file, which is replaced atomically.
+    """Progress of an evaluation; saved with the method's state in one file, which is replaced atomically."""
 
-    Attributes:
-        finished: Records of the finished trials, in order.
-        position: Progress of the current trial.
-        num_bytes: Size of `predictions.jsonl` at this point.
-        rows_sha256: Hash of that many bytes of it.
-        event_bytes: Size of `events.jsonl`.
-        at_trial_start: The last three when the current trial began.
-    """
-
-    finished: list[dict[str, Any]] = field(default_factory=list)
-    position: Position = field(default_factory=Position)
-    num_bytes: int = 0
-    rows_sha256: str | None = None
-    event_bytes: int = 0
-    at_trial_start: tuple[int, str | None, int] = (0, None, 0)
+    finished: list[dict[str, Any]] = field(default_factory=list)  # records of the finished trials, in order
+    position: Position = field(default_factory=Position)  # progress of the current trial
+    num_bytes: int = 0  # size of `predictions.jsonl` at this point
+    rows_sha256: str | None = None  # hash of that many bytes of it
+    event_bytes: int = 0  # size of `events.jsonl`
+    at_trial_start: tuple[int, str | None, int] = (0, None, 0)  # the last three when the current trial began
 
     def __post_init__(self) -> None:
         if isinstance(self.position, dict):  # as read from JSON

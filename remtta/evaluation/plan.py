@@ -34,28 +34,17 @@ from remtta.runs.reading import read_record
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """The inputs of an evaluation, fixed before its first image.
+    """The inputs of an evaluation, fixed before its first image."""
 
-    Attributes:
-        model: The classifier, with its head restricted to the dataset's classes if needed.
-        card: Its card.
-        dataset: The domains.
-        methods: Settings by name, in the order of the table.
-        options: Scenario, batch size, seeds etc.
-        numbers: The class number of each of the head's outputs.
-        num_classes: Number of classes of the whole head.
-        start: The delta from which every trial starts, if any.
-        learned: Source statistics by method; filled before anything is recorded.
-    """
-
-    model: nn.Module
+    model: nn.Module  # the classifier, with its head restricted to the dataset's classes if needed
     card: ModelCard
     dataset: Dataset
-    methods: Mapping[str, MethodConfig]
+    methods: Mapping[str, MethodConfig]  # settings by name, in the order of the table
     options: EvalOptions
-    numbers: Sequence[int]
-    num_classes: int
-    start: Delta | None
+    numbers: Sequence[int]  # the class number of each of the head's outputs
+    num_classes: int  # number of classes of the whole head
+    start: Delta | None  # the delta from which every trial starts, if any
+    # Source statistics by method; filled before anything is recorded.
     learned: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def settings(self) -> dict[str, Any]:

@@ -32,17 +32,11 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class Visit:
-    """A stretch of images without a reset in between.
+    """A stretch of images without a reset in between."""
 
-    Attributes:
-        items: Shape (n, 2): domain index and position in the domain.
-        reset: Restore the source weights first.
-        phase: "adapt"; or "unseen" or "revisit" to test without learning.
-    """
-
-    items: np.ndarray
-    reset: bool = False
-    phase: Phase = "adapt"
+    items: np.ndarray  # shape (n, 2): domain index and position in the domain
+    reset: bool = False  # restore the source weights first
+    phase: Phase = "adapt"  # "adapt"; or "unseen" or "revisit" to test without learning
 
 
 def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit]:

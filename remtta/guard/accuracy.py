@@ -37,21 +37,13 @@ _MODELS = ("source", "adapted")
 
 @dataclass(frozen=True)
 class Calibration:
-    """A model's predictions on clean images, summarised.
+    """A model's predictions on clean images, summarised."""
 
-    Attributes:
-        accuracy: Accuracy on them.
-        scale: Factor for the logits that makes the mean confidence equal the accuracy.
-        scale_likeliest: The same among the ten likeliest classes.
-        diversity: Diversity of the predicted classes, in nats.
-        images: Number of images; 0 if only the accuracy is known.
-    """
-
-    accuracy: float
-    scale: float
-    scale_likeliest: float
-    diversity: float
-    images: int
+    accuracy: float  # accuracy on them
+    scale: float  # factor for the logits that makes the mean confidence equal the accuracy
+    scale_likeliest: float  # the same among the ten likeliest classes
+    diversity: float  # diversity of the predicted classes, in nats
+    images: int  # number of images; 0 if only the accuracy is known
 
     @classmethod
     def unseen(cls, accuracy: float, num_classes: int) -> Calibration:

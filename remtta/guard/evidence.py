@@ -57,17 +57,11 @@ class Window:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The comparison of the adapted with the source weights on a window of frames.
+    """The comparison of the adapted with the source weights on a window of frames."""
 
-    Attributes:
-        lead: Relative lead of the adapted predictions over the source's; negative for harm.
-        gap: Mutual information of the adapted minus the source predictions, at equal confidence, in nats.
-        information: Mutual information of the source predictions, in nats.
-    """
-
-    lead: float
-    gap: float
-    information: float
+    lead: float  # relative lead of the adapted predictions over the source's; negative for harm
+    gap: float  # mutual information of the adapted minus the source predictions, at equal confidence, in nats
+    information: float  # mutual information of the source predictions, in nats
 
 
 def evidence_of(window: Window) -> Evidence:

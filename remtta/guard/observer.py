@@ -18,36 +18,22 @@ _NONE = torch.empty(0)
 
 @dataclass
 class Answers:
-    """The predictions of one batch.
-
-    Attributes:
-        method: The method.
-        images: Shape (B, 3, H, W), preprocessed.
-        learned: Shape (B,), on the CPU: which images the method learns from.
-        fit: Shape (B,), on the CPU: which images it may learn from, and may update the centring; None for none.
-        early: Whether the images come again, with the rest of their batch.
-        shifts: Whether the source model sees the images shifted if both models answer.
-        adapted: The adapted model's logits (B, C), from before the update; None until needed.
-        source: The source model's logits (B, C); None until needed.
-        weight: The adapted model's weight in the predictions.
-        logits: The logits of the predictions, shape (B, C).
-        raw: The same before smoothing; None without it.
-        undone: Whether the batch showed harm that was undone, or outputs that are not finite.
-        estimates: Estimated accuracies of the last frames, including these.
-    """
+    """The predictions of one batch."""
 
     method: Method
-    images: Tensor = _NONE
-    learned: Tensor = _NONE
+    images: Tensor = _NONE  # shape (B, 3, H, W), preprocessed
+    learned: Tensor = _NONE  # shape (B,), on the CPU: which images the method learns from
+    # Shape (B,), on the CPU: which images it may learn from, and may update the centring; None for none.
     fit: Tensor | None = None
-    early: bool = False
-    shifts: bool = False
-    adapted: Tensor | None = None
-    source: Tensor | None = None
-    weight: float = 1.0
-    logits: Tensor = _NONE
-    raw: Tensor | None = None
-    undone: bool = False
+    early: bool = False  # whether the images come again, with the rest of their batch
+    shifts: bool = False  # whether the source model sees the images shifted if both models answer
+    adapted: Tensor | None = None  # the adapted model's logits (B, C), from before the update; None until needed
+    source: Tensor | None = None  # the source model's logits (B, C); None until needed
+    weight: float = 1.0  # the adapted model's weight in the predictions
+    logits: Tensor = _NONE  # the logits of the predictions, shape (B, C)
+    raw: Tensor | None = None  # the same before smoothing; None without it
+    undone: bool = False  # whether the batch showed harm that was undone, or outputs that are not finite
+    # Estimated accuracies of the last frames, including these.
     estimates: Mapping[str, float] = field(default_factory=dict)
 
     @property

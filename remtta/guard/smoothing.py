@@ -58,23 +58,14 @@ class _Repeats:
 
 @dataclass(frozen=True)
 class FilterState:
-    """The state of the filter after the frames so far.
+    """The state of the filter after the frames so far."""
 
-    Attributes:
-        usual: Recent mean prediction, shape (C,).
-        expected: Current class distribution relative to `usual`, for the test of order, shape (C,).
-        belief: Current class distribution for predictions, shape (C,).
-        evidence: Evidence for order, in nats.
-        frames: Number of frames.
-        repeats: Rates of repeated predictions.
-    """
-
-    usual: np.ndarray
-    expected: np.ndarray
-    belief: np.ndarray
-    evidence: float = 0.0
-    frames: int = 0
-    repeats: _Repeats = _Repeats()
+    usual: np.ndarray  # recent mean prediction, shape (C,)
+    expected: np.ndarray  # current class distribution relative to `usual`, for the test of order, shape (C,)
+    belief: np.ndarray  # current class distribution for predictions, shape (C,)
+    evidence: float = 0.0  # evidence for order, in nats
+    frames: int = 0  # number of frames
+    repeats: _Repeats = _Repeats()  # rates of repeated predictions
 
     @classmethod
     def initial(cls, num_classes: int) -> FilterState:

@@ -104,21 +104,13 @@ class Given:
 
 @dataclass(frozen=True)
 class Member:
-    """A field of a group, or a parameter of a command.
-
-    Attributes:
-        name: Its name.
-        type: Its type, without None and metadata.
-        optional: Whether it may be None.
-        default: Its default, or `dataclasses.MISSING`.
-        metadata: The metadata of `Annotated`.
-    """
+    """A field of a group, or a parameter of a command."""
 
     name: str
-    type: Any
-    optional: bool
-    default: Any
-    metadata: tuple[Any, ...]
+    type: Any  # its type, without None and metadata
+    optional: bool  # whether it may be None
+    default: Any  # its default, or `dataclasses.MISSING`
+    metadata: tuple[Any, ...]  # the metadata of `Annotated`
 
     def first(self, kind: type[T]) -> T | None:
         """Return the first metadata of a class, or None."""

@@ -22,32 +22,22 @@ _MAX_BINS = 120  # per curve
 
 @dataclass
 class Series:
-    """A run over time.
+    """A run over time."""
 
-    Attributes:
-        index: Number of each predicted frame.
-        entropy: Entropy of its prediction, in nats.
-        share: The adapted model's weight in it.
-        estimates: (frame, estimated accuracy) wherever it changed, of the predictions and of each model.
-        halves: Predicted classes in the first and second half of the run; if both models predicted, those of the source
-            and of the adapted model instead.
-        by_both: Whether `halves` holds the two models.
-        differing: Some frames on which the two models disagreed, spread over the run.
-        num_differing: Number of frames on which they disagreed.
-        unsure: The frames of lowest probability.
-        events: Decisions, and gaps.
-    """
-
-    index: array[int] = field(default_factory=lambda: array("q"))
-    entropy: array[float] = field(default_factory=lambda: array("d"))
-    share: array[float] = field(default_factory=lambda: array("d"))
+    index: array[int] = field(default_factory=lambda: array("q"))  # number of each predicted frame
+    entropy: array[float] = field(default_factory=lambda: array("d"))  # entropy of its prediction, in nats
+    share: array[float] = field(default_factory=lambda: array("d"))  # the adapted model's weight in it
+    # (frame, estimated accuracy) wherever it changed, of the predictions and of each model.
     estimates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
+    # Predicted classes in the first and second half of the run; if both models predicted, those of the source and
+    # of the adapted model instead.
     halves: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
-    by_both: bool = False
+    by_both: bool = False  # whether `halves` holds the two models
+    # Some frames on which the two models disagreed, spread over the run.
     differing: list[Row] = field(default_factory=list)
-    num_differing: int = 0
-    unsure: list[Row] = field(default_factory=list)
-    events: list[Row] = field(default_factory=list)
+    num_differing: int = 0  # number of frames on which they disagreed
+    unsure: list[Row] = field(default_factory=list)  # the frames of lowest probability
+    events: list[Row] = field(default_factory=list)  # decisions, and gaps
 
 
 def read_series(folder: Path, predicted: int) -> Series:

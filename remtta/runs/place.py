@@ -28,29 +28,16 @@ _log = logging.getLogger("remtta")
 
 @dataclass
 class Place(Counts):
-    """Counts of a run at a moment when its files and its method's state agree.
+    """Counts of a run at a moment when its files and its method's state agree."""
 
-    Attributes:
-        seconds: Running time, over all parts of the run.
-        num_bytes: Size of `predictions.jsonl`.
-        rows_sha256: Hash of that many bytes of it.
-        event_bytes: Size of `events.jsonl`.
-        dropped: Frames of a live source that were dropped for newer ones.
-        gaps: How often a live source was lost and came back.
-        fingerprint: Fingerprint of the last readable video frame.
-        last: Source and number of the last frame seen.
-
-    The other attributes are those of `Counts`.
-    """
-
-    seconds: float = 0.0
-    num_bytes: int = 0
-    rows_sha256: str | None = None
-    event_bytes: int = 0
-    dropped: int = 0
-    gaps: int = 0
-    fingerprint: str | None = None
-    last: list[str | int | None] | None = None
+    seconds: float = 0.0  # running time, over all parts of the run
+    num_bytes: int = 0  # size of `predictions.jsonl`
+    rows_sha256: str | None = None  # hash of that many bytes of it
+    event_bytes: int = 0  # size of `events.jsonl`
+    dropped: int = 0  # frames of a live source that were dropped for newer ones
+    gaps: int = 0  # how often a live source was lost and came back
+    fingerprint: str | None = None  # fingerprint of the last readable video frame
+    last: list[str | int | None] | None = None  # source and number of the last frame seen
 
     def count(self, rows: Iterable[Row]) -> None:
         """Count rows written after this place was saved."""

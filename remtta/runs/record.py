@@ -39,31 +39,18 @@ _MAX_BYTES = 64 * 1024**2  # a method that changes all weights would need gigaby
 
 @dataclass(frozen=True)
 class Plan:
-    """The inputs of a run of `adapt`, fixed before its first frame.
-
-    Attributes:
-        card: The model's card.
-        adapter: The method on that model, with its observers.
-        method: The method's name.
-        config: Its settings.
-        options: Options of the run.
-        stream: Source of the frames.
-        start: The delta from which it starts, if any.
-        learned: Source statistics used by the method, for the record.
-        memory: Decoding budget, if shared with other runs.
-        earlier: The record of the run that it resumes, if any.
-    """
+    """The inputs of a run of `adapt`, fixed before its first frame."""
 
     card: ModelCard
-    adapter: ObservedMethod
+    adapter: ObservedMethod  # the method on that model, with its observers
     method: str
     config: MethodConfig
     options: RunOptions
-    stream: Stream
-    start: Delta | None = None
-    learned: Mapping[str, Any] | None = None
-    memory: Budget | None = None
-    earlier: Mapping[str, Any] | None = None
+    stream: Stream  # source of the frames
+    start: Delta | None = None  # the delta from which it starts, if any
+    learned: Mapping[str, Any] | None = None  # source statistics used by the method, for the record
+    memory: Budget | None = None  # decoding budget, if shared with other runs
+    earlier: Mapping[str, Any] | None = None  # the record of the run that it resumes, if any
 
     @property
     def last_bytes(self) -> int:

@@ -15,20 +15,13 @@ from remtta.runs.reading import Row
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Format of prediction rows.
+    """Format of prediction rows."""
 
-    Attributes:
-        labels: One name per output of the model, or None.
-        numbers: The class number of each output; None if they are the outputs' indices.
-        topk: Classes listed per frame; 0 for no list.
-        logits: Whether to add all C logits.
-        exact: Whether numbers have nine significant digits, enough to restore a float32, instead of six decimals.
-    """
-
-    labels: Sequence[str] | None
-    numbers: Sequence[int] | None = None
-    topk: int = 0
-    logits: bool = False
+    labels: Sequence[str] | None  # one name per output of the model, or None
+    numbers: Sequence[int] | None = None  # the class number of each output; None if they are the outputs' indices
+    topk: int = 0  # classes listed per frame; 0 for no list
+    logits: bool = False  # whether to add all C logits
+    # Whether numbers have nine significant digits, enough to restore a float32, instead of six decimals.
     exact: bool = False
 
     def rows(self, logits: Tensor) -> Iterator[Row]:

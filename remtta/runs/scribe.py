@@ -31,16 +31,11 @@ _log = logging.getLogger("remtta")
 
 @dataclasses.dataclass(frozen=True)
 class View:
-    """The latest batch of a run.
+    """The latest batch of a run."""
 
-    Attributes:
-        frames: The frames, including unreadable ones.
-        rows: Their rows.
-        guard: The guard's judgment of the adapted weights: "trust", "doubt" or "retired"; None without a guard.
-    """
-
-    frames: Sequence[DecodedFrame]
+    frames: Sequence[DecodedFrame]  # the frames, including unreadable ones
     rows: Sequence[Row]
+    # The guard's judgment of the adapted weights: "trust", "doubt" or "retired"; None without a guard.
     guard: str | None
 
 

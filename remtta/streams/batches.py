@@ -30,21 +30,13 @@ def decoding_budget(options: RunOptions, preprocessing: Preprocessing) -> Budget
 
 @dataclass(frozen=True)
 class Batch:
-    """Frames that are predicted, and perhaps learned from, together.
+    """Frames that are predicted, and perhaps learned from, together."""
 
-    Attributes:
-        frames: In stream order; K of them are readable.
-        labels: Class indices (K,) of the readable ones, if known.
-        learn: Whether the method may learn from them.
-        early: Whether they are only predicted now, and come again with the rest of their batch.
-        num_reported: Number of leading frames whose predictions were already reported early.
-    """
-
-    frames: Sequence[DecodedFrame]
-    labels: Tensor | None = None
-    learn: bool = True
-    early: bool = False
-    num_reported: int = 0
+    frames: Sequence[DecodedFrame]  # in stream order; K of them are readable
+    labels: Tensor | None = None  # class indices (K,) of the readable ones, if known
+    learn: bool = True  # whether the method may learn from them
+    early: bool = False  # whether they are only predicted now, and come again with the rest of their batch
+    num_reported: int = 0  # number of leading frames whose predictions were already reported early
 
     @property
     def readable(self) -> list[DecodedFrame]:
