@@ -106,7 +106,6 @@ class Divided(Site):
         self._written: list[str] | None = None  # states of the streams as written to `site.json`
 
     def execute(self) -> None:
-        """Run all streams to their ends in workers."""
         workers = self.folder / WORKERS
         shutil.rmtree(workers, ignore_errors=True)
         with writing(workers):

@@ -187,7 +187,6 @@ class Estimator(Observer):
         return {"calibration": asdict(self.calibration), "last": self.estimates}
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything the next estimate depends on."""
         now = torch.tensor([self._weight, self._expired], dtype=torch.float64)
         return {**self._windows, "now": now, **self._filter.state()}
 

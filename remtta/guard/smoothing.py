@@ -143,7 +143,6 @@ class Smoother(Observer):
         self._filter = self._early_filter = FilterState.initial(len(self._filter.usual))
 
     def state(self) -> dict[str, Tensor]:
-        """Return everything that the next prediction depends on."""
         return self._filter.state()
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
