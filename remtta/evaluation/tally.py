@@ -25,24 +25,29 @@ _PREDICTED = 2**32 - 1
 
 @dataclass
 class Tally:
-    """Counts of predictions; memory grows with images and classes, not with predictions."""
+    """Counts of predictions; memory grows with images and classes, not with predictions.
 
-    # Number of predictions by image number.
+    Attributes:
+        num_predictions: Number of predictions by image number.
+        wrong: Number of wrong predictions by image number.
+        pairs: Pairs of a true and a predicted class, as 2**32 * true + predicted, ascending.
+        times: Number of occurrences of each pair.
+        bins: For each calibration bin, the number of predictions, the sum of their confidences, and the number of
+            correct ones. Bins are of equal width, closed below and open above; confidences of exactly 1 have a bin of
+            their own, as in torchmetrics.
+        beyond: Number of rows whose true class is not among the top five, in an array of one.
+        distances: Number of rows with masked views, and the sum of their distances from the plain view.
+        entropies: The sum of the entropies of each view.
+    """
+
     num_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    # Number of wrong predictions by image number.
     wrong: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    # Pairs of a true and a predicted class, as 2**32 * true + predicted, ascending.
     pairs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    times: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # number of occurrences of each pair
-    # For each calibration bin, the number of predictions, the sum of their confidences, and the number of correct
-    # ones. Bins are of equal width, closed below and open above; confidences of exactly 1 have a bin of their
-    # own, as in torchmetrics.
+    times: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     bins: np.ndarray = field(default_factory=lambda: np.zeros((ECE_BINS + 1, 3)))
-    # Number of rows whose true class is not among the top five, in an array of one.
     beyond: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
-    # Number of rows with masked views, and the sum of their distances from the plain view.
     distances: np.ndarray = field(default_factory=lambda: np.zeros(2))
-    entropies: np.ndarray = field(default_factory=lambda: np.zeros(0))  # the sum of the entropies of each view
+    entropies: np.ndarray = field(default_factory=lambda: np.zeros(0))
 
     @classmethod
     def of(cls, rows: Sequence[Mapping[str, Any]], numbers: dict[str, int], *, by_path: bool = False) -> Tally:
