@@ -21,22 +21,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("remtta")
 
 
-def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> None:
-    """Import a module that comes with torch, and say so, as it takes seconds; raise UsageError if the checkpoint or the
-    delta is not there.
+def import_uncollected(module: str) -> None:
+    """Import a module that loads torch and timm, with Python's garbage collector disabled.
 
-    Python's garbage collector is disabled meanwhile: it would repeatedly scan hundreds of thousands of objects, which
-    takes a sixth of the time until the first prediction, and find next to nothing. The imported objects are permanent,
-    so later collections skip them as well.
+    It would repeatedly scan hundreds of thousands of objects, which takes a sixth of the time until the first
+    prediction, and find next to nothing. The imported objects are permanent, so later collections skip them as well.
     """
-    model.check_files()
-    if delta is not None:
-        from remtta.deltas.delta_files import delta_file
-
-        delta_file(delta)
-    if "torch" not in sys.modules:
-        name = model.name or (DEFAULT_MODEL if delta is None else f"the model of {delta}")
-        _log.info("loading torch and %s ...", name)
     if module in sys.modules:
         return
     gc.disable()
@@ -46,6 +36,21 @@ def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> N
         gc.freeze()
         atexit.register(gc.unfreeze)  # some libraries complain at exit about objects that still exist
         gc.enable()
+
+
+def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> None:
+    """Import a module that comes with torch, and say so, as it takes seconds; raise UsageError if the checkpoint or the
+    delta is not there.
+    """
+    model.check_files()
+    if delta is not None:
+        from remtta.deltas.delta_files import delta_file
+
+        delta_file(delta)
+    if "torch" not in sys.modules:
+        name = model.name or (DEFAULT_MODEL if delta is None else f"the model of {delta}")
+        _log.info("loading torch and %s ...", name)
+    import_uncollected(module)
 
 
 def load_start(path: Path | None) -> Delta | None:
