@@ -40,20 +40,14 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class Setup:
-    """The settings of an adaptation, independent of the stream.
+    """The settings of an adaptation, independent of the stream."""
 
-    Attributes:
-        method: Name of the adaptation method.
-        config: Those of its settings that differ from its defaults, or a whole config.
-        options: Options of the run.
-        delta: Adapted weights to start from.
-        source_data: Clean source images or their statistics, for methods that need them and for the accuracy estimate.
-    """
-
-    method: str = "remtta"
+    method: str = "remtta"  # name of the adaptation method
+    # Those of its settings that differ from its defaults, or a whole config.
     config: MethodConfig | Mapping[str, Any] | None = None
-    options: RunOptions = field(default_factory=RunOptions)
-    delta: Delta | None = None
+    options: RunOptions = field(default_factory=RunOptions)  # options of the run
+    delta: Delta | None = None  # adapted weights to start from
+    # Clean source images or their statistics, for methods that need them and for the accuracy estimate.
     source_data: str | Path | None = None
 
 

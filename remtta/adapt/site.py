@@ -21,15 +21,10 @@ StreamReport = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class SiteSummary:
-    """Summary of the runs of many streams.
+    """Summary of the runs of many streams."""
 
-    Attributes:
-        output: Parent of the streams' folders.
-        streams: Summary of each run by its stream's name.
-    """
-
-    output: Path
-    streams: Mapping[str, RunSummary]
+    output: Path  # parent of the streams' folders
+    streams: Mapping[str, RunSummary]  # summary of each run by its stream's name
 
     @property
     def signum(self) -> int | None:
