@@ -182,11 +182,8 @@ class Trial(Listener):
         path = delta_path(self._ledger.folder, **self._trial)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        whole, frames = (
-            whole_tensors(tensors, plan.model, plan.numbers, plan.num_classes),
-            self._position.frames_in_delta,
-        )
-        config, size = plan.methods[name], plan.options.batch_size
+        whole = whole_tensors(tensors, plan.model, plan.numbers, plan.num_classes)
+        config, size, frames = plan.methods[name], plan.options.batch_size, self._position.frames_in_delta
         save_delta(path, delta_of(plan.card, name, config, size, (whole, updates), frames))
 
     def _record(self) -> dict[str, Any]:
