@@ -6,11 +6,13 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+_SAME_STOP_S = 0.5  # timeout, wrappers and closing terminals signal both a process and its group
 
 
 class Stopped(BaseException):
@@ -24,12 +26,13 @@ class Stopped(BaseException):
 class Interrupts:
     """Raises `Stopped` in the main thread on SIGINT, SIGTERM or SIGHUP, but never inside `held`.
 
-    Handlers are installed only while it is used as a context manager. A second signal ends the process at once, without
-    clean-up.
+    Handlers are installed only while it is used as a context manager. A second signal, half a second or more later,
+    ends the process at once, without clean-up.
     """
 
     def __init__(self) -> None:
         self._received: list[int] = []
+        self._received_at = 0.0
         self._depth = 0
         self._previous: dict[int, Any] = {}
 
@@ -93,8 +96,11 @@ class Interrupts:
 
     def _handle(self, signum: int, frame: FrameType | None) -> None:
         if self._signum is not None:
+            if time.monotonic() - self._received_at < _SAME_STOP_S:
+                return
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
+        self._received_at = time.monotonic()
         self._received.append(signum)
         self.check()
 

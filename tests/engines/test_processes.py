@@ -89,12 +89,12 @@ def test_without_ray_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyP
 
 
 _SENDS = """
-import os, signal, sys
+import os, signal, sys, time
 from remtta.engines.interrupts import Interrupts
 {before}
 with Interrupts() as interrupts, interrupts.finishing():
     for name in sys.argv[1:]:
-        os.kill(os.getpid(), getattr(signal, name))
+        time.sleep(0.6) if name == "later" else os.kill(os.getpid(), getattr(signal, name))
     print("still here", interrupts.pending)
 """
 
@@ -107,8 +107,9 @@ def after(*names: str, before: str = "") -> tuple[int, str]:
 
 def test_one_signal_is_put_off_and_a_second_ends_the_process_at_once() -> None:
     assert after("SIGTERM") == (0, "still here True")
-    assert after("SIGTERM", "SIGTERM") == (-signal.SIGTERM, "")
-    assert after("SIGINT", "SIGTERM") == (-signal.SIGTERM, "")
+    assert after("SIGTERM", "SIGTERM", "SIGHUP") == (0, "still here True")  # one stop: to a process and its group
+    assert after("SIGTERM", "later", "SIGTERM") == (-signal.SIGTERM, "")
+    assert after("SIGINT", "later", "SIGTERM") == (-signal.SIGTERM, "")
 
 
 def test_an_ignored_hang_up_stays_ignored_and_an_ignored_interrupt_does_not() -> None:
