@@ -120,8 +120,8 @@ def _error_text(error: Exception, debug: bool) -> str:
     text = one_line(str(error))
     if isinstance(error, RemttaError):
         return text
-    if isinstance(error, PermissionError) and error.filename:
-        return one_line(f"{error.filename}: permission denied")
+    if isinstance(error, OSError) and error.filename:
+        return one_line(f"{error.filename}: {error.strerror}")
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # errors of files name them
         return f"standard output cannot be written: {error.strerror}"
     advice = "" if debug else " (--debug shows where)"

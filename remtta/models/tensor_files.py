@@ -50,6 +50,8 @@ def read_tensors(path: str | Path, framework: Literal["pt", "np"] = "pt") -> tup
     """
     if Path(path).exists() and not Path(path).is_file():  # a device may be endless
         raise OSError(errno.EINVAL, "it is not a regular file")
+    if framework == "pt" and any("\udc80" <= sign <= "\udcff" for sign in str(path)):  # safetensors cannot open it
+        raise OSError(errno.EINVAL, "its path is not valid UTF-8; rename it")
     try:
         with safe_open(path, framework=framework) as file:
             header = file.metadata() or {}

@@ -29,6 +29,7 @@ def _errors() -> list[Any]:
         (["adapt", "frames", *tiny, "--predictions", "out.jsonl"], 2, "--predictions takes -"),
         (["adapt", "frames", *tiny, "--device", "cuda:99"], 2, "is not available"),
         (["adapt", "frames", *tiny, "--output", "text.jpg"], 2, "text.jpg is a file"),
+        (["adapt", "frames", *tiny, "--output", "n" * 256], 1, "n/results.json: File name too long"),
         (["adapt", "frames", *tiny, "--output", "-"], 2, 'standard output, use "--predictions -"'),
         (["adapt", "frames", *tiny, "--delta", "tiny.safetensors"], 4, "not a remtta delta"),
         (["adapt", "frames", *tiny, "--lr", "0.1", "--set", "lr=0.2"], 2, "--lr and --set lr=... are both given"),
@@ -176,4 +177,4 @@ def test_a_folder_that_may_not_be_entered_is_named(capfd: pytest.CaptureFixture[
     """Root may enter all folders, so this is as the operating system would say it to others."""
     with pytest.raises(typer.Exit) as ended, command():
         raise PermissionError(errno.EACCES, "Permission denied", "private/run1")
-    assert (ended.value.exit_code, capfd.readouterr().err) == (1, "Error: private/run1: permission denied\n")
+    assert (ended.value.exit_code, capfd.readouterr().err) == (1, "Error: private/run1: Permission denied\n")

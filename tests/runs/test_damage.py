@@ -17,7 +17,7 @@ from remtta.runs.folder import PREDICTIONS, RECORD, STATE
 from remtta.runs.place import Place
 from remtta.runs.reading import read_rows
 from remtta.runs.scribe import Scribe
-from remtta.runs.states import load_position
+from remtta.runs.states import load_position, save_state
 from tests.records import record_of, rows_of
 from tests.runs.test_resume import assert_same_results, finish
 from tests.runs.tiny import adapt_tiny, camera
@@ -68,6 +68,17 @@ def test_damage_is_reported_and_nothing_is_written(
     with pytest.raises(UsageError, match=told):
         adapt_tiny(frames, tmp_path / "run", resume=True, options={"max_memory": 10**12})
     assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
+
+
+def test_a_state_in_a_folder_whose_name_is_not_utf8_is_not_called_damaged(tmp_path: Path) -> None:
+    folder = tmp_path / "run\udcff"
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("names are UTF-8 here")
+    save_state(folder / STATE, {}, {})
+    with pytest.raises(RemttaError, match="cannot be read: its path is not valid UTF-8; rename it"):
+        load_position(folder / STATE, Place)
 
 
 @pytest.mark.parametrize("kill", [0, 2], ids=["before the first save", "after a save"])
