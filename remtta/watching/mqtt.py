@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import sys
 import threading
 import time
 from collections import deque
@@ -54,6 +55,7 @@ def parse_topic(text: str) -> Topic:
     try:
         url = urlsplit(text)
         host, port, name = url.hostname, url.port, unquote(url.path.removeprefix("/"))
+        (host or "").encode("idna")  # as the connection will
     except ValueError:
         url, host, port, name = urlsplit(""), None, None, ""
     if not host or url.scheme not in _PORTS or not name or set(name) & set("#+\0") or url.query or "#" in text:
@@ -78,6 +80,7 @@ class Publisher:
         self._in_flight: deque[tuple[int, int]] = deque()  # message ids, and where their lines end
         self._confirmed: set[int] = set()
         self._read = self._sent = self._noted = 0
+        self._warned = False
         self._client = Client(CallbackAPIVersion.VERSION2)
         if topic.user is not None:
             self._client.username_pw_set(topic.user, topic.password)
@@ -85,7 +88,8 @@ class Publisher:
             self._client.tls_set()
         self._client.reconnect_delay_set(*_RETRY_S)
         self._client.on_connect = self._log_connection
-        self._client.on_disconnect = self._log_loss
+        self._client.on_connect_fail = lambda client, data: self._warn(f"cannot be reached ({sys.exception()})")
+        self._client.on_disconnect = lambda client, data, flags, reason, more: self._warn(f"is lost ({reason})")
         self._client.on_publish = lambda client, data, message, *more: self._confirmed.add(message)
         self._client.connect_async(topic.host, topic.port)
         self._client.loop_start()
@@ -169,7 +173,11 @@ class Publisher:
 
     def _log_connection(self, client: Any, data: Any, flags: Any, reason: Any, more: Any) -> None:
         if reason.is_failure:
-            _log.warning("%s refuses: %s; predictions wait in the file", self._topic.shown, reason)
+            self._warn(f"refuses: {reason}")
+        self._warned = bool(reason.is_failure)
 
-    def _log_loss(self, client: Any, data: Any, flags: Any, reason: Any, more: Any) -> None:
-        _log.warning("%s is lost (%s); predictions wait in the file until it is back", self._topic.shown, reason)
+    def _warn(self, problem: str) -> None:
+        """Warn once, until the broker is there again."""
+        if not self._warned:
+            _log.warning("%s %s; predictions wait in the file until it is back", self._topic.shown, problem)
+        self._warned = True

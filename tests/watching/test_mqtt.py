@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import time
@@ -81,7 +82,9 @@ def test_what_no_broker_took_is_sent_when_the_run_continues(
     options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--output", str(run)]
     command = ["adapt", str(frames), *options, "--mqtt", f"mqtt://127.0.0.1:{port}/site/cam1"]
     assert remtta_here(*command) == 0
-    assert "has not confirmed all predictions; --resume sends the rest" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert len(re.findall(r"/site/cam1 cannot be reached \(.*refused\); predictions wait in the file", told)) == 1
+    assert "has not confirmed all predictions; --resume sends the rest" in told
     monkeypatch.setattr(publishing, "PATIENCE_S", 20.0)
     with broker(port, file):
         assert remtta_here(*command, "--resume") == 0
@@ -95,7 +98,8 @@ def test_addresses_are_taken_apart_and_shown_without_a_password() -> None:
     topic = parse_topic("mqtts://anna:p%40ss@broker/site/cam%201")
     assert topic == Topic("broker", 8883, "site/cam 1", True, "anna", "p@ss")
     assert topic.shown == "mqtts://broker:8883/site/cam 1"
-    for text in ("broker/topic", "mqtt://broker", "mqtt://broker/", "mqtt://broker/a/#", "http://b/t", "mqtt://b:x/t"):
+    bad = ("broker/topic", "mqtt://broker", "mqtt://broker/", "mqtt://broker/a/#", "http://b/t", "mqtt://b:x/t")
+    for text in (*bad, "mqtt://b..c/t"):
         with pytest.raises(UsageError, match="--mqtt takes mqtt://HOST:PORT/TOPIC"):
             parse_topic(text)
 
