@@ -23,6 +23,7 @@ _MEMORY = 1000  # half-life of the evidence of few classes, in images
 _NOW = 1 / 6  # factor on the evidence in the window alone, which is noisier
 _FEW = (0.05, 0.12)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
+_MOST = 30.0  # logits: bound on that part, and its slope if answers hardly vary, as those that are certain of one class
 _MIN_SQUARE = 1e-9
 
 
@@ -45,13 +46,15 @@ class Centre:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._place = torch.device("cpu") if device.type == "mps" else device  # MPS has no doubles
         self._parts: list[Tensor] = []
         self._expected: Tensor | None = None
         self.forget()
 
     def forget(self) -> None:
         """Forget all means and the offset."""
-        self.offset = self.few = self._corrected = torch.zeros((), device=self._device)
+        self.offset = torch.zeros((), device=self._device)
+        self.few = self._corrected = torch.zeros((), device=self._place, dtype=torch.float64)
         self._led = torch.zeros((), dtype=torch.bool)  # by the source model's centre
         self._means = {"window": _Mean(HALF_LIFE), "corrected": _Mean(HALF_LIFE), "evidence": _Mean(_MEMORY)}
 
@@ -77,6 +80,7 @@ class Centre:
         self._expected, self._parts = None, []
         counted = fit & torch.isfinite(whole).all(1).cpu()
         if counted.any():
+            whole = whole.to(self._place).double()  # in floats, the variance of nearly equal answers is rounding noise
             self._follow(whole if counted.all() else whole[counted.to(whole.device)])
 
     def follow(self, source: Centre) -> None:
@@ -92,11 +96,13 @@ class Centre:
         answers = logits.softmax(-1)
         z, p, zp, pp = window.add(logits, answers, (logits * answers).sum(-1), answers.square().sum(-1))
         if not self._led:
-            slope = (zp - z @ p).clamp(min=0) / (pp - p @ p).clamp(min=_MIN_SQUARE)
-            shown = slope * (p - 1 / classes)
+            variance, most = pp - p @ p, _MOST if window.alike < 0.9 else 0.0  # one image shows no agreement
+            slope = torch.where(variance > _MIN_SQUARE, (zp - z @ p).clamp(min=0) / variance, most)
+            shown = (slope * (p - 1 / classes)).clamp(-most, most)
             self._corrected = z - _FACTOR * shown
             self.few = self._few_classes((logits - z).softmax(-1), (logits - z + shown).softmax(-1))
-        self.offset = (1 - window.alike) * torch.lerp(z, self._corrected, self.few)
+        offset = (1 - window.alike) * torch.lerp(z, self._corrected, self.few)
+        self.offset = offset.to(self._device, torch.float32)
 
     def _few_classes(self, centred: Tensor, corrected: Tensor) -> Tensor:
         """Return how much recent images look like few classes, 0 to 1.
@@ -124,12 +130,11 @@ class Centre:
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned."""
         self.forget()
-        self.offset, self._corrected, self.few = (
-            state[name].to(self._device) for name in ("offset", "corrected", "few")
-        )
+        self.offset = state["offset"].to(self._device)
+        self._corrected, self.few = (state[name].to(self._place) for name in ("corrected", "few"))
         self._led = state["led"]
         for name, mean in self._means.items():
-            mean.load_state(within(f"{name}.", state), self._device)
+            mean.load_state(within(f"{name}.", state), self._place)
 
 
 class _Mean:
