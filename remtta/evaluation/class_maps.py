@@ -49,8 +49,9 @@ def map_classes(
     if _are_wnids(names):
         if set(names) <= own.keys():
             return ClassMap(_look_up(names, own, num_classes, "the model's labels"), "wnid, in the model's labels")
-        where = f"ImageNet's wnids for {num_classes} classes"
-        return ClassMap(_look_up(names, wnids(num_classes), num_classes, where), "wnid")
+        known, where = wnids(num_classes), f"ImageNet's wnids for {num_classes} classes"
+        if known or len(names) != num_classes:  # a head of its own, such as Tiny ImageNet's, has them in order
+            return ClassMap(_look_up(names, known, num_classes, where), "wnid")
     if _are_numbers(names):
         numbers = {name: int(name) for name in names}
         return ClassMap(_look_up(names, numbers, num_classes, "the model's classes"), "number")

@@ -94,7 +94,7 @@ def open_dataset(
         class_numbers=sorted(set(mapping.numbers.values())),
         sizes=image_sizes([path for domain in found for path in domain.sources]),
         names=list(mapping.numbers) if mapping.how == ALPHABETICAL else None,
-        restricted_to=None if class_map else restricted_set(list(mapping.numbers)),
+        restricted_to=None if class_map or mapping.how == ALPHABETICAL else restricted_set(list(mapping.numbers)),
         shuffled=image_list is None,
     )
 

@@ -152,10 +152,11 @@ def test_the_only_severity_is_evaluated_and_reported(tmp_path: Path, caplog: pyt
         open_tree(tmp_path / "c")
 
 
-def test_wnids_are_mapped_by_wnid_and_never_by_position() -> None:
+def test_wnids_are_mapped_by_wnid_and_by_position_only_in_a_head_of_as_many() -> None:
     mapped = map_classes(["n01443537", "n15075141", "n01440764"], num_classes=1000)
     assert mapped.numbers == {"n01440764": 0, "n01443537": 1, "n15075141": 999}
     assert mapped.how == "wnid"
+    assert map_classes(["n01443537", "n01440764"], num_classes=2).numbers == {"n01440764": 0, "n01443537": 1}
     with pytest.raises(UsageError, match=r"not in ImageNet's wnids for 7 classes: .*; see --class-map"):
         map_classes(["n01443537"], num_classes=7)
     with pytest.raises(UsageError, match=r"1 class folder not in ImageNet's wnids for 1000 classes: n00000000"):
