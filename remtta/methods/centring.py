@@ -131,7 +131,7 @@ class Centre:
         """Restore what `state` returned."""
         self.forget()
         self.offset = state["offset"].to(self._device)
-        self._corrected, self.few = (state[name].to(self._place) for name in ("corrected", "few"))
+        self._corrected, self.few = (state[name].to(self._place).double() for name in ("corrected", "few"))
         self._led = state["led"]
         for name, mean in self._means.items():
             mean.load_state(within(f"{name}.", state), self._place)
