@@ -47,6 +47,7 @@ class Net:
     def __init__(
         self, model: nn.Module, config: MethodConfig, chosen: Chosen = "norms", *, only_predicts: bool = False
     ) -> None:
+        self.model = model.eval()  # also while its layers are found
         self.backbone, self.front = backbone_of(model), look_inside(model).front
         if self.backbone.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
@@ -55,7 +56,7 @@ class Net:
         self._logits = self.backbone.forward if only_predicts else self.backbone.logits
         named = _chosen_weights(self.backbone, config, chosen)
         moving = running_statistics(norms) if config.bn == "recent" else {}
-        self.model = model.eval().requires_grad_(False)
+        model.requires_grad_(False)
         everything = {**dict(module.named_parameters()), **running_statistics(batch_norms(module))}
         self.weights = AdaptedWeights(named, everything, moving)
         self.generator = torch.Generator().manual_seed(torch.initial_seed())

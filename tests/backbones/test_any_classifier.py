@@ -188,6 +188,12 @@ def test_a_vit_of_ones_own_is_masked_as_timms_is(what: str) -> None:
     assert_like_twin(own, tiny_vit(), 32)
 
 
+def test_layers_of_a_model_in_training_mode_are_found_in_eval_mode() -> None:
+    model = nn.Sequential(nn.BatchNorm2d(3), tiny_vit(proj_drop_rate=0.5)).train()
+    before = state_sha256(model)
+    assert REM(model).net.backbone.input_size == (32, 32) and state_sha256(model) == before
+
+
 @pytest.mark.parametrize("make", [tiny_vit, lambda: nn.Sequential(Normalise(), tiny_vit()), small])
 def test_a_head_may_be_replaced(make: Any) -> None:
     model = make()
