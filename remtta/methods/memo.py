@@ -86,11 +86,11 @@ class MEMO(Objective[MEMOConfig]):
     def _backward(self, views: Tensor) -> None:
         """Accumulate gradients of the marginal entropy of views (V, 3, H, W)."""
         if not self._split:
-            marginal_entropy(self.net.check_gradients(self.net.logits(views))).backward()
+            self.net.backward(marginal_entropy(self.net.check_gradients(self.net.logits(views))))
             return
         parts = views.split(self.config.micro_batch or len(views))
         with torch.no_grad():
             log_mean = log_mean_probs(torch.cat([self.net.logits(part) for part in parts]))
         for part in parts:  # dH / dp of the mean is -(log p + 1), and each view contributes 1 / V to the mean
             probs = self.net.check_gradients(self.net.logits(part)).softmax(-1)
-            (-(log_mean + 1) * probs).sum().div(len(views)).backward()
+            self.net.backward((-(log_mean + 1) * probs).sum().div(len(views)))

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointError
 
 from remtta.backbones.backbone import Backbone, BatchNorm, check_images
 from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
@@ -108,6 +109,16 @@ class Net:
                 "torch.no_grad or inference_mode, or detaches; change that, or use the method fast, which needs none"
             )
         return logits
+
+    def backward(self, result: Tensor, slope: Tensor | None = None) -> None:
+        """Compute gradients of a loss, or of a result with its slope; raise ModelError if the model recomputes what
+        cannot be recomputed after the forward pass: masked views, and batch norms' statistics.
+        """
+        try:
+            result.backward(slope)
+        except CheckpointError as error:
+            kind = type(self.backbone.module).__name__
+            raise ModelError(f"{kind} cannot be adapted with gradient checkpointing; turn it off") from error
 
     def enter(self, images: Tensor) -> Tensor:
         """Return the input of the classifier inside its wrappers, for images (B, 3, H, W); raise as `check` does."""

@@ -232,7 +232,7 @@ class Descent:
                 self._net.check_gradients(logits)
             if count and loss.requires_grad:
                 # The loss is a mean over images; sums over the parts add up to the batch's.
-                (loss if whole else loss * count).backward()
+                self._net.backward(loss if whole else loss * count)
             num_counted += count
             views.append(logits.detach())
         gradients = self.optimizer.gradients()

@@ -75,7 +75,7 @@ class RankedEntropy(Objective[REMConfig]):
         if loss.requires_grad:
             (slopes,) = torch.autograd.grad(loss, views)
             for slope, positions in zip(slopes, [None, *kept], strict=True):
-                self.net.check_gradients(self._views.one(images, positions)).backward(slope)
+                self.net.backward(self.net.check_gradients(self._views.one(images, positions)), slope)
         return views.detach()
 
     @torch.no_grad()

@@ -101,21 +101,22 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, input: Tensor, weight: Tensor, bias: Tensor | None, used: Tensor) -> Tensor:
-        ctx.save_for_backward(input if ctx.needs_input_grad[1] else None, used)
+        # Transposed, as F.linear saves it, whose tensors take the place of these under gradient checkpointing.
+        ctx.save_for_backward(input if ctx.needs_input_grad[1] else None, used.t())
         ctx.input_dtype = input.dtype
         return _product(used.dtype)(input.to(used.dtype), used, None if bias is None else bias.to(used.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        input, used = ctx.saved_tensors
-        grad = grads[0].to(used.dtype).contiguous()
+        input, transposed = ctx.saved_tensors
+        grad = grads[0].to(transposed.dtype).contiguous()
         grad_rows = grad.reshape(-1, grad.shape[-1])
         grad_input = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_input = _product(used.dtype)(grad, used.t(), None).to(ctx.input_dtype)
+            grad_input = _product(grad.dtype)(grad, transposed, None).to(ctx.input_dtype)
         if ctx.needs_input_grad[1]:
-            rows = input.reshape(-1, input.shape[-1]).to(used.dtype)
-            grad_weight = _product(used.dtype)(grad_rows.t().contiguous(), rows.t(), None).float()
+            rows = input.reshape(-1, input.shape[-1]).to(grad.dtype)
+            grad_weight = _product(grad.dtype)(grad_rows.t().contiguous(), rows.t(), None).float()
         if ctx.needs_input_grad[2]:
             grad_bias = grad_rows.float().sum(0)
         return grad_input, grad_weight, grad_bias, None

@@ -194,6 +194,16 @@ def test_layers_of_a_model_in_training_mode_are_found_in_eval_mode() -> None:
     assert REM(model).net.backbone.input_size == (32, 32) and state_sha256(model) == before
 
 
+def test_gradient_checkpointing_changes_no_update_or_is_refused() -> None:
+    swins, batch = [tiny("swin"), tiny("swin")], [images_of(64)]
+    swins[1].set_grad_checkpointing()  # type: ignore[operator]
+    torch.testing.assert_close(*(updates(swin, batch) for swin in swins), atol=0, rtol=0)
+    resnet: Any = tiny("resnet")
+    resnet.set_grad_checkpointing()
+    with pytest.raises(ModelError, match="ResNet cannot be adapted with gradient checkpointing; turn it off"):
+        updates(resnet, batch, bn="recent")
+
+
 @pytest.mark.parametrize("make", [tiny_vit, lambda: nn.Sequential(Normalise(), tiny_vit()), small])
 def test_a_head_may_be_replaced(make: Any) -> None:
     model = make()
