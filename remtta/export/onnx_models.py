@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from remtta.errors import RemttaError, UsageError, first_line, needed
 from remtta.export.adapted import AdaptedModel
@@ -52,7 +53,7 @@ def _runner(content: bytes) -> Any:
 
 def _exported(adapted: AdaptedModel) -> Any:
     needed("onnxscript", "export", "an export")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):  # of others, torch cannot export those with a bias
         warnings.simplefilter("ignore")
         try:
             # Not optimised, so that tensors keep the model's names; runtimes optimise when they load.
@@ -67,12 +68,15 @@ def _exported(adapted: AdaptedModel) -> Any:
                 verbose=False,
             )
         except Exception as error:  # anything, e.g. from code not made for tracing
-            raise RemttaError(f"torch cannot export {adapted.delta.model} to ONNX: {_shown(error)}") from error
+            reason = _shown(error.__cause__ or error)  # torch's own words are on how to report it
+            raise RemttaError(
+                f"torch cannot export {adapted.delta.model} to ONNX: {reason}; use --format timm"
+            ) from error
     assert program is not None
     proto = program.model_proto
     del proto.graph.value_info[:]  # intermediate shapes, which onnxruntime's quantiser cannot handle
     return proto
 
 
-def _shown(error: Exception) -> str:
+def _shown(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)[:200]}"

@@ -24,6 +24,7 @@ from remtta.backbones.norms import norm_modules
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.export import formats
 from remtta.export.adapted import AdaptedModel
+from remtta.export.onnx_models import write_onnx
 from remtta.files import check_not_input
 from remtta.models.card import card_of, labels_of
 from remtta.models.hashing import state_sha256
@@ -93,6 +94,13 @@ def test_onnx_answers_as_torch_does_at_any_batch_and_says_what_it_is(place: Path
     assert told["base_sha256"] == state_sha256(tiny_vit()) and told["state_sha256"] == state_sha256(adapted(delta))
     assert told["delta_sha256"] == load_delta(delta).file_sha256
     assert json.loads(told["labels"]) == LABELS and json.loads(told["preprocessing"])["input_size"] == [32, 32]
+
+
+@EXTERNAL
+def test_attention_with_a_bias_goes_to_onnx(place: Path, tmp_path: Path) -> None:
+    model = timm.create_model("beit_base_patch16_224", num_classes=NUM_CLASSES, **TINY).eval()
+    write_onnx(AdaptedModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path)
+    check_onnx(tmp_path / "model.onnx", model)
 
 
 def test_logits_that_are_not_numbers_are_refused(place: Path) -> None:
