@@ -48,8 +48,9 @@ class Net:
     def __init__(
         self, model: nn.Module, config: MethodConfig, chosen: Chosen = "norms", *, only_predicts: bool = False
     ) -> None:
+        self.front = look_inside(model).front
         self.model = model.eval()  # also while its layers are found
-        self.backbone, self.front = backbone_of(model), look_inside(model).front
+        self.backbone = backbone_of(model)
         if self.backbone.num_classes < 2:
             raise ModelError("the model has no classifier head with at least two classes")
         keeps = only_predicts and config.bn == "running"

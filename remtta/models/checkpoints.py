@@ -127,7 +127,9 @@ def _read(path: Path) -> object:
             "save it again with torch.save(model.state_dict(), ...) or as safetensors"
         ) from error
     except Exception as error:  # zipfile, struct, pickle and torch share no base class
-        raise CheckpointError(f"{path} is not a readable PyTorch checkpoint: {first_line(error)}") from error
+        reason = first_line(error)  # of TorchScript, torch would suggest to run the file's code
+        reason = "it is a TorchScript program; save its state_dict()" if "TorchScript" in reason else reason
+        raise CheckpointError(f"{path} is not a readable PyTorch checkpoint: {reason}") from error
 
 
 def _unsafe_names(path: Path) -> str:
@@ -150,7 +152,8 @@ def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
         raise CheckpointError(f"{path} holds {type(found).__name__} instead of named weights")
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise CheckpointError(f"{path} holds {type(value).__name__} at {name!r} instead of named weights")
+            text = f"{path} holds {type(value).__name__} at {name!r} instead of named weights"
+            raise CheckpointError(f"{text}; save the model's state_dict() alone")
     return found
 
 

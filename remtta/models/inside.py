@@ -159,7 +159,11 @@ def trace_of(model: nn.Module) -> Trace:
 
 
 def _traced(model: nn.Module) -> Trace:
-    outer = _unwrapped(model).eval()
+    outer = _unwrapped(model)
+    if isinstance(outer, torch.jit.ScriptModule) or "eval" in vars(outer):  # the latter of torch.export
+        kind = type(outer).__name__
+        raise ModelError(f"{kind} is a program of torch.jit or torch.export; give the model that it was made from")
+    outer.eval()
     output = output_of(model)
     problem: Exception | None = None
     for size in _sizes(model):

@@ -302,6 +302,10 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
             lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
             "nothing to adapt: Sequential has no normalisation layers; the method fast",
         ),
+        (
+            lambda: torch.export.export(nn.Flatten(), (images_of(32),)).module(),
+            "is a program of torch.jit or torch.export; give the model that it was made from",
+        ),
         (lambda: small().double(), "norms.0.weight is torch.float64"),
         (lambda: tiny_vit(num_classes=0), "no classifier head"),
         (

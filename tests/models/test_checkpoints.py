@@ -1,6 +1,7 @@
 import argparse
 import os
 import pickle
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -253,6 +254,12 @@ def _renamed(path: Path) -> None:
     save_file({"neck.weight": state.pop("norm.weight"), **state}, path)
 
 
+def _scripted(path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it is deprecated
+        torch.jit.script(nn.LayerNorm(2)).save(path)
+
+
 FIVE = (
     "does not fit the model: head.weight is 7x12 in the file and 5x12 in the model, "
     "head.bias is 7 in the file and 5 in the model (the file has 7 classes: see --num-classes)"
@@ -280,7 +287,18 @@ REFUSED: list[tuple[str, Write, dict[str, Any], str]] = [
     ("vit.safetensors", _renamed, {}, "missing in the file: norm.weight; unknown to the model: neck.weight"),
     ("vit.pth", _saved([1, 2]), {}, "holds list instead of named weights"),
     ("vit.pth", _saved({}), {}, "holds dict instead of named weights"),
-    ("vit.pth", _saved({"epoch": 3}), {}, "holds int at 'epoch' instead of named weights"),
+    (
+        "vit.pth",
+        _saved({"epoch": 3}),
+        {},
+        "holds int at 'epoch' instead of named weights; save the model's state_dict()",
+    ),
+    (
+        "vit.pt",
+        _scripted,
+        {},
+        " is not a readable PyTorch checkpoint: it is a TorchScript program; save its state_dict()",
+    ),
     ("vit.pth", _saved({"model": {"a": [1.0]}}), {}, "holds list at 'a' instead of named weights"),
     (
         "vit.pth",
