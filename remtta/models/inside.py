@@ -139,7 +139,7 @@ def classes_of_timm(module: Any) -> int:
 
 def is_timm_model(model: nn.Module) -> bool:
     """Return True if a model has the interface of a timm model."""
-    return hasattr(model, "get_classifier") and hasattr(model, "num_classes")
+    return hasattr(type(model), "get_classifier") and hasattr(model, "num_classes")  # PEFT's wrappers forward names
 
 
 def trace_of(model: nn.Module) -> Trace:

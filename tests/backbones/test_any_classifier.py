@@ -7,13 +7,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from remtta import REM, Delta, REMConfig, apply_delta, load_model
+from remtta import REM, Adapter, Delta, REMConfig, apply_delta, load_delta, load_model
 from remtta.backbones.any_classifier import AnyClassifier
 from remtta.backbones.batchnorm import running_statistics
 from remtta.backbones.families import backbone_of, compile_blocks
@@ -165,6 +166,17 @@ def test_a_delta_of_a_wrapped_model_is_that_of_the_model_inside() -> None:
     apply_delta(inner, delta)
     assert card_of(nn.Sequential(Normalise(), tiny_vit())).sha256 == delta.base_sha256
     assert all(torch.equal(tensor, wrapped[1].state_dict()[name]) for name, tensor in inner.state_dict().items())
+
+
+def test_a_model_tuned_with_peft_has_one_set_of_names(tmp_path: Path) -> None:
+    tuning = peft.LoraConfig(target_modules=["qkv"], r=2, modules_to_save=["head"])
+    first, second = (peft.get_peft_model(tiny_vit(), tuning) for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    adapter = Adapter(first, batch_size=6)
+    adapter(images_of(32))
+    adapter.save_delta(tmp_path / "delta.safetensors")
+    assert "head.modules_to_save.default.bias" in adapter.delta() and "blocks.0.norm1.bias" in adapter.delta()
+    apply_delta(second, load_delta(tmp_path / "delta.safetensors"))
 
 
 def test_a_model_may_change_its_input_in_place() -> None:
