@@ -15,7 +15,7 @@ from remtta.backbones.attention import AttentionRows
 from remtta.backbones.norms import is_norm
 from remtta.backbones.tokens import gather_patches
 from remtta.models.described import Described
-from remtta.models.inside import Inside
+from remtta.models.inside import Inside, floating_weight
 
 _PATCH = 16  # pixels
 _MIN_PATCHES = 7  # on the shorter side of a small image
@@ -116,7 +116,7 @@ def _tokens(inside: Inside, blocks: Sequence[str]) -> tuple[int, Size] | None:
     """
     calls, size = inside.trace.calls, inside.trace.input_size
     shapes = {shape for place in blocks for shape in calls.get(place, ((), ()))}
-    weight = next(inside.module.parameters())
+    weight = floating_weight(inside.module)
     if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or weight.is_meta:
         return None
     first = inside.module.get_submodule(blocks[0])
@@ -158,7 +158,7 @@ def _runs_with_fewer(
 
 
 def _attends(inside: Inside, num_tokens: int) -> bool:
-    size, weight = inside.trace.input_size, next(inside.module.parameters())
+    size, weight = inside.trace.input_size, floating_weight(inside.module)
     with torch.no_grad(), AttentionRows(num_tokens) as noted:
         inside.logits(weight.new_zeros(1, 3, *size))
     return bool(noted.rows)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from timm.data import ImageNetInfo, infer_imagenet_subset
-from torch import nn
+from torch import Tensor, nn
 
 from remtta.errors import ModelError, UsageError, counted
 from remtta.files import read_text
@@ -55,6 +55,8 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
     if weight is None or weight.is_meta:
         why = "no weights" if weight is None else "no values in its weights, which are on the meta device"
         raise ModelError(f"{type(module).__name__} has {why}")
+    if not all(isinstance(each, Tensor) for each in module.state_dict().values()):
+        raise ModelError(f"{type(module).__name__} has quantised weights or other packed state; give a float32 model")
     if isinstance(model, Described) and model.labels is not None:
         checked_labels(model.labels, num_classes_of(model))
     return ModelCard(

@@ -289,7 +289,12 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:
     """Return an image (1, 3, H, W) of different pixels, with the weights' device and dtype."""
     values = torch.linspace(0, 1, 3 * size[0] * size[1]).view(1, 3, *size)
-    return values.to(next(model.parameters(), values))
+    return values.to(floating_weight(model, values))
+
+
+def floating_weight(model: nn.Module, default: Tensor | None = None) -> Any:
+    """Return the first weight of a model that has a floating-point dtype, which its images have, too."""
+    return next((weight for weight in model.parameters() if weight.is_floating_point()), default)
 
 
 def _equal(value: Any, tensor: Tensor) -> bool:

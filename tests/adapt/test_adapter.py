@@ -339,6 +339,14 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         Adapter(model)
     with pytest.raises(ModelError, match="has no values in its weights, which are on the meta device"):
         Adapter(tiny_vit().to("meta"))
+    packed: Any = tiny_vit()
+    packed.fc_norm = type("Packed", (nn.Identity,), {"get_extra_state": lambda self: ()})()
+    with pytest.raises(ModelError, match="has quantised weights or other packed state; give a float32 model"):
+        Adapter(packed)
+    packed = nn.Sequential(tiny_vit())
+    packed.register_parameter("first", nn.Parameter(torch.ones(1, dtype=torch.int8), requires_grad=False))
+    with pytest.raises(ModelError, match=r"first is torch\.int8; adapt a float32 model"):
+        Adapter(packed)
     with pytest.raises(TypeError, match=r"cannot be copied or pickled; load its state_dict\(\) into one"):
         copy.deepcopy(adapter_of())
     adapter = Adapter(tiny_vit())
