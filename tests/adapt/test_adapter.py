@@ -292,7 +292,9 @@ def test_threads_share_an_adapter() -> None:
     assert adapter.method.num_updates == 8 and all(torch.isfinite(each).all() for each in answers)
 
 
-def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_of_ones_own_with_its_own_output_and_labels(
+    frames: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
     class Detector(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -307,6 +309,11 @@ def test_a_model_of_ones_own_with_its_own_output_and_labels(frames: Path, caplog
     assert caplog.text.count("images get ImageNet's mean and standard deviation at 32 x 32; remtta.Adapter takes") == 1
     assert {result.label for result in results} <= set(names) and adapter.method.num_updates == 3
     assert all(name.startswith("body.") for name in adapter.delta())
+    adapter.save_delta(tmp_path / "delta.safetensors")
+    other = Detector()
+    apply_delta(other, load_delta(tmp_path / "delta.safetensors"), output=lambda o: o["logits"])
+    changed = "body.blocks.0.norm1.weight"
+    assert torch.equal(other.get_parameter(changed), adapter.method.net.backbone.module.get_parameter(changed))
 
 
 def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.LogCaptureFixture) -> None:
