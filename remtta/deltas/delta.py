@@ -21,6 +21,7 @@ from remtta.models.card import UNKNOWN
 from remtta.models.described import Described, Output
 from remtta.models.hashing import state_sha256
 from remtta.models.inside import look_inside
+from remtta.models.preprocessing import Preprocessing
 from remtta.models.tensor_files import save_tensors
 from remtta.models.weights import check_delta
 from remtta.models.zero_shot import checkpoint_state
@@ -131,18 +132,21 @@ def check_base(delta: Delta, base_sha256: str) -> None:
 
 
 @torch.no_grad()
-def apply_delta(model: nn.Module, delta: Delta, *, output: Output | None = None) -> None:
+def apply_delta(
+    model: nn.Module, delta: Delta, *, output: Output | None = None, preprocessing: Preprocessing | None = None
+) -> None:
     """Turn the model on which a delta was made into the adapted one, in place and bit for bit.
 
     Args:
         model: The model, at its source weights.
         delta: The delta.
-        output: As for its `Adapter`: function from what the model returns to logits (B, C).
+        output: As given to its `Adapter`, if it was.
+        preprocessing: Likewise; its input size counts.
 
     Raises:
         DeltaError: If the delta does not fit; the model is then unchanged.
     """
-    model = look_inside(Described(model, output)).module
+    model = look_inside(Described(model, output, preprocessing=preprocessing)).module
     check_base(delta, state_sha256(model))
     parameters = {**dict(model.named_parameters()), **running_statistics(batch_norms(model))}
     check_delta(delta.tensors, parameters)

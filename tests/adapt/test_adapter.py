@@ -316,6 +316,16 @@ def test_a_model_of_ones_own_with_its_own_output_and_labels(
     assert torch.equal(other.get_parameter(changed), adapter.method.net.backbone.module.get_parameter(changed))
 
 
+def test_a_delta_of_a_model_of_an_unusual_size_can_be_applied(tmp_path: Path) -> None:
+    first, second = (nn.Sequential(nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(30, NUM_CLASSES)) for _ in range(2))
+    second.load_state_dict(first.state_dict())
+    adapter = Adapter(first, "fast", preprocessing=(size := Preprocessing((5, 2))))
+    adapter(torch.rand(4, 3, 5, 2))
+    adapter.save_delta(tmp_path / "delta.safetensors")
+    apply_delta(second, load_delta(tmp_path / "delta.safetensors"), preprocessing=size)
+    assert torch.equal(second.get_buffer("0.running_mean"), first.get_buffer("0.running_mean"))
+
+
 def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     refused: list[tuple[dict[str, Any], str]] = [
         ({"method": "remta"}, "unknown method"),
