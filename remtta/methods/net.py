@@ -112,9 +112,7 @@ class Net:
         return logits
 
     def backward(self, result: Tensor, slope: Tensor | None = None) -> None:
-        """Compute gradients of a loss, or of a result with its slope; raise ModelError if the model recomputes what
-        cannot be recomputed after the forward pass: masked views, and batch norms' statistics.
-        """
+        """Compute gradients of a loss, or of a result with its slope; raise ModelError if checkpointing prevents it."""
         try:
             result.backward(slope)
         except CheckpointError as error:
