@@ -27,7 +27,8 @@ def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of remtta adapt, or a delta.")],
     exported: ExportOptions,
     model: Annotated[
-        ModelOptions, Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels")
+        ModelOptions,
+        Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "text_embeddings"),
     ],
     running: Annotated[RunningOptions, Only("quiet", "debug")],
 ) -> None:

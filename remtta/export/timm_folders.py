@@ -8,19 +8,25 @@ from typing import Any
 import timm
 from timm.models import save_for_hf
 
-from remtta.errors import RemttaError
+from remtta.errors import RemttaError, UsageError
 from remtta.export.adapted import AdaptedModel
 from remtta.models.card import card_of
 from remtta.models.inside import config_of
 from remtta.models.loading import load_model
+from remtta.models.zero_shot import ZeroShotHead
 
 
 def write_timm(adapted: AdaptedModel, folder: Path) -> None:
-    """Write `config.json` and `model.safetensors`, and verify them by loading them with timm and remtta; raise
-    RemttaError if the loaded model is not the adapted model.
+    """Write `config.json` and `model.safetensors`, and verify them by loading them with timm and remtta. Raise
+    UsageError if timm cannot build such a model; RemttaError if the loaded model is not the adapted model.
     """
     model: Any = adapted.model
     own = config_of(model)
+    if "architecture" not in own or any(isinstance(module, ZeroShotHead) for module in model.modules()):
+        raise UsageError(
+            "--format timm takes neither zero-shot models nor folders saved by transformers; use --format onnx, or "
+            "remtta apply"
+        )
     model.pretrained_cfg = {name: value for name, value in own.items() if name not in ("built_from", "label_names")}
     try:
         labels = {"label_names": list(adapted.card.labels)} if adapted.card.labels else {}

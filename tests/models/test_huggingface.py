@@ -366,6 +366,8 @@ def test_an_adapted_checkpoint_has_timms_names_and_the_folders_dtypes_and_goes_w
     into: list[str | Path] = ["--output", folder / "model.safetensors", "--overwrite"]
     code, line = refusal_of(capfd, "apply", run, "--model", model, *into)
     assert code == 2 and "would replace its own input" in line
+    code, line = refusal_of(capfd, "export", run, "--model", model, "--format", "timm", "--output", tmp_path / "timm")
+    assert code == 2 and "folders saved by transformers; use --format onnx" in line
     _saved(_random(_vit(), seed=1), folder)
     code, line = refusal_of(capfd, "apply", run, "--model", model, "--output", tmp_path / "x.safetensors")
     assert code == 4, line

@@ -71,7 +71,10 @@ def test_an_image_tower_classifies_by_the_file_and_adapts(place: Path, kind: str
             build_method(name, model)
 
 
-def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(place: Path, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # what exporting warns of
+def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     model = tower(place, "pooled")
     origin = dict(model.pretrained_cfg["built_from"])
     name, checkpoint = origin.pop("name"), origin["checkpoint"]
@@ -83,14 +86,20 @@ def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(plac
     wanted = base_options(delta, replace(given, text_embeddings=place / "texts.safetensors"))
     assert state_sha256(load(wanted)) == delta.base_sha256
     frames, run = draw_folder(tmp_path / "frames", range(4)), tmp_path / "run"
-    options = ["--model", "test_vit", "--checkpoint", checkpoint, "--model-kwargs", "num_classes=0", "--device", "cpu"]
+    options = ["--model", "test_vit", "--checkpoint", checkpoint, "--model-kwargs", "num_classes=0"]
     options += ["--text-embeddings", str(place / "texts.safetensors"), "--quiet"]
-    assert remtta_here("adapt", str(frames), *options, "--batch-size", "2", "--output", str(run)) == 0
+    assert (
+        remtta_here("adapt", str(frames), *options, "--device", "cpu", "--batch-size", "2", "--output", str(run)) == 0
+    )
     whole = tmp_path / "adapted.safetensors"
     assert remtta_here("apply", str(run), *options, "--output", str(whole)) == 0
     adapted = load(replace(wanted, checkpoint=whole))
     apply_delta(model, load_delta(run))
     assert state_sha256(adapted) == state_sha256(model)
+    export = ["export", str(run), *options, "--output", str(tmp_path / "exported"), "--format"]
+    assert remtta_here(*export, "onnx") == 0
+    code, line = refusal_of(capfd, *export, "timm")
+    assert code == 2 and "timm takes neither zero-shot models nor" in line
 
 
 def test_what_does_not_fit_is_refused_in_a_line(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
