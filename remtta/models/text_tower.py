@@ -103,7 +103,10 @@ class TextTower:
         self, kind: str, names: Sequence[str], templates: Sequence[str], of: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Return the result of `of` for the embeddings (C', T, E) of some classes at a time, cached on disk."""
-        path = cache_folder() / "text-embeddings" / f"{self.texts_sha256(names, templates).hex()}-{kind}.safetensors"
+        tokens = self.tokens([filled(templates[0], name) for name in names]).tolist()
+        content = self.texts_sha256(names, templates), repr(self.model), tokens  # equal weights can have other layers
+        key = hashlib.sha256(repr(content).encode()).hexdigest()
+        path = cache_folder() / "text-embeddings" / f"{key}-{kind}.safetensors"
         if path.is_file():
             try:
                 return read_tensors(path)[1][_EMBEDDINGS].to(self.device)

@@ -102,6 +102,9 @@ def test_texts_are_embedded_once_in_batches_and_kept_by_their_content(
     load_model(name, labels=many, prompts="openai7")
     load_model(name, labels=many[::-1], prompts="openai7")
     assert len(list(cache.iterdir())) == 2
+    quick: Any = load_model(tiny_clip(tmp_path / "quick", quick_gelu=True)[0], labels=many, prompts="openai7")
+    assert quick.head.texts.tower.sha256 == first.head.texts.tower.sha256
+    assert not torch.equal(quick.head.embeddings, first.head.embeddings)  # equal weights, other activations
 
 
 def test_names_and_templates_are_part_of_a_deltas_base_and_rebuild_it(tmp_path: Path) -> None:
