@@ -174,7 +174,7 @@ def _comparable(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str
         "data": {**data, "domains": domains},
         "methods": {name: settings["methods"][name] for name in methods},
         "start_delta": start and f"{start['method']}, {start['frames']} frames, {str(start['file_sha256'])[:16]}",
-        "source_statistics": {name: learned[name]["file_sha256"][:32] for name in methods if name in learned},
+        "source_statistics": {name: learned[name]["tensors_sha256"][:32] for name in methods if name in learned},
     }
 
 

@@ -21,7 +21,7 @@ from remtta.methods.method import Method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
 from remtta.models.hashing import json_sha256, state_sha256, tensors_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
-from remtta.models.tensor_files import UNREADABLE, file_sha256, read_tensors, save_tensors
+from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
 from remtta.streams.images import image_suffixes, list_files
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import open_stream
@@ -76,8 +76,8 @@ def learn_from_source(
     input size are neither resized nor cropped. `wait` is called while images are decoded, and may raise to stop.
 
     Returns:
-        The "source_data" given, "path" and "file_sha256" of the statistics' file, and the number of "images" used, for
-        the records.
+        The "source_data" given, "path" and "tensors_sha256" of the statistics, and the number of "images" used, for the
+        records.
 
     Raises:
         UsageError: If the file or folder does not exist, or the folder holds no images.
@@ -99,7 +99,8 @@ def learn_from_source(
         files = _source_files(path)
         found_files = [(str(file.relative_to(path)), file.stat()) for file in files]
         made_for["files_sha256"] = json_sha256([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found_files])
-        path = cache_folder() / f"{name}-{json_sha256(made_for)[:32]}{_SUFFIX}"
+        key = json_sha256([made_for, repr(model)])  # equal weights can have other activations
+        path = cache_folder() / f"{name}-{key[:32]}{_SUFFIX}"
         cached = _cached(path)
         if cached is None:
             _log.info("%s learns from source images (%d files), once", name, len(files))
@@ -109,14 +110,18 @@ def learn_from_source(
         else:
             _log.info("%s learned from %s before; its statistics are read from %s", name, source_data, path)
             found = cached
-    header, tensors, file_sha256 = found
+    header, tensors = found
     if header["images"] < FEW_IMAGES:
         _log.warning(
             "%s learned from only %s; a few hundred are better", name, counted(header["images"], "source image")
         )
     method.use_source(tensors)
-    given = str(Path(source_data).absolute())
-    return {"source_data": given, "path": str(path.absolute()), "file_sha256": file_sha256, "images": header["images"]}
+    return {
+        "source_data": str(Path(source_data).absolute()),
+        "path": str(path.absolute()),
+        "tensors_sha256": header["tensors_sha256"],
+        "images": header["images"],
+    }
 
 
 def clean_batches(
@@ -129,8 +134,8 @@ def clean_batches(
     return _batches(_source_files(Path(folder)), transform, preprocessing, device, most, wait)
 
 
-_Found = tuple[Mapping[str, Any], dict[str, Tensor], str]
-"""A file's header, its tensors, and its hash."""
+_Found = tuple[Mapping[str, Any], dict[str, Tensor]]
+"""A file's header and tensors."""
 
 
 def _made_for(model: nn.Module, method: str, config: MethodConfig, preprocessing: Preprocessing) -> dict[str, Any]:
@@ -173,7 +178,8 @@ def _learned(method: Method, path: Path, made_for: Mapping[str, Any], batches: G
     # One entry, since safetensors writes several in any order: equal statistics give equal bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}
     remove_leftovers(path.parent, (f"*{_SUFFIX}",), untouched_for_s=60.0)
-    return header, tensors, save_tensors(path, tensors, metadata, checksum=False)
+    save_tensors(path, tensors, metadata, checksum=False)
+    return header, tensors
 
 
 def _batches(
@@ -229,14 +235,13 @@ def _read(path: Path) -> _Found:
     try:
         texts, tensors = read_tensors(path)
         header = json.loads(texts.get(_HEADER, "{}"))
-        sha256 = file_sha256(path)
     except FileNotFoundError as error:
         raise UsageError(f"--source-data: {path}: no such file") from error
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a readable file of source statistics: {error}") from error
     if header.get("tensors_sha256") != tensors_sha256(tensors):
         raise CheckpointError(f"{path} holds no source statistics, or damaged ones")
-    return header, tensors, sha256
+    return header, tensors
 
 
 def _check_fits(path: Path, header: Mapping[str, Any], made_for: Mapping[str, Any]) -> None:

@@ -74,7 +74,7 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
         "labels_sha256": model.get("labels_sha256"),
         "start_delta": model.get("start_delta"),
         "preprocessing": record.get("preprocessing"),
-        "source_statistics": (record.get("source_statistics") or {}).get("file_sha256"),
+        "source_statistics": (record.get("source_statistics") or {}).get("tensors_sha256"),
         "method": method,
         **{name: options.get(name, default) for name, default in fixed_fields(RunOptions).items() if name != "guard"},
         "guard": options.get("guard"),

@@ -98,10 +98,12 @@ def test_statistics_are_computed_once_and_the_log_says_where_they_are_read_from(
     assert "anchored learned from only 5 source images; a few hundred are better" in caplog.text
 
 
-@pytest.mark.parametrize("changed", ["file", "time", "weights", "setting", "preprocessing"])
+@pytest.mark.parametrize("changed", ["file", "time", "weights", "activation", "setting", "preprocessing"])
 def test_statistics_are_computed_again_when_what_they_depend_on_changes(changed: str, clean: Path) -> None:
     first = learn(clean)
     model: Any = tiny_vit(seed=3 if changed == "weights" else 0)
+    if changed == "activation":
+        model.blocks[0].mlp.act = torch.nn.ReLU()
     if changed == "preprocessing":
         model.pretrained_cfg = {**model.pretrained_cfg, "mean": (0.4, 0.5, 0.5)}
     if changed == "file":
@@ -111,6 +113,8 @@ def test_statistics_are_computed_again_when_what_they_depend_on_changes(changed:
     settings = {"adapt_layers": "0-1"} if changed == "setting" else {}
     second = learn(clean, model, **settings)
     assert Anchored.computed == 2 and second["path"] != first["path"]
+    same = second["tensors_sha256"] == first["tensors_sha256"]  # which lets a run continue
+    assert same == (changed in ("time", "setting"))
 
 
 @pytest.mark.parametrize(
