@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,6 +96,8 @@ def open_capture(
         bound_allocations(cv2)
     open_ms, read_ms = round(1000 * open_timeout_s), round(1000 * read_timeout_s)
     timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_ms, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
+    if "://" not in source:
+        source = os.path.join(".", source)  # else FFmpeg takes the 10 of 10:30.mp4 as a protocol
     capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
     # Files unknown to FFmpeg (image sequences, odd builds) may open with another backend.
     return capture if capture.isOpened() or "://" in source else cv2.VideoCapture(source)
