@@ -12,7 +12,7 @@ from remtta.errors import RemttaError, StreamError, without_password
 from remtta.streams.addresses import why_not_open
 from remtta.streams.buffer import Shot, ShotBuffer
 from remtta.streams.opencv import load_opencv
-from remtta.streams.video import MAX_REFUSED, cannot_open, codec_of, no_frame_advice
+from remtta.streams.video import MAX_REFUSED, cannot_open, codec_of, no_frame_advice, position_s
 from remtta.streams.watchdog import Watchdog
 
 
@@ -48,6 +48,7 @@ class Connection:
         self._feed, self._watchdog = feed, watchdog
         self._error: Exception | None = None
         self._why_not_open: str | None = None
+        self._position_s: float | None = None  # of the last frame, in a finite video
         self._end, self._codec = "the connection ended", ""
         self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
         self._thread.start()
@@ -139,8 +140,9 @@ class Connection:
     def _decoded(self, cv2: Any, capture: Any, arrived: float) -> Shot:
         decoded, pixels = capture.retrieve()
         whole = decoded and pixels is not None and pixels.size > 0
-        position_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000 if self.promised else None
-        return Shot(self.number, arrived, pixels if whole else None, self._utc(arrived), position_s)
+        if self.promised:
+            self._position_s = position_s(cv2, capture, self._position_s, self._feed.stride)
+        return Shot(self.number, arrived, pixels if whole else None, self._utc(arrived), self._position_s)
 
     def _utc(self, clock_time: float) -> str | None:
         """Convert a time of the clock to a UTC date, for live sources."""

@@ -33,19 +33,19 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
         if not capture.isOpened():
             raise StreamError(cannot_open(source))
         number = refused = 0
-        time_s, promised = 0.0, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        time_s, promised = None, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         while refused < MAX_REFUSED and (refused == 0 or number + refused <= promised):
             if not capture.grab():
                 refused += 1
                 continue
             for _ in range(refused):  # frames that the decoder rejected; the video goes on
                 if number % stride == 0:
-                    yield video_frame(cv2, source, None, number, time_s)
+                    yield video_frame(cv2, source, None, number, time_s or 0.0)
                 number += 1
             refused = 0
             if number % stride == 0:
                 decoded, pixels = capture.retrieve()
-                time_s = capture.get(cv2.CAP_PROP_POS_MSEC) / 1000
+                time_s = position_s(cv2, capture, time_s, stride)
                 yield video_frame(cv2, source, pixels if decoded else None, number, time_s)
             number += 1
         if number == 0:
@@ -53,6 +53,14 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
         warn_if_cut(source, number, promised)
     finally:
         capture.release()
+
+
+def position_s(cv2: Any, capture: Any, before_s: float | None, stride: int) -> float:
+    """Return the time of the frame just read, `stride` frames after the one at `before_s`, if there was one."""
+    time_s = float(capture.get(cv2.CAP_PROP_POS_MSEC)) / 1000
+    if time_s or before_s is None:
+        return time_s
+    return before_s + stride / (capture.get(cv2.CAP_PROP_FPS) or 1)  # e.g. AVI: the last frames have no time
 
 
 def warn_if_cut(name: str, num_frames: int, promised: int) -> None:
