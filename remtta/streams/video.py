@@ -64,9 +64,10 @@ def position_s(cv2: Any, capture: Any, before_s: float | None, stride: int) -> f
 
 
 def warn_if_cut(name: str, num_frames: int, promised: int) -> None:
-    """Warn that a video ended before the number of frames in its header."""
+    """Warn that a video ended before the number of frames in its header, or that OpenCV estimates from its length."""
     if promised > num_frames + 1:  # headers often count one frame too many
-        _log.warning("%s ended after %d of %d frames; the file may be truncated or damaged", name, num_frames, promised)
+        text = "%s ended after %d of about %d frames; it may be truncated or damaged, or its frame rate may vary"
+        _log.warning(text, name, num_frames, promised)
 
 
 def video_frame(

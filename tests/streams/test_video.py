@@ -85,7 +85,9 @@ def test_a_truncated_avi_gives_the_frames_it_has_and_a_warning(
     assert numbers(frames) == list(range(len(frames)))
     assert 8 <= len(frames) <= 13
     assert {frame.load().size for frame in frames} == {(128, 96)}
-    assert caplog.messages == [f"{path} ended after {len(frames)} of 20 frames; the file may be truncated or damaged"]
+    assert caplog.messages[0].startswith(
+        f"{path} ended after {len(frames)} of about 20 frames; it may be truncated or "
+    )
 
 
 @pytest.mark.parametrize("content", ["", "not a video\n" * 100, None])
