@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MIN_WIDTH = 320
 _BAND, _TEXT = 64, 16  # pixels
-_FRAME_S = 0.1  # duration of frames without a time of their own
+_FRAME_MS = 100  # duration of frames without a time of their own
 _MS = Fraction(1, 1000)
 # Each frame is a fragment of its own, so only the last is lost if the process is killed.
 _MP4 = {"movflags": "frag_every_frame+empty_moov+default_base_moof", "flush_packets": "1"}
@@ -51,7 +51,8 @@ class AnnotatedVideo:
         self._path = path
         self._container: Any = None
         self._stream: Any = None
-        self._last_s = -_FRAME_S
+        self._last_ms = -_FRAME_MS
+        self._shift_ms, self._before_ms = 0, 0.0  # of the source's times
 
     def __call__(self, view: View) -> None:
         with writing(self._path):
@@ -72,10 +73,13 @@ class AnnotatedVideo:
 
         if self._container is None:
             self._open(*picture.size)
-        # Times restart with each video of a list or folder.
-        self._last_s = time_s if time_s is not None and time_s > self._last_s else self._last_s + _FRAME_S
+        ms = round(1000 * (time_s or 0))
+        if time_s is None or ms < self._before_ms:  # an image, or the next video of a list, whose times restart
+            self._shift_ms = self._last_ms + _FRAME_MS - ms
+        self._before_ms = math.inf if time_s is None else ms
+        self._last_ms = max(ms + self._shift_ms, self._last_ms + 1)  # live frames can arrive at nearly the same time
         frame = av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")
-        frame.pts, frame.time_base = round(self._last_s / _MS), _MS
+        frame.pts, frame.time_base = self._last_ms, _MS
         self._container.mux(self._stream.encode(frame))
 
     def _open(self, width: int, height: int) -> None:
@@ -83,7 +87,7 @@ class AnnotatedVideo:
 
         self._container = av.open(str(self._path), "w", options=_MP4)
         options = {"preset": "veryfast", "tune": "zerolatency"}  # zerolatency outputs each frame at once
-        self._stream = self._container.add_stream("libx264", rate=round(1 / _FRAME_S), options=options)
+        self._stream = self._container.add_stream("libx264", rate=1000 // _FRAME_MS, options=options)
         self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
         self._stream.codec_context.time_base = _MS
 

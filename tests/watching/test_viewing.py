@@ -5,11 +5,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import av
 import cv2
 import numpy as np
 import pytest
+import torch
 
-from remtta.watching.annotated import check_video
+from remtta.runs.scribe import View
+from remtta.streams.prefetch import DecodedFrame
+from remtta.watching.annotated import AnnotatedVideo, check_video
 from tests.command import Started, refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, happens
 from tests.records import rows_of
@@ -34,6 +38,16 @@ def test_a_video_shows_each_frame_above_what_was_said_of_it(frames: Path, checkp
     assert seen.shape == (320, 320, 3) and seen.std() > 10
     assert band.shape[0] == 64 and band.max() > 200 and np.median(band) < 30  # white letters on black
     assert abs(seen.astype(int) - pictures[1][:320]).mean() > 5
+
+
+def test_frames_keep_their_times_over_videos_bursts_and_images(tmp_path: Path) -> None:
+    video, image = AnnotatedVideo(tmp_path / "out.mp4"), torch.zeros(3, 32, 32, dtype=torch.uint8)
+    for time_s in (0.0, 0.0001, 0.4, 0.04, 0.08, None, None, 0.0, 0.5):
+        video(View([DecodedFrame(0, "", 0, time_s, image)], [{"class": 0, "label": None, "prob": 1.0}], None))
+    video.close()
+    with av.open(str(tmp_path / "out.mp4")) as written:
+        times = [round(1000 * frame.time) for frame in written.decode(video=0)]
+    assert times == [0, 1, 400, 500, 540, 640, 740, 840, 1340]
 
 
 def test_a_killed_run_leaves_a_video_up_to_the_last_frame_but_one(
