@@ -24,7 +24,6 @@ from remtta.runs.tables import notes, outcome, table_rows
 from remtta.streams.images import load_image
 
 _ERRORS, _ERRORS_ALT = "running_error.png", "Error of each method over the images, with the start of each domain"
-_STILLS = ("folder", "glob", "image", "paths")  # kinds of sources whose frames are image files that can be opened again
 _THUMB, _PLOT = (160, 160), (1200, 4800)  # at most so many pixels wide and high
 
 
@@ -97,7 +96,7 @@ def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
 
 def _frames(runs: Sequence[_Run]) -> Iterator[str]:
     differing, unsure = [], []
-    for name, series in ((run.name, run.series) for run in runs if run.content["run"]["source"]["kind"] in _STILLS):
+    for name, series in ((run.name, run.series) for run in runs):
         if series.differing:
             shown = zip(_thumbnails(series.differing), map(_differing, series.differing), strict=True)
             differing.append(page.frames(name, shown, f"{len(series.differing)} of {series.num_differing}"))
@@ -135,8 +134,8 @@ def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str
 
 
 def _thumbnails(rows: Sequence[Row]) -> list[str | None]:
-    """Return a thumbnail of each row's frame as a data URL, if it is an image file that can still be read."""
-    return [_address_of(Path(row["source"]), _THUMB) if row.get("frame") is None else None for row in rows]
+    """Return a thumbnail of each row's image file as a data URL, if it can still be read."""
+    return [_address_of(Path(row["source"]), _THUMB) for row in rows]
 
 
 def _address_of(path: Path, size: tuple[int, int]) -> str | None:

@@ -33,10 +33,10 @@ class Series:
     # of the adapted model instead.
     halves: tuple[Counter[str], Counter[str]] = field(default_factory=lambda: (Counter(), Counter()))
     by_both: bool = False  # whether `halves` holds the two models
-    # Some frames on which the two models disagreed, spread over the run.
+    # Some images, not of videos, on which the two models disagreed, spread over the run.
     differing: list[Row] = field(default_factory=list)
     num_differing: int = 0  # number of frames on which they disagreed
-    unsure: list[Row] = field(default_factory=list)  # the frames of lowest probability
+    unsure: list[Row] = field(default_factory=list)  # the images of lowest probability
     events: list[Row] = field(default_factory=list)  # decisions, and gaps
 
 
@@ -45,9 +45,10 @@ def read_series(folder: Path, predicted: int) -> Series:
     events, path = folder / EVENTS, folder / PREDICTIONS
     series = Series(events=list(read_rows(events)) if events.is_file() else [])
     if path.is_file():
-        series.unsure = nsmallest(MAX_FRAMES, _added(series, path, predicted), key=lambda row: row["prob"])
+        stills = (row for row in _added(series, path, predicted) if "frame" not in row)
+        series.unsure = nsmallest(MAX_FRAMES, stills, key=lambda row: row["prob"])
         if series.num_differing:
-            differing = (row for row in _predicted(path) if _differ(row))
+            differing = (row for row in _predicted(path) if _differ(row) and "frame" not in row)
             step = max(1, series.num_differing // MAX_FRAMES)
             series.differing = list(islice(differing, 0, step * MAX_FRAMES, step))
     return series
@@ -67,8 +68,9 @@ def _added(series: Series, path: Path, predicted: int) -> Iterator[Row]:
         series.num_differing += _differ(row)
         series.by_both |= "each" in row or "weight" in row
         series.halves[2 * number >= predicted][name_of(row)] += 1
+        own: Row = row.get("raw", row)
         for counts, who in zip(models, ("source", "adapted"), strict=True):
-            counts[name_of((row.get("each") or {}).get(who, row))] += 1
+            counts[name_of((row.get("each") or {}).get(who, own))] += 1
         yield row
     if series.by_both:
         series.halves = models

@@ -13,6 +13,7 @@ import pytest
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import method_config
 from remtta.options import EvalOptions, GuardOptions
+from remtta.report.series import read_series
 from remtta.runs.tables import outcome, table_rows
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image, tiny_vit
@@ -135,6 +136,14 @@ def test_a_browser_shows_sorts_and_is_not_fooled(shown: Any) -> None:
         assert shown.locator("th[aria-sort]").get_attribute("aria-sort") == state
     shown.get_by_role("button", name="error in %").click()
     assert shown.locator("table:has(button) tbody th").all_text_contents() == ["source", "tent"]
+
+
+def test_classes_are_those_before_smoothing_and_videos_are_not_pictured(tmp_path: Path) -> None:
+    raw = {"class": 2, "label": None, "prob": 0.5}
+    still: dict[str, Any] = {"index": 0, **raw, "class": 1, "entropy": 0.1, "weight": 0.5, "raw": raw}
+    (tmp_path / "predictions.jsonl").write_text(json.dumps(still) + "\n" + json.dumps({**still, "frame": 0}) + "\n")
+    series = read_series(tmp_path, 2)
+    assert series.halves == ({"2": 2}, {"2": 2}) and series.unsure == [still]
 
 
 def test_what_cannot_be_reported_is_reported(
