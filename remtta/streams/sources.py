@@ -78,7 +78,7 @@ def open_stream(
 
     Args:
         source: An image, a folder (recursive), a glob, a video, a camera index, an rtsp:// or http(s):// address, "-"
-            for paths on standard input, or the paths themselves.
+            for paths on standard input, or the paths themselves; those of an iterator are read as it gives them.
         sort: Order of a folder's or glob's files: natural by "name", by "mtime", or "none".
         frame_stride: Use every frame_stride-th frame.
         limit: Stop after this many frames.
@@ -161,8 +161,10 @@ def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
     if isinstance(source, int):
         return _of_live("camera", source, str(source), options, live)
     if not isinstance(source, (str, os.PathLike)):
-        paths = [os.fspath(_checked_path(path)) for path in (source if isinstance(source, Iterable) else [source])]
-        return _of_paths("paths", "paths", paths, options)
+        paths = (os.fspath(_checked_path(path)) for path in (source if isinstance(source, Iterable) else [source]))
+        if isinstance(source, Iterator):  # it may wait for each, and never end
+            return _slice(Stream("paths", "paths", _frames_of(paths)), options)
+        return _of_paths("paths", "paths", list(paths), options)
     name = os.fspath(source)
     if options.null and name != "-":
         raise UsageError(f"-0 is for paths on standard input (-), and the source is {without_password(name)}")

@@ -1,3 +1,4 @@
+import itertools
 import os
 import queue
 import socket
@@ -156,9 +157,12 @@ def test_stride_and_limit_pick_frames_and_count_them(
 
 def test_paths_are_taken_as_they_come(tmp_path: Path) -> None:
     draw(tmp_path, "b.png", "a.png")
-    stream = open_stream(tmp_path / name for name in ("b.png", "missing.png", "a.png", "b.png"))
+    paths = [tmp_path / name for name in ("b.png", "missing.png", "a.png", "b.png")]
+    stream = open_stream(paths)
     assert (stream.name, stream.kind, stream.num_frames) == ("paths", "paths", 4)
     assert names(stream) == ["b.png", "missing.png", "a.png", "b.png"]
+    endless = open_stream(itertools.cycle(paths))
+    assert endless.num_frames is None and Path(next(endless.frames).source).name == "b.png"
 
 
 @pytest.mark.parametrize(
