@@ -100,11 +100,15 @@ def unseen_frames(
     if stream.live and not (place.frames and stream.live_source and stream.live_source.finite):
         yield from islice(frames, left)
         return
-    advice = "give the source the run began with, or start again with --overwrite"
+    advice = "give the source and --frame-stride the run began with, or start again with --overwrite"
+
+    def shown(source: str, number: int | None) -> str:
+        return source if number is None else f"frame {number} of {source}"
 
     def check(number: int, frame: Frame, was: Sequence[Any]) -> None:
         if [frame.source, frame.number] != was:
-            raise UsageError(f"frame {number} of {stream.name} is {frame.source}, and was {was[0]}; {advice}")
+            now = shown(frame.source, frame.number)
+            raise UsageError(f"frame {number} of {stream.name} is {now}, and was {shown(*was)}; {advice}")
 
     def check_length(seen: int, known: int) -> None:
         if seen < known:

@@ -243,8 +243,8 @@ def test_rows_after_the_last_save_are_counted_by_what_they_say() -> None:
 
 
 def test_another_video_of_the_same_name_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def clip(length: int, first: int = 0) -> Stream:
-        frames = (Frame("clip", partial(draw_image, first + number), number=number) for number in range(length))
+    def clip(length: int, first: int = 0, stride: int = 1) -> Stream:
+        frames = (Frame("clip", partial(draw_image, first + n), number=n * stride) for n in range(length))
         return Stream("clip", "video", frames)
 
     adapt_tiny(clip(6), tmp_path / "run", "tent")
@@ -252,6 +252,8 @@ def test_another_video_of_the_same_name_is_reported(tmp_path: Path, caplog: pyte
     assert "another video" not in caplog.text
     adapt_tiny(clip(12, first=50), tmp_path / "run", "tent", resume=True)
     assert "frame 8 of clip is not what it was when the run stopped: is it another video" in caplog.text
+    with pytest.raises(UsageError, match=r"is frame 22 of clip, and was frame 11 of clip; give .* and --frame-stride"):
+        adapt_tiny(clip(12, stride=2), tmp_path / "run", "tent", resume=True)
 
 
 def test_overwrite_and_resume_exclude_each_other() -> None:
