@@ -174,6 +174,10 @@ class LiveSource:
                 return connection, None, None
             connection = self._open()
             if shot := _first_whole(connection, deadline):
+                if last and connection.promised > 0:  # HLS: all of it was read live
+                    _log.warning("%s has ended", self.name)
+                    connection.leave(wait_s=_GOODBYE_S)
+                    return connection, None, None
                 if last is None:
                     _log.warning("%s is available now", self.name)
                     return connection, shot, None

@@ -122,6 +122,11 @@ def test_a_finite_video_behind_an_address_is_read_whole_and_once(buffer: str) ->
     assert len(camera.captures) == 1 and source.backlog.dropped == 0
 
 
+def test_a_live_stream_that_has_become_a_finite_video_has_ended() -> None:
+    camera = FakeCamera([10, 20], [10, 20], capture=lambda script: FakeCapture(script, 2 * len(camera.captures)))
+    assert levels(list(source_of(camera, Clock()).frames())) == [10, 20]
+
+
 def test_a_finite_video_that_hangs_halfway_is_an_error() -> None:
     camera = FakeCamera([10, 20, HANGS], capture=partial(FakeCapture, promised=9))
     with pytest.raises(StreamError, match=r"lost after 2 of 9 frames \(no frame within 0.2 s\); check it and"):
