@@ -49,8 +49,8 @@ def map_classes(
     if _are_wnids(names):
         if set(names) <= own.keys():
             return ClassMap(_look_up(names, own, num_classes, "the model's labels"), "wnid, in the model's labels")
-        known, where = wnids(num_classes), f"ImageNet's wnids for {num_classes} classes"
-        if known or len(names) != num_classes:  # a head of its own, such as Tiny ImageNet's, has them in order
+        if known := wnids(num_classes):  # none for a head of its own, such as Tiny ImageNet's
+            where = f"ImageNet's wnids for {num_classes} classes"
             return ClassMap(_look_up(names, known, num_classes, where), "wnid")
     if _are_numbers(names):
         numbers = {name: int(name) for name in names}
@@ -70,8 +70,9 @@ def map_classes(
     if len(names) == num_classes:
         return ClassMap(_numbered(names), ALPHABETICAL)
     raise UsageError(
-        f"the class folders ({_some(names)}) are neither wnids, numbers nor the model's class names, and their number "
-        f"({len(names)}) is not the model's ({num_classes}); give --class-map FILE"
+        f"the class folders ({_some(names)}) are neither numbers nor the model's class names, and their number "
+        f"({len(names)}) is not the model's ({num_classes}); name every class's folder in --labels, or give "
+        "--class-map FILE"
     )
 
 

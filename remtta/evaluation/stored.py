@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from remtta.streams.images import natural_key
 
 LABELS = "labels.npy"
 _IMAGE, _CLASS = ".input.jpg", ".output.cls"
+_SPACE = re.compile(r"^([^\t,]+) (\d+|n\d{8})$")  # between path and class, as in many lists
 
 _log = logging.getLogger("remtta")
 
@@ -174,7 +176,8 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     file cannot be read, an image is missing, or a class is unknown.
 
     Args:
-        file: A line `path<TAB>class` or `path,class` per image, the class as a number, a name or a wnid.
+        file: A line `path<TAB>class`, `path,class` or `path class` per image, the class as a number, a wnid or, after a
+            tab or comma, a name.
         root: Folder to which relative paths refer.
     """
     entries = _entries(file)[:limit]
@@ -183,8 +186,9 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     labels = [int(label) if label.isdecimal() else numbers.get(label, -1) for _, label in entries]
     for (_, text), label in zip(entries, labels, strict=True):
         if not 0 <= label < num_classes:
+            unnamed = "" if names else " without names; see --labels"
             raise UsageError(
-                f'--labels-file: {file}: the model has no class "{text}"; it has {num_classes} classes '
+                f'--labels-file: {file}: the model has no class "{text}"; it has {num_classes} classes{unnamed} '
                 "(if a path has a comma, separate path and class by a tab)"
             )
     sources = [str(root / image) for image, _ in entries]
@@ -202,7 +206,8 @@ def _entries(file: Path) -> list[tuple[str, str]]:
         text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
     except OSError as error:
         raise UsageError(f"--labels-file: {file} cannot be read: {error.strerror}") from error
-    entries = [line.partition("\t" if "\t" in line else ",") for line in text.split("\n") if line.strip()]
+    lines = [_SPACE.sub(r"\1\t\2", line.strip()) for line in text.split("\n") if line.strip()]
+    entries = [line.partition("\t" if "\t" in line else ",") for line in lines]
     bad = next((image for image, _, label in entries if not (image.strip() and label.strip())), None)
     if bad is not None or not entries:
         raise UsageError(f'--labels-file: {file} needs lines such as frames/1.png,3, got "{bad or ""}"')

@@ -52,7 +52,7 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
         return "ImageNet-C tree in groups", tree
     if len(levels) < 3:
         raise UsageError(
-            f"{first} has images without class folders, but an evaluation needs labels; remtta adapt does not"
+            f"{first} has images without class folders, but an evaluation needs labels: list them in a --labels-file"
         )
     raise UsageError(f"{root} has images at {'/'.join(levels)}/, which is not a known layout: {_LAYOUTS}")
 

@@ -213,7 +213,9 @@ def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> Non
     fitting = sum(name in state and name not in wrong for name in own)
     if fitting < len(own) / 2:
         share = f"only {fitting} of the model's {len(own)} tensors are in it, by name and shape"
-        problems.insert(0, f"{share}, so it is of another architecture or size, has other names, or is incomplete")
+        problems.insert(
+            0, f"{share}, so it is of another architecture or size (see --model), has other names, or is incomplete"
+        )
     if problems:
         raise CheckpointError(f"{path} does not fit the model: {'; '.join(problems)}")
 

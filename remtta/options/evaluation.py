@@ -58,7 +58,7 @@ class DataOptions:
     labels_file: Annotated[
         Path | None,
         _data(
-            "Evaluate the images in this list as one domain; path<TAB>class or path,class per line.",
+            "Evaluate the images in this list as one domain; path<TAB>class, path,class or path class per line.",
             metavar="FILE",
             common=True,
             more="evaluation.md#a-few-labelled-frames-of-a-stream",

@@ -178,9 +178,11 @@ def test_the_report_says_how_a_list_names_its_classes(tmp_path: Path) -> None:
 
 def test_a_list_may_name_wnids(tmp_path: Path) -> None:
     (image,) = draw_folder(tmp_path / "frames", range(1)).iterdir()
-    (tmp_path / "mine.csv").write_text(f"{image},n01496331\n")
-    dataset = open_dataset(tmp_path, num_classes=1000, labels_file=tmp_path / "mine.csv")
-    assert dataset.domains[0].labels.tolist() == [5]
+    (tmp_path / "mine.txt").write_text(f"{image},n01496331\n{image}\tn01496331\n{image} n01496331\n")
+    dataset = open_dataset(tmp_path, num_classes=1000, labels_file=tmp_path / "mine.txt")
+    assert dataset.domains[0].labels.tolist() == [5, 5, 5] and set(dataset.domains[0].sources) == {str(image)}
+    with pytest.raises(UsageError, match="it has 7 classes without names; see --labels"):
+        open_dataset(tmp_path, num_classes=7, labels_file=tmp_path / "mine.txt")
 
 
 @pytest.mark.parametrize(
