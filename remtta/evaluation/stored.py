@@ -186,10 +186,9 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     labels = [int(label) if label.isdecimal() else numbers.get(label, -1) for _, label in entries]
     for (_, text), label in zip(entries, labels, strict=True):
         if not 0 <= label < num_classes:
-            unnamed = "" if names else " without names; see --labels"
             raise UsageError(
-                f'--labels-file: {file}: the model has no class "{text}"; it has {num_classes} classes{unnamed} '
-                "(if a path has a comma, separate path and class by a tab)"
+                f'--labels-file: {file}: the model has no class "{text}"; it has {num_classes} classes; --labels gives '
+                "their names (if a path has a comma, separate path and class by a tab)"
             )
     sources = [str(root / image) for image, _ in entries]
     missing = [source for source in sources if not Path(source).is_file()]

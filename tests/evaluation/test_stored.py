@@ -181,7 +181,7 @@ def test_a_list_may_name_wnids(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(f"{image},n01496331\n{image}\tn01496331\n{image} n01496331\n")
     dataset = open_dataset(tmp_path, num_classes=1000, labels_file=tmp_path / "mine.txt")
     assert dataset.domains[0].labels.tolist() == [5, 5, 5] and set(dataset.domains[0].sources) == {str(image)}
-    with pytest.raises(UsageError, match="it has 7 classes without names; see --labels"):
+    with pytest.raises(UsageError, match="it has 7 classes; --labels gives"):
         open_dataset(tmp_path, num_classes=7, labels_file=tmp_path / "mine.txt")
 
 
