@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,7 +65,7 @@ def apply(
         plain = None if by_texts else source
         dtypes = checkpoint_dtypes(base, plain, use_ema=wanted.use_ema) if plain else None
         widened = save_weights(target.output, base, dtypes)
-        running.tell(f"{target.output}: {_report(change, widened)}{_how_to_load(base, wanted.name or '')}")
+        running.tell(f"{target.output}: {_report(change, widened)}\nuse it with {_how_to_load(base, wanted)}")
 
 
 def _report(change: Delta, widened: Collection[str]) -> str:
@@ -72,8 +73,8 @@ def _report(change: Delta, widened: Collection[str]) -> str:
     return f"{change.model} with {counted(len(change.tensors), 'adapted tensor')}{note}"
 
 
-def _how_to_load(base: nn.Module, name: str) -> str:
-    """Return a line with the options of the preprocessing, unless a model of this name has it without them."""
+def _how_to_load(base: nn.Module, wanted: ModelOptions) -> str:
+    """Return the options of the model, and of the preprocessing unless a model of this name has it without them."""
     from timm import get_pretrained_cfg
     from timm.data import resolve_data_config
 
@@ -81,10 +82,11 @@ def _how_to_load(base: nn.Module, name: str) -> str:
     from remtta.models.loading import load
     from remtta.models.preprocessing import preprocessing_of
 
-    own, usual = preprocessing_of(base).as_dict(), {}
+    name, own, usual = wanted.name or "", preprocessing_of(base).as_dict(), {}
+    options = [f"--model {shlex.quote(name)}", *([f"--num-classes {wanted.num_classes}"] if wanted.num_classes else [])]
     if name == EMBEDDED:
         usual = preprocessing_of(load(ModelOptions(name))).as_dict()
     elif ":" not in name and (known := get_pretrained_cfg(name)):
         usual = resolve_data_config(pretrained_cfg=known.to_dict())
     same = all(own[each] == usual.get(each) for each in ("mean", "std", "interpolation", "crop_pct"))
-    return "" if same else f"\nuse it with {options_text(own)}"
+    return " ".join([*options, *([] if same else [options_text(own)])])

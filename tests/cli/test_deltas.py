@@ -82,12 +82,13 @@ def test_a_delta_brings_its_preprocessing_and_names_its_checkpoint_from_anywhere
     options = [*TINY_OPTIONS, "--checkpoint", "tiny.safetensors", "--mean", "0.1", "0.2", "0.3"]
     assert remtta_here("adapt", "frames", *options, "-o", "first") == 0
     assert remtta_here("apply", "first", "-o", "whole.safetensors") == 0
-    use = "use it with --mean 0.1 0.2 0.3 --std 0.5 0.5 0.5 --interpolation bicubic --crop-pct 1"
-    assert capfd.readouterr().err.splitlines()[-1] == use
+    use = "use it with --model vit_tiny_patch16_224 --num-classes 7"
+    changed = f"{use} --mean 0.1 0.2 0.3 --std 0.5 0.5 0.5 --interpolation bicubic --crop-pct 1"
+    assert capfd.readouterr().err.splitlines()[-1] == changed
     options = ["--mean", "0.5", "--std", "0.5", "--crop-pct", "0.9", "-o", "usual", "--overwrite"]
     assert remtta_here("adapt", "frames", *TINY_OPTIONS, "--checkpoint", "tiny.safetensors", *options) == 0
     assert remtta_here("apply", "usual", "-o", "usual.safetensors") == 0
-    assert "use it with" not in capfd.readouterr().err
+    assert capfd.readouterr().err.splitlines()[-1] == use
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert remtta_here("adapt", "../frames", "--delta", "../first", "-o", "second") == 0
