@@ -83,7 +83,11 @@ def _how_to_load(base: nn.Module, wanted: ModelOptions) -> str:
     from remtta.models.preprocessing import preprocessing_of
 
     name, own, usual = wanted.name or "", preprocessing_of(base).as_dict(), {}
-    options = [f"--model {shlex.quote(name)}", *([f"--num-classes {wanted.num_classes}"] if wanted.num_classes else [])]
+    options = [f"--model {shlex.quote(name)}"]
+    if wanted.model_kwargs:
+        options += ["--model-kwargs", shlex.join(f"{key}={value}" for key, value in wanted.model_kwargs.items())]
+    options += [f"--num-classes {wanted.num_classes}"] if wanted.num_classes else []
+    options += ["--input-size {} {}".format(*wanted.input_size)] if wanted.input_size else []
     if name == EMBEDDED:
         usual = preprocessing_of(load(ModelOptions(name))).as_dict()
     elif ":" not in name and (known := get_pretrained_cfg(name)):

@@ -82,9 +82,12 @@ def test_a_delta_brings_its_preprocessing_and_names_its_checkpoint_from_anywhere
     options = [*TINY_OPTIONS, "--checkpoint", "tiny.safetensors", "--mean", "0.1", "0.2", "0.3"]
     assert remtta_here("adapt", "frames", *options, "-o", "first") == 0
     assert remtta_here("apply", "first", "-o", "whole.safetensors") == 0
-    use = "use it with --model vit_tiny_patch16_224 --num-classes 7"
+    sizes = "depth=2 embed_dim=48 img_size=32 num_heads=3 patch_size=4"
+    use = f"use it with --model vit_tiny_patch16_224 --model-kwargs {sizes} --num-classes 7"
     changed = f"{use} --mean 0.1 0.2 0.3 --std 0.5 0.5 0.5 --interpolation bicubic --crop-pct 1"
     assert capfd.readouterr().err.splitlines()[-1] == changed
+    whole = [*changed.split()[3:], "--checkpoint", "whole.safetensors", "--method", "source"]
+    assert remtta_here("adapt", "frames", *whole, "-o", "whole") == 0
     options = ["--mean", "0.5", "--std", "0.5", "--crop-pct", "0.9", "-o", "usual", "--overwrite"]
     assert remtta_here("adapt", "frames", *TINY_OPTIONS, "--checkpoint", "tiny.safetensors", *options) == 0
     assert remtta_here("apply", "usual", "-o", "usual.safetensors") == 0
