@@ -88,6 +88,7 @@ def _how_to_load(base: nn.Module, wanted: ModelOptions) -> str:
         options += ["--model-kwargs", shlex.join(f"{key}={value}" for key, value in wanted.model_kwargs.items())]
     options += [f"--num-classes {wanted.num_classes}"] if wanted.num_classes else []
     options += ["--input-size {} {}".format(*wanted.input_size)] if wanted.input_size else []
+    options += [f"--text-embeddings {shlex.quote(str(wanted.text_embeddings))}"] if wanted.text_embeddings else []
     if name == EMBEDDED:
         usual = preprocessing_of(load(ModelOptions(name))).as_dict()
     elif ":" not in name and (known := get_pretrained_cfg(name)):

@@ -63,7 +63,7 @@ class Metrics:
             # At the start, so that a port in use is reported before a model is loaded.
             self._server, self._thread = prometheus_client.start_http_server(address[1], address[0], registry)
         except (OSError, UnicodeError) as error:  # UnicodeError: a..b is no name of a host
-            where, why = f"{address[0]}:{address[1]}", getattr(error, "strerror", error)
+            where, why = f"{address[0]}:{address[1]}", getattr(error, "strerror", None) or error
             raise UsageError(f"--metrics {where}: {why}; choose another port, or a host of this machine") from error
 
     def collect(self) -> Iterator[Metric]:

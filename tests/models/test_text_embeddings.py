@@ -92,7 +92,8 @@ def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(
         remtta_here("adapt", str(frames), *options, "--device", "cpu", "--batch-size", "2", "--output", str(run)) == 0
     )
     whole = tmp_path / "adapted.safetensors"
-    assert remtta_here("apply", str(run), *options, "--output", str(whole)) == 0
+    assert remtta_here("apply", str(run), *options[:-1], "--output", str(whole)) == 0
+    assert f" --text-embeddings {place / 'texts.safetensors'}" in capfd.readouterr().err
     adapted = load(replace(wanted, checkpoint=whole))
     apply_delta(model, load_delta(run))
     assert state_sha256(adapted) == state_sha256(model)
