@@ -9,6 +9,10 @@ How long classes persist is estimated from how often a prediction equals that of
 often it equals that of the frame before: if a class persists with probability p, that ratio is p, however often the
 model errs. It is squared, because alternating classes that look alike can be mistaken for one that persists.
 
+Neighbouring frames of a video are nearly equal, so their errors are, too: 25 of them are not 25 pieces of evidence. If
+frames were independent, two of one class would differ in prediction about as often as the model doubts itself (with
+probability 1 - sum p^2). The rarer the differences, the less a frame counts, unless its prediction has changed.
+
 The idea of a filter gated by likelihood ratios is from Order-Aware Test-Time Adaptation, arXiv:2601.21012, which learns
 a transition matrix; here a single number says how long classes persist.
 """
@@ -37,23 +41,34 @@ _FLOOR = 1e-9  # minimum probability
 
 @dataclass(frozen=True)
 class _Repeats:
-    """Recent shares of predictions equal to those one and two frames before, and these two classes (-1: none)."""
+    """Recent shares of predictions equal to those one and two frames before."""
 
     once: float = 0.0
     twice: float = 0.0
-    last: int = -1
-    before: int = -1
+    doubt: float = 0.0  # recent mean of 1 - sum p^2
+    last: int = -1  # the last prediction; -1: none
+    before: int = -1  # the one before
 
-    def updated(self, prediction: int, newest: float) -> _Repeats:
-        """Return an update with one more prediction, weighted by `newest`."""
-        once = (1 - newest) * self.once + newest * (prediction == self.last)
-        twice = (1 - newest) * self.twice + newest * (prediction == self.before)
-        return _Repeats(once, twice, prediction, self.last)
+    def updated(self, probs: np.ndarray, newest: float) -> _Repeats:
+        """Return an update with one more frame's probabilities (C,), weighted by `newest`."""
+        prediction, kept = int(probs.argmax()), 1 - newest
+        return _Repeats(
+            once=kept * self.once + newest * (prediction == self.last),
+            twice=kept * self.twice + newest * (prediction == self.before),
+            doubt=kept * self.doubt + newest * (1 - float(probs @ probs)),
+            last=prediction,
+            before=self.last,
+        )
 
     @property
     def persistence(self) -> float:
         """Probability that the next frame shows the same class."""
         return min(self.twice / self.once, _MAX_STAYS) ** 2 if self.once > 0 else 0.0
+
+    @property
+    def independence(self) -> float:
+        """How independent successive frames are: 1 for different images, near 0 for nearly equal ones."""
+        return min((1 - self.once) / self.doubt, 1.0) ** 2 if self.doubt > 0 else 1.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +78,7 @@ class FilterState:
     usual: np.ndarray  # recent mean prediction, shape (C,)
     expected: np.ndarray  # current class distribution relative to `usual`, for the test of order, shape (C,)
     belief: np.ndarray  # current class distribution for predictions, shape (C,)
+    previous: np.ndarray  # the last frame's probabilities, shape (C,)
     evidence: float = 0.0  # evidence for order, in nats
     frames: int = 0  # number of frames
     repeats: _Repeats = _Repeats()  # rates of repeated predictions
@@ -71,7 +87,7 @@ class FilterState:
     def initial(cls, num_classes: int) -> FilterState:
         """Return the state for C classes before the first frame."""
         any_class = np.full(num_classes, 1 / num_classes)
-        return cls(any_class, any_class, any_class)
+        return cls(any_class, any_class, any_class, any_class)
 
     @property
     def ordered(self) -> bool:
@@ -87,17 +103,17 @@ class FilterState:
 
     def state(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on."""
-        vectors = torch.from_numpy(np.stack([self.usual, self.expected, self.belief]))
+        vectors = torch.from_numpy(np.stack([self.usual, self.expected, self.belief, self.previous]))
         numbers = [self.evidence, self.frames, *astuple(self.repeats)]
         return {"classes": vectors, "numbers": torch.tensor(numbers, dtype=torch.float64)}
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> FilterState:
         """Restore what `state` returned."""
-        usual, expected, belief = state["classes"].double().numpy()
-        evidence, frames, once, twice, last, before = state["numbers"].tolist()
-        repeats = _Repeats(once, twice, int(last), int(before))
-        return cls(usual, expected, belief, evidence, int(frames), repeats)
+        usual, expected, belief, previous = state["classes"].double().numpy()
+        evidence, frames, once, twice, doubt, last, before = state["numbers"].tolist()
+        repeats = _Repeats(once, twice, doubt, int(last), int(before))
+        return cls(usual, expected, belief, previous, evidence, int(frames), repeats)
 
     def _step(self, probs: np.ndarray) -> FilterState:
         """Return the state after one more frame with predicted probabilities (C,), all above 0."""
@@ -105,16 +121,19 @@ class FilterState:
         ratio = predicted.sum()
         # The square root is a compromise: it corrects a model that overpredicts a class, but believes a camera that
         # sees it often.
-        prior, persistence = np.sqrt(self.usual), self.repeats.persistence
-        belief = (persistence * prior.sum() * self.belief / prior + 1 - persistence) * probs
+        prior = np.sqrt(self.usual) / np.sqrt(self.usual).sum()
+        change, independence = np.abs(probs - self.previous).sum() / 2, self.repeats.independence
+        stays = self.repeats.persistence * (1 - (1 - independence) * change)
+        belief = (stays * self.belief + (1 - stays) * prior) * (probs / prior) ** max(independence, change)
         newest = max(_RENEWED, 1 / (self.frames + 1 + _UNKNOWN))
         return FilterState(
             usual=(1 - newest) * self.usual + newest * probs,
             expected=predicted / ratio,
             belief=belief / belief.sum(),
+            previous=probs,
             evidence=min(max(self.evidence + math.log(ratio), _LEAST), _MAX),
             frames=self.frames + 1,
-            repeats=self.repeats.updated(int(probs.argmax()), max(_COMPARED, 1 / (self.frames + 1))),
+            repeats=self.repeats.updated(probs, max(_COMPARED, 1 / (self.frames + 1))),
         )
 
 

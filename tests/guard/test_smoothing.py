@@ -54,6 +54,18 @@ def test_frames_in_any_order_are_answered_bit_for_bit(prefers: float) -> None:
     assert torch.equal(observe(Smoother(CLASSES), logits), logits)
 
 
+def test_nearly_equal_frames_count_as_little_more_than_one() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(CLASSES, size=FRAMES // 25)
+    logits = 1.4 * guesses(labels, noise=1.2).repeat_interleave(25, 0)  # calibrated; 25 frames of each image
+    logits += 0.6 * torch.from_numpy(rng.standard_normal(logits.shape)).float()
+    labels = labels.repeat(25)
+    answers = observe(Smoother(CLASSES), logits)
+    assert error(answers, labels) < error(logits, labels)
+    confidence, accuracy = answers.softmax(1).amax(1).mean(), 1 - error(answers, labels)
+    assert confidence - accuracy < 0.15
+
+
 def test_classes_in_turn_that_look_alike_are_not_taken_for_one_that_stays() -> None:
     rng = np.random.default_rng(0)
     labels = np.repeat(np.arange(400), rng.integers(1, 3, size=400))
