@@ -35,8 +35,7 @@ def cache_folder() -> Path:
 
     It is $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache.
     """
-    own = os.environ.get("REMTTA_CACHE")
-    if own:
+    if own := os.environ.get("REMTTA_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta"
 

@@ -121,8 +121,7 @@ def _tokens(inside: Inside, blocks: Sequence[str]) -> tuple[int, Size] | None:
         return None
     first = inside.module.get_submodule(blocks[0])
     for prefix in range(min(_MAX_PREFIX + 1, shape[1])):
-        grid = _grid_of(shape[1] - prefix, size)
-        if grid is not None:
+        if (grid := _grid_of(shape[1] - prefix, size)) is not None:
             images = _with_corners(size, grid).to(weight)
             plain, tokens = with_input(inside, first, images)
             moved = ((tokens - tokens[:1]).abs() > _TOLERANCE).any(-1)

@@ -46,8 +46,7 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        unknown = [name for name in self.subjects if name not in SUBJECTS]
-        if unknown:
+        if unknown := [name for name in self.subjects if name not in SUBJECTS]:
             raise UsageError(f"cannot measure {', '.join(unknown)}; choose from {', '.join(SUBJECTS)}")
         if self.model.use_ema and self.model.checkpoint is None:
             raise UsageError("--use-ema chooses among the weights of a --checkpoint; name one")

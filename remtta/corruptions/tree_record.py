@@ -133,8 +133,7 @@ def _contents(record: dict[str, Any]) -> dict[str, list[int]]:
 
 def _refuse_other_settings(destination: Path, earlier: dict[str, Any], settings: dict[str, Any]) -> None:
     for name, value in settings.items():
-        before = earlier["settings"].get(name)
-        if before != value:
+        if (before := earlier["settings"].get(name)) != value:
             raise UsageError(
                 f"{destination} was made with {name} {_shown(before)}, not {_shown(value)}; choose another DST, "
                 "or replace it with --overwrite"

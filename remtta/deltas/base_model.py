@@ -89,8 +89,7 @@ def load_base(delta: Delta, *, device: str | torch.device = "cpu", **given: Any)
 
 def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that may be taken from a header, given the user's own choices."""
-    strange = sorted(set(options) - set(_OPTIONS))
-    if strange or not delta.model:
+    if (strange := sorted(set(options) - set(_OPTIONS))) or not delta.model:
         what = f"unknown model options: {', '.join(strange)}" if strange else "no model"
         raise DeltaError(f"the delta's header holds {what}; it was not made by remtta")
     kwargs = options.get("model_kwargs") or {}

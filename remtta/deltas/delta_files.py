@@ -54,8 +54,7 @@ def _fields(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
     """Return the fields of a `Delta` except its tensors, from a file's header; raise DeltaError if one is missing or
     damaged.
     """
-    missing = [name for name in _REQUIRED if name not in header]
-    if missing:
+    if missing := [name for name in _REQUIRED if name not in header]:
         raise DeltaError(f"{path} is not a remtta delta: its header lacks {', '.join(missing)}")
     if header["format_version"] != FORMAT_VERSION:
         raise DeltaError(

@@ -145,8 +145,7 @@ def _clear_folder(output: Path, overwrite: bool) -> None:
     check_folder(output, overwrite=overwrite)
     own = {FRAMES: {_folder_of(condition) for condition in CONDITIONS}, LABELLED: set(CONDITIONS)}
     for name, parts in own.items():
-        others = sorted(path for path in (output / name).glob("*") if path.name not in parts)
-        if others:
+        if others := sorted(path for path in (output / name).glob("*") if path.name not in parts):
             raise UsageError(f"{others[0]} is not from a demo, and would be deleted; choose another --output")
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)

@@ -162,8 +162,7 @@ def _start(stop: Any) -> None:
 
 def _end_with_parent() -> None:
     """Exit if the parent process is killed, since nothing else would end this one."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
+    if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)
 

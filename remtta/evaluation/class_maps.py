@@ -124,11 +124,9 @@ def _are_numbers(names: Sequence[str]) -> bool:
 
 
 def _look_up(names: Sequence[str], known: Mapping[str, int], num_classes: int, where: str) -> dict[str, int]:
-    missing = [name for name in names if name not in known]
-    if missing:
+    if missing := [name for name in names if name not in known]:
         raise UsageError(f"{counted(len(missing), 'class folder')} not in {where}: {_some(missing)}; see --class-map")
-    beyond = [name for name in names if not 0 <= known[name] < num_classes]
-    if beyond:
+    if beyond := [name for name in names if not 0 <= known[name] < num_classes]:
         raise UsageError(
             f"class folder {_some(beyond)} is not among the model's {num_classes} classes; see --class-map"
         )

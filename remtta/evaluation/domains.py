@@ -149,8 +149,7 @@ def wanted_domains(
                 _log.info("%s has %d of the 15 standard corruptions, so its mean is not the benchmark's", root, there)
             return default_order(found)
         domains = STANDARD
-    missing = [name for name in domains if name not in found]
-    if missing:
+    if missing := [name for name in domains if name not in found]:
         known = ", ".join(default_order(found, with_hold_outs=True))
         raise UsageError(
             f"{root} has no domain {', '.join(missing)}; it has {known}; name the ones to evaluate with --domains"

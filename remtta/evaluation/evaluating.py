@@ -137,8 +137,7 @@ def _named(model: nn.Module, names: Sequence[str]) -> nn.Module:
     """Return a model with names of classes: its own, or else these, of folders in alphabetical order; raise UsageError
     if folders have the names of its own classes, which are in another order.
     """
-    own = labels_of(model)
-    if own is None:
+    if (own := labels_of(model)) is None:
         if not is_timm_model(model):
             return Described(model, labels=names)
         set_labels(model, names)

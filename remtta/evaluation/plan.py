@@ -130,8 +130,7 @@ class EvalPlan:
         begun = [
             name for name, used in earlier["methods"].items() if name in finished or used == now["methods"].get(name)
         ]
-        left_out = [name for name in begun if name not in now["methods"]]
-        if left_out:
+        if left_out := [name for name in begun if name not in now["methods"]]:
             raise UsageError(
                 f"the evaluation in {folder} also has {', '.join(left_out)}, and --resume keeps all finished methods: "
                 f"add {'it' if len(left_out) == 1 else 'them'} to --methods, or choose another --output"

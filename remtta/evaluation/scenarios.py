@@ -45,8 +45,7 @@ def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit
     """
     scenario, unseen = options.scenario, options.unseen
     titles = [domain.name for domain in dataset.domains]
-    strangers = [name for name in unseen if name not in titles]
-    if strangers:
+    if strangers := [name for name in unseen if name not in titles]:
         there = ", ".join(dict.fromkeys(titles))
         raise UsageError(f"--unseen {', '.join(strangers)}: not among the domains ({there}); include it in --domains")
     seen = [number for number, name in enumerate(titles) if name not in unseen]
@@ -90,8 +89,7 @@ def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:
     """Return each corruption's domains with severities rising to the worst and falling again."""
     names = list(dict.fromkeys(domains[number].name for number in numbers))
     by_level = {(domains[number].name, domains[number].severity): number for number in numbers}
-    missing = [f"{name} {level}" for name in names for level in SEVERITIES if (name, level) not in by_level]
-    if missing:
+    if missing := [f"{name} {level}" for name in names for level in SEVERITIES if (name, level) not in by_level]:
         more = f", ... ({len(missing)} in all)" if len(missing) > _SHOWN else ""
         raise UsageError(
             "the gradual scenario visits severities 1 to 5 of every corruption, and these are not there: "

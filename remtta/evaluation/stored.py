@@ -191,8 +191,7 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
                 "their names (if a path has a comma, separate path and class by a tab)"
             )
     sources = [str(root / image) for image, _ in entries]
-    missing = [source for source in sources if not Path(source).is_file()]
-    if missing:
+    if missing := [source for source in sources if not Path(source).is_file()]:
         raise UsageError(f"--labels-file: {len(missing)} images of {file} are missing, such as {missing[0]}")
     domain = Domain(file.stem, None, sources, np.array(labels, dtype=np.int64))
     how = " or ".join(sorted({"number" if label.isdecimal() else "class name" for _, label in entries}))

@@ -212,8 +212,7 @@ class Trial(Listener):
 
 def _refuse_unread(visit: Visit, dataset: Dataset, outcomes: _Outcomes) -> None:
     for number, count in zip(*np.unique(visit.items[:, 0], return_counts=True), strict=True):
-        title = dataset.domains[number].title
-        if title not in outcomes:
+        if (title := dataset.domains[number].title) not in outcomes:
             raise StreamError(
                 f"{title}: no readable image ({count} failed; see {PREDICTIONS}); repair them, or "
                 "leave the domain out with --domains"

@@ -28,8 +28,7 @@ def write_peft(adapted: AdaptedModel, folder: Path) -> None:
         if not isinstance(module, nn.modules.batchnorm._BatchNorm)
     }
     heads = tuple(f"{place}." for place in classifiers_of(adapted.model))  # of centred logits; whole layers are stored
-    others = [name for name in layers if name not in tunable and not f"{name}.".startswith(heads)]
-    if others:
+    if others := [name for name in layers if name not in tunable and not f"{name}.".startswith(heads)]:
         raise UsageError(
             f"the delta changes {others[0] or 'weights'} ({len(others)} layers in all), and LayerNorm tuning keeps "
             "neither running statistics nor other weights than the norms' and the head's; use --format timm or onnx"

@@ -75,7 +75,6 @@ class CLIPArTT(Objective[CLIPArTTConfig]):
         sentences = [
             filled(texts.templates[0], " or ".join(texts.names[number] for number in row)) for row in classes.tolist()
         ]
-        new = [each for each in dict.fromkeys(sentences) if each not in self._sentences]
-        if new:
+        if new := [each for each in dict.fromkeys(sentences) if each not in self._sentences]:
             self._sentences.update(zip(new, self._tower.encode(new), strict=True))
         return torch.stack([self._sentences[each] for each in sentences])

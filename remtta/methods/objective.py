@@ -235,8 +235,7 @@ class Descent:
                 self._net.backward(loss if whole else loss * count)
             num_counted += count
             views.append(logits.detach())
-        gradients = self.optimizer.gradients()
-        if gradients and not whole:
+        if (gradients := self.optimizer.gradients()) and not whole:
             torch._foreach_div_(gradients, float(num_counted))
         return torch.cat(views, dim=1)
 

@@ -246,8 +246,7 @@ def _read(path: Path) -> _Found:
 
 def _check_fits(path: Path, header: Mapping[str, Any], made_for: Mapping[str, Any]) -> None:
     wanted = json.loads(json.dumps(made_for))  # as JSON would give it back
-    different = [name for name, value in wanted.items() if header.get(name) != value]
-    if different:
+    if different := [name for name, value in wanted.items() if header.get(name) != value]:
         raise CheckpointError(
             f"{path} was made with another {', '.join(different)}; name the folder of source images instead"
         )

@@ -52,8 +52,7 @@ def create(
     is damaged; DownloadError if its weights cannot be downloaded.
     """
     _check_name(name)
-    folder = transformers_folder(name)
-    if folder is not None:
+    if (folder := transformers_folder(name)) is not None:
         if given := sorted(set(kwargs) - {"num_classes"}):
             raise UsageError(
                 f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
@@ -85,8 +84,7 @@ def _check_patches(model: Any, input_size: tuple[int, int]) -> None:
     if not isinstance(patch, tuple) or getattr(embed, "dynamic_img_pad", False):
         return
     for side, of in zip(input_size, patch, strict=True):
-        below = side - side % of
-        if below != side:
+        if (below := side - side % of) != side:
             raise UsageError(
                 f"--input-size {side} is not a multiple of the patch size {of}; choose {below} or {below + of}"
             )

@@ -201,8 +201,7 @@ def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> Non
         classes = next((state[name].shape[0] for name in heads if state[name].ndim), "no")
         texts = [wrong[name] for name in heads]
         problems.append(f"{_listed(texts)} (the file has {classes} classes: see --num-classes)")
-    others = [text for name, text in wrong.items() if name not in heads]
-    if others:
+    if others := [text for name, text in wrong.items() if name not in heads]:
         problems.append(_listed(others))
     for title, names in (
         ("missing in the file", [name for name in own if name not in state and not name.endswith(_COUNTER)]),
@@ -246,8 +245,7 @@ def _load_npz(model: nn.Module, path: Path, use_ema: bool) -> None:
         traceback.clear_frames(error.__traceback__)  # their frames keep the file open
         raise CheckpointError(f"{path} does not fit the model or is damaged: {first_line(error)}") from error
     # timm's reader silently skips a head of another size: values left unset did not fit.
-    left = [name for name, value in filled.named_parameters() if value.isnan().any()]
-    if left:
+    if left := [name for name, value in filled.named_parameters() if value.isnan().any()]:
         raise CheckpointError(
             f"{path} does not fit the model: nothing usable for {_listed(left)} (see --num-classes and --model)"
         )

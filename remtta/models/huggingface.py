@@ -93,10 +93,10 @@ def transformers_folder(name: str) -> TransformersFolder | None:
 
 def weights_file(name: str, checkpoint: str | Path | None) -> Path | None:
     """Return the file of a model's weights, the checkpoint or its folder's; None if timm finds them."""
-    folder = transformers_folder(name) if checkpoint is None else None
-    if folder is not None:
-        return folder.weights
-    return None if checkpoint is None else Path(checkpoint)
+    if checkpoint is not None:
+        return Path(checkpoint)
+    folder = transformers_folder(name)
+    return None if folder is None else folder.weights
 
 
 def weights_place(name: str, checkpoint: str | Path | None) -> Path | None:

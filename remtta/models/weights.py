@@ -106,8 +106,7 @@ class AdaptedWeights:
     @torch.no_grad()
     def put(self, values: Iterable[tuple[str, Tensor]]) -> None:
         """Set current weights by name, without committing them."""
-        new = dict(values)
-        if new:  # all at once: on a GPU, each operation has a cost of its own
+        if new := dict(values):  # all at once: on a GPU, each operation has a cost of its own
             torch._foreach_copy_([self._tracked[name] for name in new], [*new.values()])
 
     @torch.no_grad()

@@ -94,8 +94,7 @@ def over_time(series: Series) -> str:
     bottom.set_xlabel("frame")
     for axes in (top, bottom):
         _mark_events(axes, series.events)
-    leads = [(event["frame"], event["lead"]) for event in series.events if event.get("lead") is not None]
-    if leads:
+    if leads := [(event["frame"], event["lead"]) for event in series.events if event.get("lead") is not None]:
         signal = bottom.twinx()
         signal.plot(*zip(*leads, strict=True), "o", color=_ORANGE, ms=3)
         signal.set_ylabel("lead at events (dots)")

@@ -131,8 +131,7 @@ def check_site(folder: Path, names: Iterable[str], *, overwrite: bool, resume: b
 
 def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UsageError, naming the first few, if settings (as of JSON) differ from those that a run began with."""
-    changed = list(_differences(earlier, now))
-    if changed:
+    if changed := list(_differences(earlier, now)):
         more = [f"and {len(changed) - _MOST_SHOWN} more"] if len(changed) > _MOST_SHOWN else []
         shown = "; ".join([*changed[:_MOST_SHOWN], *more])
         raise UsageError(f"--resume needs the settings the run began with: {shown}")

@@ -72,11 +72,10 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, left_out: Co
     for root, below, names in os.walk(folder, onerror=report, followlinks=True):
         for name in names:
             path = Path(root, name)
-            reason = _why_left_out(path, suffixes)
-            if reason is None:
-                found.append(path)
-            else:
+            if reason := _why_left_out(path, suffixes):
                 others[reason] += 1
+            else:
+                found.append(path)
         for name in sorted(below):
             place = os.path.realpath(os.path.join(root, name))
             if name.startswith("."):
@@ -126,8 +125,7 @@ def load_image(path: Path) -> Image.Image:
     """
     try:
         with opened(path) as image:
-            share = current_share()
-            if share:
+            if share := current_share():
                 _make_room(image, share)
             image.load()
             if _is_turned(image):

@@ -104,8 +104,7 @@ class LiveSource:
     def close(self) -> None:
         """Stop reading, from any thread; a hanging read is abandoned."""
         self._closed.set()
-        connection = self._connection
-        if connection:
+        if connection := self._connection:
             connection.leave(wait_s=_GOODBYE_S)
 
     def _shots(self) -> Generator[tuple[Shot, Gap | None]]:
