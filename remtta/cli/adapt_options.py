@@ -6,14 +6,13 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 from remtta.errors import UsageError
 from remtta.files import check_not_input
 from remtta.options import RunOptions, StreamOptions
-from remtta.options.option import Option
+from remtta.options.option import in_output, in_stream
 from remtta.options.run_options import Engine
 from remtta.runs.folder import check_folder, check_same_model, check_site
 from remtta.watching.annotated import AnnotatedVideo, check_video
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from remtta.streams.sources import Stream
     from remtta.watching.metrics import Metrics
 
-_stream = partial(Option, panel="Stream")
-_output = partial(Option, panel="Output and running")
-
 
 @dataclass(frozen=True)
 class AdaptOptions:
@@ -35,24 +31,24 @@ class AdaptOptions:
 
     streams: Annotated[
         bool,
-        _stream(
+        in_stream(
             "SOURCE is a file with one name=address per line; all streams share one model.",
             common=True,
             more="scale.md",
         ),
     ] = False
     engine: Annotated[
-        Engine, _output("Workers of --jobs: local processes, or Ray workers.", more="scale.md#many-workers")
+        Engine, in_output("Workers of --jobs: local processes, or Ray workers.", more="scale.md#many-workers")
     ] = "processes"
     jobs: Annotated[
         int,
-        _output(
+        in_output(
             "Workers to divide the streams of --streams among, each with its own model.", flags=("--jobs", "-j"), min=1
         ),
     ] = 1
     output: Annotated[
         Path | None,
-        _output(
+        in_output(
             "Folder for the files of the run.",
             flags=("--output", "-o"),
             metavar="DIR",
@@ -62,11 +58,11 @@ class AdaptOptions:
         ),
     ] = None
     predictions: Annotated[
-        str | None, _output("Also write predictions to standard output, as JSON Lines.", metavar="-", common=True)
+        str | None, in_output("Also write predictions to standard output, as JSON Lines.", metavar="-", common=True)
     ] = None
     health: Annotated[
         Path | None,
-        _output(
+        in_output(
             "Status file (JSON), rewritten every few seconds: time, state, frames, updates.",
             metavar="FILE",
             more="reliability.md#as-a-service",
@@ -74,7 +70,7 @@ class AdaptOptions:
     ] = None
     metrics: Annotated[
         str | None,
-        _output(
+        in_output(
             "Serve Prometheus metrics: 9108 to this machine only, 0.0.0.0:9108 to everyone.",
             metavar="[HOST:]PORT",
             more="reliability.md#metrics",
@@ -82,7 +78,7 @@ class AdaptOptions:
     ] = None
     annotate: Annotated[
         Path | None,
-        _output(
+        in_output(
             "Write a video of the frames with label, probability, answering model and guard state.",
             metavar="FILE.mp4",
             more="reliability.md#annotated-video",
@@ -90,7 +86,7 @@ class AdaptOptions:
     ] = None
     mqtt: Annotated[
         str | None,
-        _output(
+        in_output(
             "Also send predictions to an MQTT broker, each at least once; mqtts:// for TLS.",
             metavar="mqtt://HOST/TOPIC",
             more="reliability.md#mqtt",

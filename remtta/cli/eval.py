@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +16,7 @@ from remtta.errors import UsageError
 from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
 from remtta.options import DEFAULT_MODEL, DataOptions, EvalOptions, ModelOptions
-from remtta.options.option import Only, Option
+from remtta.options.option import Only, in_output, in_protocol
 from remtta.runs.folder import RESULTS, check_folder, run_folder
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 
     from remtta.evaluation.domains import Dataset
 
-_output = partial(Option, panel="Output and running")
-_protocol = partial(Option, panel="Protocol")
 
 _Model = Annotated[
     ModelOptions,
@@ -44,13 +41,13 @@ _log = logging.getLogger("remtta")
 class TableOptions:
     """Short names of scenarios, and the folder of the results."""
 
-    continual: Annotated[bool, _protocol("Same as --scenario continual: no reset between domains.", common=True)] = (
+    continual: Annotated[bool, in_protocol("Same as --scenario continual: no reset between domains.", common=True)] = (
         False
     )
-    episodic: Annotated[bool, _protocol("Same as --scenario episodic: reset at each domain.", common=True)] = False
+    episodic: Annotated[bool, in_protocol("Same as --scenario episodic: reset at each domain.", common=True)] = False
     output: Annotated[
         Path | None,
-        _output(
+        in_output(
             "Folder for the results.",
             flags=("--output", "-o"),
             metavar="DIR",
@@ -59,7 +56,7 @@ class TableOptions:
             more="evaluation.md#results",
         ),
     ] = None
-    plots: Annotated[bool, _output("Draw plots.", flags=("--plots/--no-plots",), common=True)] = True
+    plots: Annotated[bool, in_output("Draw plots.", flags=("--plots/--no-plots",), common=True)] = True
 
     def scenario(self, options: EvalOptions) -> EvalOptions:
         """Return the options with the scenario of a short flag; raise UsageError if several are given."""

@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,12 +15,11 @@ import typer
 from remtta.cli.reporting import command, say
 from remtta.engines.interrupts import Interrupts
 from remtta.files import check_target
-from remtta.options.option import Option
+from remtta.options.option import Option, in_output
 
 if TYPE_CHECKING:
     from torch import nn
 
-_output = partial(Option, panel="Output and running")
 
 _MAX_THREADS = 4 * (os.cpu_count() or 1)
 
@@ -30,19 +28,20 @@ _MAX_THREADS = 4 * (os.cpu_count() or 1)
 class RunningOptions:
     """Device, threads and messages."""
 
-    device: Annotated[str, _output("auto, cpu, cuda or mps.", common=True)] = "auto"
+    device: Annotated[str, in_output("auto, cpu, cuda or mps.", common=True)] = "auto"
     compile_model: Annotated[
-        bool, _output("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))
+        bool, in_output("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))
     ] = False
     threads: Annotated[
-        int | None, _output("Number of CPU threads.", min=1, max=_MAX_THREADS, default="all usable cores", common=True)
+        int | None,
+        in_output("Number of CPU threads.", min=1, max=_MAX_THREADS, default="all usable cores", common=True),
     ] = None
     log_format: Annotated[
-        Literal["text", "json"], _output("Format of messages: text, or JSON Lines with time, level and message.")
+        Literal["text", "json"], in_output("Format of messages: text, or JSON Lines with time, level and message.")
     ] = "text"
-    verbose: Annotated[bool, _output("Show more messages.", flags=("--verbose", "-v"), common=True)] = False
-    quiet: Annotated[bool, _output("Show errors only.", flags=("--quiet", "-q"), common=True)] = False
-    debug: Annotated[bool, _output("Show tracebacks.")] = False
+    verbose: Annotated[bool, in_output("Show more messages.", flags=("--verbose", "-v"), common=True)] = False
+    quiet: Annotated[bool, in_output("Show errors only.", flags=("--quiet", "-q"), common=True)] = False
+    debug: Annotated[bool, in_output("Show tracebacks.")] = False
 
     @property
     def as_json(self) -> bool:

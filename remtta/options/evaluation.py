@@ -5,19 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check, unknown
 from remtta.options.guard_options import GuardOptions
-from remtta.options.option import Fixed, Only, Option, check_options
+from remtta.options.option import Fixed, Only, check_options, in_data, in_method, in_output, in_protocol
 from remtta.options.run_options import DEFAULT_BATCH_SIZE, MAX_SEED
-
-_method = partial(Option, panel="Method")
-_output = partial(Option, panel="Output and running")
-_data = partial(Option, panel="Data")
-_protocol = partial(Option, panel="Protocol")
 
 SCENARIOS = ("continual", "episodic", "gradual", "recurring", "mixed", "label-shift", "time-constrained")
 """Orders in which an evaluation visits its domains."""
@@ -39,11 +33,11 @@ class DataOptions:
 
     domains: Annotated[
         tuple[str, ...] | None,
-        _data("Domains to evaluate, in this order.", metavar="A,B", default="the standard order", common=True),
+        in_data("Domains to evaluate, in this order.", metavar="A,B", default="the standard order", common=True),
     ] = None
     severities: Annotated[
         tuple[int, ...] | None,
-        _data(
+        in_data(
             "Severities to evaluate, 1 to 5, separated by commas.",
             flags=("--severity",),
             min=1,
@@ -53,11 +47,11 @@ class DataOptions:
         ),
     ] = None
     image_list: Annotated[
-        Path | None, _data("Evaluate only these images, in this order; one wnid/name per line.", metavar="FILE")
+        Path | None, in_data("Evaluate only these images, in this order; one wnid/name per line.", metavar="FILE")
     ] = None
     labels_file: Annotated[
         Path | None,
-        _data(
+        in_data(
             "Evaluate the images in this list as one domain; path<TAB>class, path,class or path class per line.",
             metavar="FILE",
             common=True,
@@ -65,12 +59,12 @@ class DataOptions:
         ),
     ] = None
     class_map: Annotated[
-        Path | None, _data("Folder name and class number per line, or as JSON.", metavar="FILE", default="detected")
+        Path | None, in_data("Folder name and class number per line, or as JSON.", metavar="FILE", default="detected")
     ] = None
-    limit: Annotated[int | None, _data("At most N images per domain.", metavar="N", min=1, common=True)] = None
+    limit: Annotated[int | None, in_data("At most N images per domain.", metavar="N", min=1, common=True)] = None
     resize: Annotated[
         Resize,
-        _data("Resize and crop images; auto: unless they already have the input size, and always with --protocol."),
+        in_data("Resize and crop images; auto: unless they already have the input size, and always with --protocol."),
     ] = "auto"
 
     def __post_init__(self) -> None:
@@ -96,7 +90,7 @@ class EvalOptions:
 
     scenario: Annotated[
         str,
-        _protocol(
+        in_protocol(
             f"Order of domains and resets: {', '.join(SCENARIOS)}.",
             complete=dict.fromkeys(SCENARIOS, ""),
             default="continual",
@@ -106,7 +100,7 @@ class EvalOptions:
     ] = "continual"
     batch_size: Annotated[
         int,
-        _method(
+        in_method(
             "Images per update.",
             flags=("--batch-size", "-b"),
             min=1,
@@ -117,63 +111,65 @@ class EvalOptions:
     ] = 0
     seeds: Annotated[
         tuple[int, ...],
-        _protocol("Seeds, one run each, such as 0,1,2.", flags=("--seeds", "--seed"), common=True),
+        in_protocol("Seeds, one run each, such as 0,1,2.", flags=("--seeds", "--seed"), common=True),
         Fixed(),
     ] = (0,)
     order: Annotated[
         Literal["shuffled", "stored"] | None,
-        _protocol("Order of the images within a domain.", default="stored for arrays and image lists, else shuffled"),
+        in_protocol("Order of the images within a domain.", default="stored for arrays and image lists, else shuffled"),
         Fixed(),
     ] = None
     unseen: Annotated[
         tuple[str, ...],
-        _protocol("Domains to test at the end, without learning.", metavar="A,B", default="none"),
+        in_protocol("Domains to test at the end, without learning.", metavar="A,B", default="none"),
         Fixed(),
     ] = ()
-    revisit: Annotated[bool, _protocol("Test all domains again at the end."), Fixed()] = False
-    imbalance: Annotated[float, _protocol("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
+    revisit: Annotated[bool, in_protocol("Test all domains again at the end."), Fixed()] = False
+    imbalance: Annotated[float, in_protocol("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
     dirichlet: Annotated[
         float | None,
-        _protocol("Label shift: Dirichlet concentration of classes over time.", above=0, below=math.inf),
+        in_protocol("Label shift: Dirichlet concentration of classes over time.", above=0, below=math.inf),
         Fixed(),
     ] = None
     visits: Annotated[
-        int | None, _protocol("Recurring: number of visits to each domain.", min=1, default="20"), Fixed()
+        int | None, in_protocol("Recurring: number of visits to each domain.", min=1, default="20"), Fixed()
     ] = None
     cost_ratio: Annotated[
         float | None,
-        _protocol("Time-constrained: time of an update in forward passes.", min=1, below=math.inf, default="measured"),
+        in_protocol(
+            "Time-constrained: time of an update in forward passes.", min=1, below=math.inf, default="measured"
+        ),
         Fixed(),
     ] = None
     reset_every: Annotated[
         int | None,
-        _method("Restore the source weights each time N images have been learned from.", min=1, metavar="N"),
+        in_method("Restore the source weights each time N images have been learned from.", min=1, metavar="N"),
         Fixed(),
     ] = None
-    on_error: Annotated[Literal["skip", "stop"], _output("What to do if an image cannot be read.")] = "stop"
+    on_error: Annotated[Literal["skip", "stop"], in_output("What to do if an image cannot be read.")] = "stop"
     guard: Annotated[GuardOptions, Only(), Fixed()] = _GUARD
     save_every_s: float = 30.0
-    overwrite: Annotated[bool, _output("Replace an earlier evaluation.", common=True)] = False
+    overwrite: Annotated[bool, in_output("Replace an earlier evaluation.", common=True)] = False
     resume: Annotated[
         bool,
-        _output(
+        in_output(
             "Continue the evaluation in --output, or start it if there is none; methods may be added.", common=True
         ),
     ] = False
     protocol: Annotated[
         ProtocolName | None,
-        _protocol("Settings of a paper: input size, normalisation, batch size.", common=True),
+        in_protocol("Settings of a paper: input size, normalisation, batch size.", common=True),
         Fixed(),
     ] = None
     engine: Annotated[
         Literal["serial", "processes", "ray"],
-        _output(
+        in_output(
             "Run methods and seeds one after the other, in local processes, or on Ray workers.",
             more="scale.md#tables-and-corruptions-on-many-cores",
         ),
     ] = "serial"
     jobs: Annotated[
-        int | None, _output("Number of processes.", flags=("--jobs", "-j"), min=1, default="one per core, or per GPU")
+        int | None, in_output("Number of processes.", flags=("--jobs", "-j"), min=1, default="one per core, or per GPU")
     ] = None
 
     def __post_init__(self) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal
 
 from remtta.errors import check
-from remtta.options.option import Option, check_options, documented
-
-_answers = partial(Option, panel="Answers and guard")
+from remtta.options.option import check_options, documented, in_answers
 
 Action = Literal["off", "warn", "rollback", "stop"]
 Answer = Literal["adapted", "both"]
@@ -38,7 +35,7 @@ class GuardOptions:
 
     action: Annotated[
         Action | None,
-        _answers(
+        in_answers(
             "What to do if adaptation does harm: warn only, restore the source weights (rollback), or also end the run "
             "after the last retry (stop).",
             flags=("--guard",),
@@ -49,7 +46,7 @@ class GuardOptions:
     ] = None
     answer: Annotated[
         Answer | None,
-        _answers(
+        in_answers(
             "Model that answers: the adapted one, or both, by the mean of their probabilities.",
             default="by the method: both for remtta, light and, with batch norms, fast, else adapted",
             common=True,
@@ -57,7 +54,7 @@ class GuardOptions:
         ),
     ] = None
     retries: Annotated[
-        int, _answers("Number of rollbacks; the next alarm ends adaptation.", flags=("--guard-retries",), min=0)
+        int, in_answers("Number of rollbacks; the next alarm ends adaptation.", flags=("--guard-retries",), min=0)
     ] = 8
     window: int = 100
     memory: int = 1000

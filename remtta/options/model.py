@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from remtta.errors import UsageError
-from remtta.options.option import Option
-
-_model = partial(Option, panel="Model")
+from remtta.options.option import in_model
 
 DEFAULT_MODEL = "vit_base_patch16_224"
 
@@ -24,7 +21,7 @@ class ModelOptions:
 
     name: Annotated[
         str | None,
-        _model(
+        in_model(
             "timm model, hf-hub:OWNER/NAME, local-dir:FOLDER (saved by timm or transformers), clip:NAME/WEIGHTS, or "
             "remtta-demo.",
             flags=("--model", "-m"),
@@ -35,27 +32,27 @@ class ModelOptions:
     ] = None
     checkpoint: Annotated[
         Path | str | None,
-        _model(
+        in_model(
             "Weights: .safetensors, .pth/.pt/.tar (weights only, never run as code) or .npz.",
             default="the delta's, or timm's own; random in bench",
             common=True,
             more="models.md#weights-from-elsewhere",
         ),
     ] = None
-    use_ema: Annotated[bool, _model("Use the averaged weights (EMA) of a timm training checkpoint.")] = False
+    use_ema: Annotated[bool, in_model("Use the averaged weights (EMA) of a timm training checkpoint.")] = False
     num_classes: Annotated[
-        int | None, _model("Number of classes of the checkpoint's head.", min=2, default="the model's", common=True)
+        int | None, in_model("Number of classes of the checkpoint's head.", min=2, default="the model's", common=True)
     ] = None
     model_kwargs: Annotated[
-        Mapping[str, Any], _model("More arguments for timm.create_model.", metavar="KEY=VALUE ...", common=True)
+        Mapping[str, Any], in_model("More arguments for timm.create_model.", metavar="KEY=VALUE ...", common=True)
     ] = field(default_factory=dict)
     labels: Annotated[
         Path | Sequence[str] | None,
-        _model("Class names, one per line.", metavar="FILE", default="the model's", common=True),
+        in_model("Class names, one per line.", metavar="FILE", default="the model's", common=True),
     ] = None
     prompts: Annotated[
         str | Sequence[str] | None,
-        _model(
+        in_model(
             "Templates of a zero-shot model: single, openai7, openai80, watt, or a file with one per line.",
             default="single",
             more="clip.md",
@@ -63,7 +60,7 @@ class ModelOptions:
     ] = None
     text_embeddings: Annotated[
         Path | str | None,
-        _model(
+        in_model(
             "Class embeddings for an image tower without its text tower, written by remtta text-embed.",
             metavar="FILE",
             more="clip.md#without-a-text-tower",
@@ -71,21 +68,21 @@ class ModelOptions:
     ] = None
     mean: Annotated[
         tuple[float, float, float] | None,
-        _model("Pixel mean in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS),
+        in_model("Pixel mean in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS),
     ] = None
     std: Annotated[
         tuple[float, float, float] | None,
-        _model(
+        in_model(
             "Pixel standard deviation in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS
         ),
     ] = None
     input_size: Annotated[
         tuple[int, int] | None,
-        _model("Input height and width in pixels; one for both.", metavar="H W", default="the model's"),
+        in_model("Input height and width in pixels; one for both.", metavar="H W", default="the model's"),
     ] = None
-    interpolation: Annotated[str | None, _model("Resize filter: bilinear, bicubic, ...", default=_CHECKPOINTS)] = None
+    interpolation: Annotated[str | None, in_model("Resize filter: bilinear, bicubic, ...", default=_CHECKPOINTS)] = None
     crop_pct: Annotated[
-        float | None, _model("Fraction of the short side that the centre crop keeps.", default=_CHECKPOINTS)
+        float | None, in_model("Fraction of the short side that the centre crop keeps.", default=_CHECKPOINTS)
     ] = None
 
     def check_files(self) -> None:

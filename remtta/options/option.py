@@ -8,6 +8,7 @@ import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from remtta.errors import UsageError, check
@@ -79,6 +80,16 @@ class Option(Bounds):
     read: Callable[[str], object] | None = None
     complete: Mapping[str, str] | None = None
     more: str | None = None
+
+
+# Options by the heading under which `--help` lists them.
+in_stream = partial(Option, panel="Stream")
+in_data = partial(Option, panel="Data")
+in_protocol = partial(Option, panel="Protocol")
+in_model = partial(Option, panel="Model")
+in_method = partial(Option, panel="Method")
+in_answers = partial(Option, panel="Answers and guard")
+in_output = partial(Option, panel="Output and running")
 
 
 class Fixed:

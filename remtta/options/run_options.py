@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check
 from remtta.options.guard_options import GuardOptions
-from remtta.options.option import Bounds, Fixed, Option, check_options, documented, read_size
-
-_method = partial(Option, panel="Method")
-_answers = partial(Option, panel="Answers and guard")
-_output = partial(Option, panel="Output and running")
+from remtta.options.option import Bounds, Fixed, check_options, documented, in_answers, in_method, in_output, read_size
 
 DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
@@ -34,23 +29,23 @@ class RunOptions:
     State and delta are saved after `save_every_s` seconds even without `save_every` updates.
     """
 
-    batch_size: Annotated[int, _method("Frames per update.", flags=("--batch-size", "-b"), min=1, common=True)] = (
+    batch_size: Annotated[int, in_method("Frames per update.", flags=("--batch-size", "-b"), min=1, common=True)] = (
         DEFAULT_BATCH_SIZE
     )
     reset_every: Annotated[
         int | None,
-        _method("Restore the source weights each time N frames have been learned from.", min=1, metavar="N"),
+        in_method("Restore the source weights each time N frames have been learned from.", min=1, metavar="N"),
         Fixed(),
     ] = None
     adapt_for: Annotated[
         int | None,
-        _method("Learn from the first N frames, in whole batches, then only predict.", min=1, metavar="N"),
+        in_method("Learn from the first N frames, in whole batches, then only predict.", min=1, metavar="N"),
         Fixed(),
     ] = None
     guard: Annotated[GuardOptions | None, Fixed()] = _BY_METHOD
     smooth: Annotated[
         Smooth,
-        _answers(
+        in_answers(
             "auto: smooth predictions over time while consecutive frames are related, as in video.",
             common=True,
             more="estimates.md#smoothing-over-time",
@@ -59,7 +54,7 @@ class RunOptions:
     ] = "off"
     estimate: Annotated[
         float | None,
-        _answers(
+        in_answers(
             "Estimate the accuracy over the last 500 frames, given the model's accuracy on clean images (0 to 1); "
             "unlabelled clean images in --source-data make it more exact.",
             metavar="ACCURACY",
@@ -68,39 +63,39 @@ class RunOptions:
         Fixed(),
     ] = None
     expire_below: Annotated[
-        float | None, _answers("Warn and record an event when the estimate falls below this.", metavar="ACCURACY")
+        float | None, in_answers("Warn and record an event when the estimate falls below this.", metavar="ACCURACY")
     ] = None
-    overwrite: Annotated[bool, _output("Replace an earlier run in the folder.", common=True)] = False
+    overwrite: Annotated[bool, in_output("Replace an earlier run in the folder.", common=True)] = False
     resume: Annotated[
         bool,
-        _output(
+        in_output(
             "Continue the run in --output as if it had not stopped, or start it if there is none.",
             common=True,
             more="reliability.md",
         ),
     ] = False
     topk: Annotated[int, Bounds(min=1), Fixed()] = 5
-    logits: Annotated[bool, _output("Add all logits to each row."), Fixed()] = False
+    logits: Annotated[bool, in_output("Add all logits to each row."), Fixed()] = False
     save_every: Annotated[
-        int, _output("Save state and delta every N updates; they are also saved every 30 s.", metavar="N", min=1)
+        int, in_output("Save state and delta every N updates; they are also saved every 30 s.", metavar="N", min=1)
     ] = 20
     save_every_s: Annotated[float, Bounds(above=0, below=math.inf)] = 30.0
-    save_full: Annotated[bool, _output("Write a delta even if every weight changes; it is as large as the model.")] = (
-        False
-    )
+    save_full: Annotated[
+        bool, in_output("Write a delta even if every weight changes; it is as large as the model.")
+    ] = False
     max_ms: Annotated[
         float | None,
-        _output(
+        in_output(
             "Mean time per frame in ms; updates are skipped to keep to it, predictions never.", above=0, below=math.inf
         ),
     ] = None
-    realtime: Annotated[bool, _output("Skip updates, never predictions, to keep up with a video or live source.")] = (
+    realtime: Annotated[bool, in_output("Skip updates, never predictions, to keep up with a video or live source.")] = (
         False
     )
-    latency: Annotated[bool, _output("Output a batch's predictions before its update."), Fixed()] = False
+    latency: Annotated[bool, in_output("Output a batch's predictions before its update."), Fixed()] = False
     flush_after: Annotated[
         float | None,
-        _output(
+        in_output(
             "Predict frames that have waited this long for a full batch; they are learned from later, in their batch.",
             metavar="SECONDS",
             min=0,
@@ -110,10 +105,10 @@ class RunOptions:
     ] = None
     max_memory: Annotated[
         int | None,
-        _output("Memory limit, such as 2G; sets the largest micro-batch that fits.", metavar="SIZE", read=read_size),
+        in_output("Memory limit, such as 2G; sets the largest micro-batch that fits.", metavar="SIZE", read=read_size),
     ] = None
-    on_error: Annotated[Literal["skip", "stop"], _output("What to do if a frame cannot be read.")] = "skip"
-    seed: Annotated[int, _output("Seed of every random choice.", min=0, max=MAX_SEED), Fixed()] = 0
+    on_error: Annotated[Literal["skip", "stop"], in_output("What to do if a frame cannot be read.")] = "skip"
+    seed: Annotated[int, in_output("Seed of every random choice.", min=0, max=MAX_SEED), Fixed()] = 0
 
     def __post_init__(self) -> None:
         check_options(self)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Literal
 
-from remtta.options.option import Option, check_options
-
-_stream = partial(Option, panel="Stream")
+from remtta.options.option import check_options, in_stream
 
 Sort = Literal["name", "mtime", "none"]
 Buffer = Literal["latest", "all"]
@@ -34,7 +31,7 @@ class LiveOptions:
 
     reconnect_for: Annotated[
         float,
-        _stream(
+        in_stream(
             "Seconds to wait for a lost camera or network stream; 0 ends the run. If given, or with --resume or "
             "--streams, also wait for a source that is missing at the start.",
             metavar="SECONDS",
@@ -46,7 +43,7 @@ class LiveOptions:
         ),
     ] = 60.0
     buffer: Annotated[
-        Buffer, _stream("Frames to use of a live source that is faster than the model.", default="latest")
+        Buffer, in_stream("Frames to use of a live source that is faster than the model.", default="latest")
     ] = "latest"
     open_timeout_s: float = OPEN_TIMEOUT_S
     read_timeout_s: float = READ_TIMEOUT_S
@@ -63,12 +60,12 @@ class StreamOptions:
     `live` are the options of cameras and network streams; None for the defaults, which are valid for any source.
     """
 
-    limit: Annotated[int | None, _stream("Use at most N frames.", metavar="N", min=1, common=True)] = None
-    frame_stride: Annotated[int, _stream("Use every K-th frame.", metavar="K", min=1, common=True)] = 1
-    sort: Annotated[Sort, _stream("Order of the files in a folder or glob; name puts frame_2 before frame_10.")] = (
+    limit: Annotated[int | None, in_stream("Use at most N frames.", metavar="N", min=1, common=True)] = None
+    frame_stride: Annotated[int, in_stream("Use every K-th frame.", metavar="K", min=1, common=True)] = 1
+    sort: Annotated[Sort, in_stream("Order of the files in a folder or glob; name puts frame_2 before frame_10.")] = (
         "name"
     )
-    null: Annotated[bool, _stream("Paths on standard input end in NUL, not newline.", flags=("--null", "-0"))] = False
+    null: Annotated[bool, in_stream("Paths on standard input end in NUL, not newline.", flags=("--null", "-0"))] = False
     live: LiveOptions | None = None
 
     def __post_init__(self) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from remtta.errors import UsageError, check
 from remtta.options import guard_options
-from remtta.options.option import Bounds, Option, check_options
+from remtta.options.option import Bounds, check_options, in_method, in_output
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -79,75 +79,59 @@ class MethodConfig:
 
     lr: Annotated[
         Positive,
-        Option(
+        in_method(
             "Learning rate.",
             default="rem 0.001, remtta and light 0.01, or less for fewer than 20 images per batch",
-            panel="Method",
             common=True,
             more="methods.md",
         ),
     ] = 1e-3
-    optimizer: Annotated[Optimizer, Option("Optimizer, without weight decay.", default="rem adam", panel="Method")] = (
-        "adam"
-    )
-    momentum: Annotated[BelowOne, Option("SGD's momentum or Adam's first beta.", default="rem 0.9", panel="Method")] = (
-        0.9
-    )
+    optimizer: Annotated[Optimizer, in_method("Optimizer, without weight decay.", default="rem adam")] = "adam"
+    momentum: Annotated[BelowOne, in_method("SGD's momentum or Adam's first beta.", default="rem 0.9")] = 0.9
     nesterov: bool = False
-    steps: Annotated[
-        int, Option("Optimizer steps per batch.", min=1, max=MAX_STEPS, default="rem 1", panel="Method")
-    ] = 1
+    steps: Annotated[int, in_method("Optimizer steps per batch.", min=1, max=MAX_STEPS, default="rem 1")] = 1
     answer: Answer | None = None
     anchor: Annotated[
         BelowOne,
-        Option(
+        in_method(
             "Fraction by which weights return to the source after each step, 0 to below 1; auto: 1 - exp(-10 lr), for "
             "Adam.",
             metavar="FRACTION|auto",
             read=_read_anchor,
             default="remtta and light auto, else 0",
-            panel="Method",
         ),
     ] = 0.0
     episodic: bool = False
     centre: bool = False
     micro_batch: Annotated[
         int | None,
-        Option(
-            "Images per training pass; the result is the same, with less memory.",
-            min=1,
-            default="automatic",
-            panel="Method",
-        ),
+        in_method("Images per training pass; the result is the same, with less memory.", min=1, default="automatic"),
     ] = None
     adapt_every: Annotated[
         int,
-        Option(
+        in_method(
             "Learn from every N-th batch only; the others take one or two forward passes.",
             metavar="N",
             min=1,
             default="light 2, else 1",
-            panel="Method",
             more="performance.md#every-n-th-batch",
         ),
     ] = 1
     adapt_layers: Annotated[
         str | None,
-        Option(
+        in_method(
             'Blocks whose norms adapt, such as 0-8, or "all"; "auto" is all with batch norms or a single block, else '
             "three quarters.",
             default="remtta auto, rem the first three quarters",
-            panel="Method",
         ),
     ] = None
     bn: BatchNorms = "batch"
     bn_prior: Annotated[int, Bounds(min=0)] | None = None
     precision: Annotated[
         Precision,
-        Option(
+        in_output(
             "bf16 is faster on recent hardware, but less exact; auto is fp32.",
             default="auto",
-            panel="Output and running",
             common=True,
             more="performance.md",
         ),

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, MethodConfig, REMConfig, check_method, method_config
 from remtta.methods.settings.names import check_method_names, label_of, method_of
-from remtta.options.option import Given, Option, members_of, read_pairs
-
-_model = partial(Option, panel="Model")
-_method = partial(Option, panel="Method")
+from remtta.options.option import Given, in_method, in_model, members_of, read_pairs
 
 STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # needs labels
 
@@ -25,7 +21,7 @@ class SharedSettings:
 
     delta: Annotated[
         Path | None,
-        _model(
+        in_model(
             "Start from the delta of an earlier run, with its model, checkpoint and preprocessing.",
             metavar="FILE",
             common=True,
@@ -35,7 +31,7 @@ class SharedSettings:
     """Settings by field of the configs."""
     source_data: Annotated[
         Path | None,
-        _method(
+        in_method(
             "Clean unlabelled images of the source domain, for methods that learn from them first; or statistics "
             "(.safetensors) that an earlier run computed.",
             metavar="FOLDER",
@@ -53,7 +49,7 @@ class MethodOptions:
 
     method: Annotated[
         str,
-        _method(
+        in_method(
             f"{', '.join(STREAM_METHODS)}; remtta methods describes them.",
             complete=STREAM_METHODS,
             common=True,
@@ -63,7 +59,7 @@ class MethodOptions:
     shared: SharedSettings = _NONE
     pairs: Annotated[
         Sequence[str],
-        _method("Any other setting of the method (repeatable).", flags=("--set",), metavar="KEY=VALUE", common=True),
+        in_method("Any other setting of the method (repeatable).", flags=("--set",), metavar="KEY=VALUE", common=True),
     ] = ()
 
     def __post_init__(self) -> None:
@@ -94,7 +90,7 @@ class MethodsOptions:
 
     methods: Annotated[
         tuple[str, ...],
-        _method(
+        in_method(
             f"Methods to compare, of {', '.join(METHOD_TABLE)}. rem+guard adds the guard, rem+both averages with the "
             "source model, rem+smooth smooths over ordered frames; LABEL=rem adds a row with its own settings (--set "
             "LABEL.KEY=VALUE).",
@@ -107,7 +103,7 @@ class MethodsOptions:
     shared: SharedSettings = _NONE
     pairs: Annotated[
         Sequence[str],
-        _method(
+        in_method(
             "Setting of one method or label, such as tent.lr=1e-4 (repeatable).",
             flags=("--set",),
             metavar="METHOD.KEY=VALUE",

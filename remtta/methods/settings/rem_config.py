@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig, NonNegative, PositiveShare
-from remtta.options.option import Option
+from remtta.options.option import in_method
 
 Masking = Literal["auto", "attention", "random", "background", "features", "gradcam"]
 
@@ -45,19 +45,13 @@ class REMConfig(MethodConfig):
 
     mask_ratios: Annotated[
         tuple[float, ...],
-        Option(
-            "Fractions of patch tokens to mask, 0 first.",
-            metavar="0,A,B",
-            default="0,0.1,0.2",
-            panel="Method",
-            common=True,
-        ),
+        in_method("Fractions of patch tokens to mask, 0 first.", metavar="0,A,B", default="0,0.1,0.2", common=True),
     ] = (0.0, 0.1, 0.2)
     ranking_weight: Annotated[
-        NonNegative, Option("Weight of the entropy ranking loss.", flags=("--lambda",), default="1", panel="Method")
+        NonNegative, in_method("Weight of the entropy ranking loss.", flags=("--lambda",), default="1")
     ] = 1.0
     margin: Annotated[
-        NonNegative, Option("Required entropy gap between views, as a fraction of log C.", default="0", panel="Method")
+        NonNegative, in_method("Required entropy gap between views, as a fraction of log C.", default="0")
     ] = 0.0
     consistency_weight: NonNegative = 1.0
     masking: Masking = "auto"
