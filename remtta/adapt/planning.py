@@ -156,12 +156,8 @@ def log_plan(plan: Plan) -> None:
     _log.debug("base weights: sha256 %s, on %s", card.sha256, card.device)
     if not method.norms_only and not options.save_full and not method.objective.delta_refusal:
         megabytes = sum(tensor.nbytes for tensor in method.committed[0].values()) / 1e6
-        _log.warning(
-            "%s changes every weight, so no %s is written; --save-full writes one of %.0f MB",
-            plan.method,
-            DELTA,
-            megabytes,
-        )
+        text = "%s changes every weight, so no %s is written; --save-full writes one of %.0f MB"
+        _log.warning(text, plan.method, DELTA, megabytes)
 
 
 def _warn_of_guard(plan: Plan) -> None:

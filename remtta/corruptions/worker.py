@@ -124,10 +124,7 @@ def _corrupted(
 
 def _write(image: Image.Image, kind: str, path: Path) -> None:
     packed = io.BytesIO()
-    if kind == "jpeg":
-        image.save(packed, "JPEG", quality=JPEG_QUALITY)
-    else:
-        image.save(packed, "PNG")
+    image.save(packed, kind, quality=JPEG_QUALITY)  # PNG has none, and ignores it
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, lambda temporary: temporary.write_bytes(packed.getbuffer()), durable=False)

@@ -10,6 +10,7 @@ import pickle
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,11 @@ from remtta.evaluation.class_maps import map_classes
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, delta_path
 from remtta.evaluation.plan import EvalPlan, read_earlier
-from remtta.evaluation.results import summarise, write_results
+from remtta.evaluation.results import summarise
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.tally import errors_by_round, tally_rows
 from remtta.evaluation.trial import Trial
-from remtta.files import FolderLock, remove_leftovers, write_json, writing
+from remtta.files import FolderLock, remove_leftovers, write_atomically, write_json, writing
 from remtta.machine import num_cores
 from remtta.methods.settings import MethodConfig, settings_of
 from remtta.methods.settings.names import check_method_names, is_guarded, method_of
@@ -44,7 +45,7 @@ from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
 from remtta.runs.reading import read_rows, reading
 from remtta.runs.record import environment
 from remtta.runs.states import load_position, save_state
-from remtta.runs.tables import TABLE
+from remtta.runs.tables import TABLE, markdown_table
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own
 
@@ -171,7 +172,9 @@ class _Evaluation:
             raise
         except Exception as error:
             with contextlib.suppress(RemttaError):  # report the first error
-                self._record_error(error)
+                earlier = read_earlier(folder / RESULTS)
+                if earlier["status"] == "running":
+                    write_json(folder / RESULTS, {**earlier, "status": f"error: {first_line(error)}"})
             raise
         finally:
             lock.release()
@@ -289,12 +292,6 @@ class _Evaluation:
         settings["methods"] = {name: settings["methods"][name] for name in methods}  # for the next --resume
         write_json(self._folder / RESULTS, {**earlier, "status": "running", "settings": settings})
 
-    def _record_error(self, error: Exception) -> None:
-        """Record why the evaluation ended, if it had begun."""
-        earlier = read_earlier(self._folder / RESULTS)
-        if earlier["status"] == "running":
-            write_json(self._folder / RESULTS, {**earlier, "status": f"error: {first_line(error)}"})
-
     def _results(self, trials: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         plan, methods, rows = self._plan, list(self._plan.methods), self._folder / PREDICTIONS
         domains = list(dict.fromkeys(domain.name for domain in plan.dataset.domains))
@@ -312,7 +309,9 @@ class _Evaluation:
             adapted = sum(domain.name not in plan.options.unseen for domain in plan.dataset.domains)
             for name, errors in errors_by_round(rows, adapted).items():
                 content["methods"][name]["error_by_round"] = errors
-        write_results(self._folder, content)
+        table = partial(Path.write_text, data=markdown_table(content), encoding="utf-8")
+        write_atomically(self._folder / TABLE, table)
+        write_json(self._folder / RESULTS, content)  # last, as it marks completion
         return content
 
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from itertools import groupby
-from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any
 
 import numpy as np
 
 from remtta.evaluation.tally import TOP, Tallies, Tally, counts_by, mean_and_std, padded_sum, tally_of
-from remtta.files import write_atomically, write_json
-from remtta.runs.folder import RESULTS
-from remtta.runs.tables import AGAIN, TABLE, markdown_table
+from remtta.runs.tables import AGAIN
 
 MAX_CLASSES = 1000  # listed individually in results.json
 
@@ -22,12 +18,6 @@ _AVERAGED = ("mean", "top5", "ece", "diversity", "tvd")
 
 Outcomes = Mapping[str, Tally]
 """A trial's predictions by domain."""
-
-
-def write_results(folder: Path, content: dict[str, Any]) -> None:
-    """Write the table, and finally `results.json`, which marks completion."""
-    write_atomically(folder / TABLE, partial(Path.write_text, data=markdown_table(content), encoding="utf-8"))
-    write_json(folder / RESULTS, content)
 
 
 def summarise(

@@ -201,9 +201,8 @@ def padded_sum(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def image_name(source: str) -> str:
-    """Return a name shared by all corruptions of an image: class folder and file name, or the row of an array."""
-    row = _ARRAY_ROW.fullmatch(source)
-    return row[1] if row else "/".join(source.replace("\\", "/").rsplit("/", 2)[-2:])
+    """Return a name shared by all corruptions of an image file: its class folder and file name."""
+    return "/".join(source.replace("\\", "/").rsplit("/", 2)[-2:])
 
 
 def _image_number(source: str, numbers: dict[str, int], by_path: bool) -> int:

@@ -124,10 +124,9 @@ class Estimator(Observer):
         predictions = {"source": answers.source, "adapted": answers.adapted if adapts else None}
         net = answers.method.net
         offsets = {"source": net.source_centre.offset, "adapted": net.centre.offset}
-        for name, logits in {
-            **predictions,
-            alone: answers.logits if predictions[alone] is None else predictions[alone],
-        }.items():
+        if predictions[alone] is None:
+            predictions[alone] = answers.logits
+        for name, logits in predictions.items():
             if logits is None:
                 self._windows[name] = self._windows[name][:0]
             else:  # without centring, whose effect on classes and confidence the clean images do not cover
@@ -138,7 +137,8 @@ class Estimator(Observer):
 
     def _judge(self) -> None:
         """Emit an event once when the estimate falls below the limit, and again after it recovered."""
-        if self._expire_below is None or not self._full:
+        answering = self._windows.values() if self._weight > 0 else [self._windows["source"]]
+        if self._expire_below is None or max(map(len, answering)) < WINDOW:
             return
         estimate = self.estimates["answers"]
         if estimate < self._expire_below and not self._expired:
@@ -165,12 +165,6 @@ class Estimator(Observer):
         if answering:
             found["answers"] = max(answering)
         return {name: round(accuracy, 4) for name, accuracy in found.items()}
-
-    @property
-    def _full(self) -> bool:
-        """True if the estimate of `answers` covers a whole window."""
-        answering = self._windows.values() if self._weight > 0 else [self._windows["source"]]
-        return max(map(len, answering)) == WINDOW
 
     def _of(self, window: Tensor) -> float:
         known = self.calibration

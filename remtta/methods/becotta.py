@@ -104,10 +104,8 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
 
         with self.net.context(images.device):
             logits, domain_logits = self.run(views, change), self.networks.discriminator(views)
-        agree = F.cross_entropy(logits, labels.repeat(_NUM_DOMAINS))
-        return (
-            agree + F.cross_entropy(domain_logits.float(), domains) - self.config.synergy * torch.stack(shared).mean()
-        )
+        loss = F.cross_entropy(logits, labels.repeat(_NUM_DOMAINS)) + F.cross_entropy(domain_logits.float(), domains)
+        return loss - self.config.synergy * torch.stack(shared).mean()
 
     def _views(self, images: Tensor) -> list[Tensor]:
         """Return the same images (B, 3, H, W) in each domain."""

@@ -63,11 +63,8 @@ class CLIPArTT(Objective[CLIPArTTConfig]):
             image = F.normalize(self.net.logits(images), dim=-1)
         logits = self._head.logits(image)
         likely = logits.detach().topk(min(self.config.likeliest, logits.shape[-1])).indices
-        return (
-            logits.unsqueeze(0),
-            transductive_loss(image, self._sentence_embeddings(likely), self._head.scale),
-            len(images),
-        )
+        loss = transductive_loss(image, self._sentence_embeddings(likely), self._head.scale)
+        return logits.unsqueeze(0), loss, len(images)
 
     def _sentence_embeddings(self, classes: Tensor) -> Tensor:
         """Return embeddings (B, E) of one sentence per row of classes (B, K), which names them in this order."""

@@ -156,9 +156,8 @@ class FOA(Source[FOAConfig]):
                 classify_with_prompts(self._backbone, part, prompts, shift)
                 for part in images.split(self.net.part_size(len(images)))
             ]
-        return self.net.head(torch.cat([logits for logits, _ in parts])), torch.cat(
-            [tokens for _, tokens in parts], dim=1
-        )
+        logits, tokens = zip(*parts, strict=True)
+        return self.net.head(torch.cat(logits)), torch.cat(tokens, dim=1)
 
 
 def classify_with_prompts(

@@ -101,8 +101,7 @@ def learn_from_source(
         made_for["files_sha256"] = json_sha256([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found_files])
         key = json_sha256([made_for, repr(model)])  # equal weights can have other activations
         path = cache_folder() / f"{name}-{key[:32]}{_SUFFIX}"
-        cached = _cached(path)
-        if cached is None:
+        if (cached := _cached(path)) is None:
             _log.info("%s learns from source images (%d files), once", name, len(files))
             transform, most = _transform(preprocessing, fitting_as_they_are), method.objective.max_source_images
             batches = _batches(files, transform, preprocessing, method.net.device, most, wait)

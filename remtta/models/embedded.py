@@ -10,12 +10,7 @@ EMBEDDED = "remtta-demo"
 MODEL_NAME = "vit_tiny_patch16_224"
 MODEL_KWARGS: dict[str, Any] = {"img_size": 48, "patch_size": 6, "embed_dim": 128, "depth": 8, "num_heads": 4}
 CLASS_NAMES: tuple[str, ...] = (
-    "speed limit 20",
-    "speed limit 30",
-    "speed limit 50",
-    "speed limit 70",
-    "speed limit 80",
-    "speed limit 100",
+    *(f"speed limit {limit}" for limit in (20, 30, 50, 70, 80, 100)),
     "end of limits",
     "stop",
     "give way",

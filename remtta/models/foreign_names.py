@@ -110,10 +110,7 @@ _CONVNEXT: Rules = (
     (r"^classifier\.", "head.fc."),
 )
 _RULES = {
-    "vit": _VIT,
-    "deit": _VIT,
-    "dinov2": _VIT,
-    "dinov2_with_registers": _VIT,
+    **dict.fromkeys(("vit", "deit", "dinov2", "dinov2_with_registers"), _VIT),
     "swin": _SWIN,
     "convnext": _CONVNEXT,
 }

@@ -18,8 +18,6 @@ from torch import Tensor, nn
 Config = Mapping[str, Any]
 Size = tuple[int, int]
 
-_STEM_EPS = {"swin": 1e-5, "convnext": 1e-6}  # of the norms that ignore config.json's layer_norm_eps
-
 
 @dataclass(frozen=True)
 class Family:
@@ -112,7 +110,7 @@ def _swin(config: Config, size: Size, num_classes: int) -> nn.Module:
         norm_layer=_norm(config),
     )
     for norm in (model.patch_embed.norm, *(stage.downsample.norm for stage in model.layers[1:])):
-        norm.eps = _STEM_EPS["swin"]
+        norm.eps = 1e-5  # whatever config.json's layer_norm_eps
     return model
 
 
@@ -124,7 +122,7 @@ def _convnext(config: Config, size: Size, num_classes: int) -> nn.Module:
         depths=tuple(config["depths"]),
         dims=tuple(config["hidden_sizes"]),
         ls_init_value=scale if scale > 0 else None,
-        norm_eps=_STEM_EPS["convnext"],
+        norm_eps=1e-6,  # whatever config.json's layer_norm_eps, which is the last norm's
     )
     model.head.norm.eps = float(config["layer_norm_eps"])
     return model

@@ -138,13 +138,8 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
 def _tell_assumed(checkpoint: Path | str, name: str, config: Mapping[str, Any]) -> None:
     """Log the mean and standard deviation used for a file without them: models of the same shape differ in these."""
     mean, std = (" ".join(f"{value:.4g}" for value in config[key]) for key in ("mean", "std"))
-    _log.info(
-        "%s does not record its preprocessing; using that of %s (--mean %s --std %s), which remtta doctor can check",
-        checkpoint,
-        name,
-        mean,
-        std,
-    )
+    text = "%s does not record its preprocessing; using that of %s (--mean %s --std %s), which remtta doctor can check"
+    _log.info(text, checkpoint, name, mean, std)
 
 
 def _preprocessing(given: ModelOptions) -> dict[str, Any]:

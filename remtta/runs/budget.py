@@ -97,11 +97,8 @@ class TimeBudget:
         """Record the duration of a batch."""
         if self._per_frame and not adapted and seconds > 2 * self._per_frame * num_frames and not self._warned:
             self._warned = True
-            _log.warning(
-                "predictions alone take %.1f ms per frame, which is over --max-ms %g: adaptation stops",
-                1000 * seconds / num_frames,
-                1000 * self._per_frame,
-            )
+            text = "predictions alone take %.1f ms per frame, which is over --max-ms %g: adaptation stops"
+            _log.warning(text, 1000 * seconds / num_frames, 1000 * self._per_frame)
         if adapted:
             new = seconds / num_frames
             self._expected = new if self._expected is None else (1 - _MEMORY) * self._expected + _MEMORY * new

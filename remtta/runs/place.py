@@ -137,8 +137,5 @@ def _warn_of_other(frame: Frame, before: str, transform: Callable[[Image], Tenso
     """Warn if the last video frame seen has changed; not an error, since decoders differ slightly."""
     with contextlib.suppress(FrameError):  # then it was unreadable before, too
         if fingerprint(transform(frame.load())) != before:
-            _log.warning(
-                "frame %s of %s is not what it was when the run stopped: is it another video, or another decoder?",
-                frame.number,
-                frame.source,
-            )
+            text = "frame %s of %s is not what it was when the run stopped: is it another video, or another decoder?"
+            _log.warning(text, frame.number, frame.source)

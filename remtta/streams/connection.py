@@ -148,6 +148,5 @@ class Connection:
         """Convert a time of the clock to a UTC date, for live sources."""
         if self.promised:
             return None
-        return (datetime.now(UTC) - timedelta(seconds=self._watchdog.clock() - clock_time)).isoformat(
-            timespec="milliseconds"
-        )
+        then = datetime.now(UTC) - timedelta(seconds=self._watchdog.clock() - clock_time)
+        return then.isoformat(timespec="milliseconds")
