@@ -92,15 +92,10 @@ class Divided(Site):
                 read_record(folder / name / RECORD)  # a damaged one is reported before any work
         jobs, names = min(jobs, len(streams)), list(streams)
         self._shares: list[_Share] = [(number, names[number::jobs]) for number in range(jobs)]
-        self._common = _Common(
-            pickle.dumps(model),
-            {name: stream.reopen for name, stream in streams.items() if stream.reopen},
-            folder,
-            setup,
-            {name: _run_in(folder / name) for name in streams},
-            torch.get_num_threads(),
-            _log.getEffectiveLevel(),
-        )
+        reopen = {name: stream.reopen for name, stream in streams.items() if stream.reopen}
+        before = {name: _run_in(folder / name) for name in streams}
+        threads, level = torch.get_num_threads(), _log.getEffectiveLevel()
+        self._common = _Common(pickle.dumps(model), reopen, folder, setup, before, threads, level)
         self._gpus = int(card_of(model).device.type == "cuda")
         self._reports: dict[str, StreamReport] = {}
         self._written: list[str] | None = None  # states of the streams as written to `site.json`
@@ -195,11 +190,6 @@ class _Tail:
                     _log.log(level, "%s", text)
 
 
-class _AsJson(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return json.dumps([record.levelno, record.getMessage()])
-
-
 def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[str, RunSummary]:
     """Run or resume a worker's streams; return nothing if it was stopped before they began."""
     number, names = share
@@ -229,7 +219,7 @@ def _messages(path: Path, level: int) -> Iterator[None]:
     """Write log messages to a file in this block."""
     with writing(path):
         handler, earlier = logging.FileHandler(path, "a", "utf-8"), _log.level
-    handler.setFormatter(_AsJson())
+    handler.format = lambda record: json.dumps([record.levelno, record.getMessage()])  # type: ignore[method-assign]
     handler.handleError = lambda record: None  # type: ignore[method-assign]  # the runs themselves report a full disk
     _log.addHandler(handler)
     _log.setLevel(level)

@@ -128,12 +128,8 @@ def _parameter(leaf: _Leaf) -> inspect.Parameter:
             envvar=f"REMTTA_{member.flag.removeprefix('--').replace('-', '_').upper()}",
             show_envvar=False,
         )
-    if default is None:
-        kind = kind | None
-    name = member.name
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, metadata]
-    )
+    annotation: Any = Annotated[kind | None if default is None else kind, metadata]
+    return inspect.Parameter(member.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _shown_default(leaf: _Leaf) -> bool | str:

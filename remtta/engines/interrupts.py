@@ -72,8 +72,8 @@ class Interrupts:
 
     def check(self) -> None:
         """Raise `Stopped` if a signal has arrived, unless inside `held`."""
-        if self._signum is not None and self._depth == 0:
-            raise Stopped(self._signum)
+        if self._depth == 0:
+            self.stop_now()
 
     def stop_now(self) -> None:
         """Raise `Stopped` if a signal has arrived, even inside `held`: for waits that may never end."""

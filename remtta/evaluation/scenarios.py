@@ -134,8 +134,7 @@ def dirichlet_order(labels: np.ndarray, concentration: float, rng: np.random.Gen
         cuts = np.round(np.cumsum(shares)[:-1] * len(own)).astype(int)
         for slot, part in zip(slots, np.split(own, cuts), strict=True):
             slot.append(part)
-    ordered = [slot[number] for slot in slots for number in rng.permutation(len(slot))]
-    return np.concatenate(ordered)
+    return np.concatenate([slot[number] for slot in slots for number in rng.permutation(len(slot))])
 
 
 class TimeConstrainedPolicy(Policy):

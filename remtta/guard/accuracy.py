@@ -53,15 +53,13 @@ class Calibration:
     @classmethod
     def seen(cls, accuracy: float, logits: Tensor) -> Calibration:
         """Calibrate on logits (B, C) of clean images."""
+
+        def scale_of(each: Tensor) -> float:
+            return largest_scale(lambda scale: float(_certainty(each * scale).mean()) < accuracy, _BISECTIONS)
+
         logits = logits.double()
-        likeliest = _likeliest(logits)
-        return cls(
-            accuracy,
-            largest_scale(lambda scale: float(_certainty(logits * scale).mean()) < accuracy, _BISECTIONS),
-            largest_scale(lambda scale: float(_certainty(likeliest * scale).mean()) < accuracy, _BISECTIONS),
-            _diversity(logits.argmax(1)),
-            len(logits),
-        )
+        scales = scale_of(logits), scale_of(_likeliest(logits))
+        return cls(accuracy, *scales, _diversity(logits.argmax(1)), len(logits))
 
 
 def _likeliest(logits: Tensor) -> Tensor:

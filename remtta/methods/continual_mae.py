@@ -15,7 +15,7 @@ from remtta.backbones.families import with_tokens
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings.base import BelowOne, NonNegative, Positive, ProperShare, WholeModelConfig
+from remtta.methods.settings.base import BelowOne, NonNegative, NoNormsConfig, Positive, ProperShare
 from remtta.methods.teacher import restore_at_random
 from remtta.options.option import Bounds
 
@@ -25,7 +25,7 @@ _NUM_BINS, _LARGEST_CELL = 9, 8  # directions, and pixels
 
 
 @dataclass(frozen=True)
-class ContinualMAEConfig(WholeModelConfig):
+class ContinualMAEConfig(NoNormsConfig):
     """Settings of Continual-MAE; by default those of the official code for ViT-B, at a batch of 20.
 
     Attributes:

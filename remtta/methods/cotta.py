@@ -13,14 +13,14 @@ from remtta.methods.augmentations import jitter
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings.base import BelowOne, Count, Optimizer, Positive, Share, WholeModelConfig
+from remtta.methods.settings.base import BelowOne, Count, NoNormsConfig, Optimizer, Positive, Share
 from remtta.methods.teacher import Teacher, follow, restore_at_random
 
 _COUNTS = "batches"
 
 
 @dataclass(frozen=True)
-class CoTTAConfig(WholeModelConfig):
+class CoTTAConfig(NoNormsConfig):
     """Settings of CoTTA; those of the official code, but with the learning rate that later papers use for ViTs.
 
     Attributes:

@@ -42,14 +42,12 @@ class LAME(Source[LAMEConfig]):
 
     def predict(self, images: Tensor) -> Tensor:
         """Return corrected log-probabilities (B, C) of preprocessed images (B, 3, H, W)."""
-        features, logits = [], []
-        for part in images.split(self.config.micro_batch or len(images)):
-            with self.net.context(images.device):
-                predicted, feature = self.net.backbone.classify_with_features(part)
-            logits.append(predicted.float())
-            features.append(feature.float())
-        affinity = neighbour_affinity(torch.cat(features), self.config.neighbours)
-        return laplacian_correction(torch.cat(logits).log_softmax(-1), affinity)
+        split = images.split(self.net.part_size(len(images)))
+        with self.net.context(images.device):
+            parts = [self.net.backbone.classify_with_features(part) for part in split]
+        logits, features = (torch.cat(rows).float() for rows in zip(*parts, strict=True))
+        affinity = neighbour_affinity(features, self.config.neighbours)
+        return laplacian_correction(logits.log_softmax(-1), affinity)
 
 
 def neighbour_affinity(features: Tensor, neighbours: int) -> Tensor:

@@ -11,11 +11,11 @@ from remtta.methods.augmentations import augmix
 from remtta.methods.losses import log_mean_probs, marginal_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Descent, Objective, Targets
-from remtta.methods.settings.base import Count, FixedBatchNorms, Positive, WholeModelConfig
+from remtta.methods.settings.base import Count, FixedBatchNorms, NoNormsConfig, Positive
 
 
 @dataclass(frozen=True)
-class MEMOConfig(WholeModelConfig):
+class MEMOConfig(NoNormsConfig):
     """Settings of MEMO; the learning rate is the paper's for transformers, without its weight decay.
 
     With `micro_batch`, that many views go through the model at a time; each then takes two forward passes, since the
@@ -28,7 +28,7 @@ class MEMOConfig(WholeModelConfig):
     num_augmentations: Count = 64
     bn: FixedBatchNorms = "running"  # the views are of one image
     lr: Positive = 1e-5
-    unused = (*WholeModelConfig.unused, "answer", "centre")
+    unused = (*NoNormsConfig.unused, "answer", "centre")
 
 
 class MEMO(Objective[MEMOConfig]):

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,7 @@ from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import UsageError
 from remtta.methods.net import Net
 from remtta.methods.objective import Objective
-from remtta.methods.settings.base import NO_NORMS, Count, FixedBatchNorms, MethodConfig, Positive
+from remtta.methods.settings.base import Count, NoNormsConfig, Positive
 
 Change = Callable[[int, Any, Tensor], Tensor]
 """Maps a part's index, its input and its output to the next part's input."""
@@ -26,7 +26,7 @@ _SEED = 0  # networks are initialised and warmed up reproducibly
 
 
 @dataclass(frozen=True)
-class SideNetworksConfig(MethodConfig):
+class SideNetworksConfig(NoNormsConfig):
     """Shared settings of methods with side networks. No weight of the model changes.
 
     Attributes:
@@ -38,8 +38,6 @@ class SideNetworksConfig(MethodConfig):
     entropy_margin: Positive = 0.4
     warmup_images: Count = 10_000
     warmup_lr: Positive = 1e-3
-    bn: FixedBatchNorms = "batch"
-    unused: ClassVar[tuple[str, ...]] = NO_NORMS
 
 
 WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")

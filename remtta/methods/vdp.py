@@ -12,7 +12,7 @@ from remtta.methods.augmentations import integer
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Objective, Targets
-from remtta.methods.settings.base import NO_NORMS, BelowOne, FixedBatchNorms, MethodConfig, NonNegative, PositiveShare
+from remtta.methods.settings.base import BelowOne, NonNegative, NoNormsConfig, PositiveShare
 from remtta.methods.teacher import follow
 from remtta.models.preprocessing import preprocessing_of
 
@@ -21,7 +21,7 @@ _TEACHER, _SENSITIVITY = "teacher.", "sensitivity"
 
 
 @dataclass(frozen=True)
-class VDPConfig(MethodConfig):
+class VDPConfig(NoNormsConfig):
     """Settings of VDP. No official code was available: the values are this project's, the teacher's are CoTTA's.
 
     Attributes:
@@ -33,8 +33,6 @@ class VDPConfig(MethodConfig):
     prompt_share: PositiveShare = 0.25
     teacher_decay: BelowOne = 0.999
     homeostasis: NonNegative = 1.0
-    bn: FixedBatchNorms = "batch"
-    unused = NO_NORMS
 
 
 class VDP(Objective[VDPConfig]):

@@ -15,7 +15,7 @@ from remtta.methods.augmentations import jitter
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.net import Net
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings.base import BelowOne, Count, NonNegative, Optimizer, Positive, WholeModelConfig
+from remtta.methods.settings.base import BelowOne, Count, NonNegative, NoNormsConfig, Optimizer, Positive
 from remtta.methods.teacher import Teacher, follow
 from remtta.options.option import Bounds
 
@@ -25,7 +25,7 @@ _UNSURE = 0.1  # weight of the variance of logits
 
 
 @dataclass(frozen=True)
-class ViDAConfig(WholeModelConfig):
+class ViDAConfig(NoNormsConfig):
     """Settings of ViDA; by default those of the official code for ViT-B on ImageNet-C, at a batch of 50.
 
     Attributes:

@@ -58,8 +58,7 @@ def _transformer(config: Config, size: Size, num_classes: int, hidden: int) -> d
 
 
 def _vit(config: Config, size: Size, num_classes: int) -> nn.Module:
-    kwargs = _transformer(config, size, num_classes, config["intermediate_size"])
-    return VisionTransformer(**kwargs)
+    return VisionTransformer(**_transformer(config, size, num_classes, config["intermediate_size"]))
 
 
 def _deit(config: Config, size: Size, num_classes: int) -> nn.Module:

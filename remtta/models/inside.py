@@ -180,15 +180,8 @@ def _traced(model: nn.Module) -> Trace:
         start = f"{place}." if place else ""
         own = {name.removeprefix(start): call for name, call in calls.items() if name.startswith(start)}
         shapes = {name: (_shape(entered), _shape(left)) for name, (entered, left) in own.items()}
-        return Trace(
-            place,
-            changed,
-            size,
-            not _equal(given, images),
-            logits.shape[1],
-            _head_in(outer, place, own, logits),
-            shapes,
-        )
+        head = _head_in(outer, place, own, logits)
+        return Trace(place, changed, size, not _equal(given, images), logits.shape[1], head, shapes)
     assert problem is not None
     why = first_line(problem)
     raise ModelError(

@@ -30,12 +30,9 @@ class AdaptedWeights:
     """
 
     def __init__(
-        self,
-        named: Mapping[str, nn.Parameter],
-        frozen: Mapping[str, Tensor],
-        moving: Mapping[str, Tensor] | None = None,
+        self, named: Mapping[str, nn.Parameter], frozen: Mapping[str, Tensor], moving: Mapping[str, Tensor]
     ) -> None:
-        for name, parameter in {**named, **(moving or {}), **frozen}.items():
+        for name, parameter in {**named, **moving, **frozen}.items():
             if parameter.dtype != torch.float32:
                 raise ModelError(
                     f"{name} is {parameter.dtype}; adapt a float32 model (model.float(); use precision for bf16)"
@@ -43,7 +40,7 @@ class AdaptedWeights:
             if parameter.is_inference():
                 raise ModelError(f"{name} was made under torch.inference_mode; build the model outside of it")
         self.parameters = dict(named)
-        self._tracked: dict[str, Tensor] = {**named, **(moving or {})}
+        self._tracked: dict[str, Tensor] = {**named, **moving}
         self._own = frozenset(self._tracked)
         self._everything = {**frozen, **self._tracked}
         self._source = {name: tensor.detach().clone() for name, tensor in self._tracked.items()}

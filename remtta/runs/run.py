@@ -57,8 +57,7 @@ class Run:
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
-        smooths = plan.adapter.find(Smoother) is not None
-        self.summary = RunSummary(folder, place, smooths=smooths)
+        self.summary = RunSummary(folder, place, smooths=plan.adapter.find(Smoother) is not None)
         self.record = Record(plan, self.summary)
         self._scribe = Scribe(plan, self.summary, self.record, interrupts=interrupts, pipe=pipe, viewers=viewers)
         self._session = Session(

@@ -31,8 +31,7 @@ def save_state(path: Path, position: Mapping[str, Any], tensors: Mapping[str, Te
         position: Anything that JSON can represent.
         tensors: As returned by a method's `state()`.
     """
-    header = {_POSITION: json.dumps(position, allow_nan=False)}
-    save_tensors(path, tensors, header)
+    save_tensors(path, tensors, {_POSITION: json.dumps(position, allow_nan=False)})
 
 
 def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:

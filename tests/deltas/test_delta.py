@@ -31,7 +31,7 @@ def _adapted() -> tuple[nn.Module, Delta]:
     """A model whose norms have moved far from those of `tiny_vit()`, many across zero, and its delta."""
     vit = tiny_vit()
     base = state_sha256(vit)
-    weights = AdaptedWeights(adapted_norms(backbone_of(vit)), {})
+    weights = AdaptedWeights(adapted_norms(backbone_of(vit)), {}, {})
     with torch.no_grad():
         for parameter in weights.parameters.values():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(3)))
@@ -49,7 +49,7 @@ def _load(checkpoint: Path) -> nn.Module:
 
 
 def test_other_weights_of_a_delta_are_left_out_of_the_next(vit: nn.Module) -> None:
-    weights = AdaptedWeights(adapted_norms(backbone_of(vit)), dict(vit.named_parameters()))
+    weights = AdaptedWeights(adapted_norms(backbone_of(vit)), dict(vit.named_parameters()), {})
     own = weights.committed[0].keys()
     weights.load({"head.bias": torch.ones(NUM_CLASSES)})
     assert weights.committed[0].keys() == own | {"head.bias"}

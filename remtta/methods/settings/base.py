@@ -218,8 +218,8 @@ UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer",
 
 
 @dataclass(frozen=True)
-class WholeModelConfig(MethodConfig):
-    """Settings of methods that change every weight, so that there are no layers to select."""
+class NoNormsConfig(MethodConfig):
+    """Settings of methods that train every weight, or something beside the model: there are no norms to select."""
 
     bn: FixedBatchNorms = "batch"
     unused: ClassVar[tuple[str, ...]] = NO_NORMS
