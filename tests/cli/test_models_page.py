@@ -24,8 +24,8 @@ BEGIN, END = "<!-- from the program -->\n", "<!-- to here -->"
 
 @functools.cache
 def some() -> list[Support]:
-    """Every hundredth kind of model; .ci/run has all of them compared."""
-    return [support_of(model, kind) for model, kind in list(kinds().items())[::100]]
+    """One kind of model; .ci/run has all of them compared."""
+    return [support_of(model, kind) for model, kind in list(kinds().items())[:1]]
 
 
 def row(each: Support) -> str:
