@@ -70,26 +70,27 @@ class _Unpickler(pickle.Unpickler):
         return self.tensors[number]
 
 
-_built: dict[str, tuple[Mould, Tensor]] = {}
+def copied(build: Callable[..., nn.Module]) -> Callable[..., Any]:
+    """Build a model once with the same arguments, and return copies, which leave the generator at the same place."""
+    built: dict[str, tuple[Mould, Tensor]] = {}
+
+    @functools.wraps(build)
+    def copy_of(*args: Any, **kwargs: Any) -> Any:
+        import torch
+
+        key = f"{args} {sorted(kwargs.items())}"
+        if key not in built:
+            built[key] = Mould(build(*args, **kwargs)), torch.get_rng_state()
+        mould, state = built[key]
+        torch.set_rng_state(state)
+        return mould.copy()
+
+    return copy_of
 
 
+@copied
 def tiny_vit(seed: int = 0, **changes: Any) -> nn.Module:
-    """A random 2-block ViT at 32 x 32 pixels whose predictions are far from uniform.
-
-    It is copied from one that was built before, if there is one, which leaves the generator at the same place.
-    """
-    import torch
-
-    key = f"{seed} {sorted(changes.items())}"
-    if key not in _built:
-        _built[key] = Mould(_build(seed, changes)), torch.get_rng_state()
-    mould, state = _built[key]
-    torch.set_rng_state(state)
-    vit: nn.Module = mould.copy()
-    return vit
-
-
-def _build(seed: int, changes: dict[str, Any]) -> nn.Module:
+    """A random 2-block ViT at 32 x 32 pixels whose predictions are far from uniform."""
     import timm
     import torch
 

@@ -28,6 +28,7 @@ from remtta.models.hashing import state_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from tests.backbones.tiny_models import tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.methods.test_registry import QUICK
 from tests.models import test_huggingface, test_torchvision
 
 MEAN, STD = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1)
@@ -208,7 +209,7 @@ def test_layers_of_a_model_in_training_mode_are_found_in_eval_mode() -> None:
 
 def test_gradient_checkpointing_changes_no_update_or_is_refused() -> None:
     swins, batch = [tiny("swin"), tiny("swin")], [images_of(64)]
-    swins[1].set_grad_checkpointing()  # type: ignore[operator]
+    swins[1].set_grad_checkpointing()
     torch.testing.assert_close(*(updates(swin, batch) for swin in swins), atol=0, rtol=0)
     resnet: Any = tiny("resnet")
     resnet.set_grad_checkpointing()
@@ -366,7 +367,8 @@ def test_each_method_runs_or_says_why_not(name: str, model: str) -> None:
         with pytest.raises(ModelError, match=r"has none|needs batch norms"):
             build_method(name, made)
         return
-    method, images = build_method(name, made), images_of(32)
+    method = build_method(name, made, method_config(name, QUICK.get(name, {}), batch_size=6))
+    images = images_of(32)
     if method.objective.needs_source:
         method.use_source(method.source_statistics([images]))
     assert torch.isfinite(method(images)).all() and torch.isfinite(method(images)).all()

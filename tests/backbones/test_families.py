@@ -1,7 +1,6 @@
 """Every family of transformers, tiny and random: timm's own logits, exact masks, and what adapts."""
 
 import copy
-import functools
 import math
 from typing import Any
 
@@ -23,7 +22,7 @@ from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
-from tests.conftest import NUM_CLASSES, TINY, Mould, random_images, tiny_vit
+from tests.conftest import NUM_CLASSES, TINY, copied, random_images, tiny_vit
 from tests.methods.test_registry import QUICK
 
 SIZE, PATCH = 32, 8
@@ -85,13 +84,9 @@ POOLED = {name for name in MODELS if "attention pool" in name or name.startswith
 DYNAMIC = {name for name in MODELS if name.startswith(("any size", "DINOv3"))}
 
 
+@copied
 def make(name: str) -> Any:
     """A random model of a family, in every weight, so that a bias or a position that is left out shows."""
-    return _built(name).copy()
-
-
-@functools.cache
-def _built(name: str) -> Mould:
     torch.manual_seed(0)
     architecture, changes = MODELS[name]
     model = timm.create_model(architecture, pretrained=False, num_classes=NUM_CLASSES, **changes)
@@ -99,7 +94,7 @@ def _built(name: str) -> Mould:
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
     model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *image_size(name))}
-    return Mould(model.eval())
+    return model.eval()
 
 
 def image_size(name: str) -> tuple[int, int]:

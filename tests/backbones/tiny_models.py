@@ -6,7 +6,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from tests.conftest import NUM_CLASSES, Mould, random_images
+from tests.conftest import NUM_CLASSES, copied, random_images
 
 SIZE = 64
 STAGES: dict[str, Any] = {"depths": (1, 1, 1, 1)}
@@ -34,20 +34,9 @@ WITH_BATCH_NORM = [name for name in FAMILIES if not name.startswith(("convnext",
 FIXED_SIZE = ("swin", "swinv2")
 
 
-_BUILT: dict[str, Mould] = {}
-
-
+@copied
 def tiny(family: str, seed: int = 0, **changes: Any) -> nn.Module:
     """A random model whose predictions differ from image to image, and whose running statistics are not at 0 and 1."""
-    key = repr((family, seed, changes))
-    if key not in _BUILT:
-        _BUILT[key] = Mould(_build(family, seed, changes))
-    torch.manual_seed(seed)
-    model: nn.Module = _BUILT[key].copy()
-    return model
-
-
-def _build(family: str, seed: int, changes: dict[str, Any]) -> nn.Module:
     torch.manual_seed(seed)
     name, kwargs = FAMILIES[family]
     config = {"input_size": (3, SIZE, SIZE), "mean": (0.5,) * 3, "std": (0.5,) * 3, "crop_pct": 1.0}
@@ -61,6 +50,7 @@ def _build(family: str, seed: int, changes: dict[str, Any]) -> nn.Module:
         head = model.eval().get_classifier()
         head.weight.normal_()
         head.weight.div_((model(pictures(8, 99)) - head.bias).std())
+    torch.manual_seed(seed)
     return model
 
 

@@ -1,6 +1,5 @@
 """Models of every kind of classifier on variants of ImageNet, some of which restrict the classes."""
 
-import functools
 import math
 import os
 from importlib import resources
@@ -17,7 +16,7 @@ from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.domains import Dataset
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
-from tests.conftest import TINY, Mould, draw_image
+from tests.conftest import TINY, copied, draw_image
 from tests.evaluation.trees import methods_of
 from tests.records import rows_of
 
@@ -28,13 +27,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@functools.cache
-def _built(kind: str) -> Mould:
+@copied
+def make(kind: str) -> nn.Module:
     torch.manual_seed(0)
     name, options = MODELS[kind]
     overlay = {"input_size": (3, 32, 32)}
     model: nn.Module = timm.create_model(name, num_classes=1000, pretrained_cfg_overlay=overlay, **options)
-    return Mould(model.eval())
+    return model.eval()
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,7 @@ def few_of(root: Path) -> Dataset:
 def test_answers_are_those_of_the_whole_model_among_the_classes(
     variant: str, restricted: str | None, kind: str, variants: Path, tmp_path: Path
 ) -> None:
-    model, dataset = _built(kind).copy(), few_of(variants / variant)
+    model, dataset = make(kind), few_of(variants / variant)
     assert dataset.restricted_to == restricted and len(dataset.class_numbers) == (200 if restricted else IMAGES)
     numbers = torch.tensor(dataset.class_numbers if restricted else range(1000))
     (domain,), preprocessing = dataset.domains, preprocessing_of(model)
@@ -93,7 +92,7 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
 
 
 def test_deltas_of_restricted_and_whole_heads_fit_each_other(variants: Path, tmp_path: Path) -> None:
-    model, dataset = _built("head").copy(), few_of(variants / "r")
+    model, dataset = make("head"), few_of(variants / "r")
     options = EvalOptions(batch_size=4, order="stored")
     evaluate(model, dataset, tmp_path / "run", methods=methods_of("centre"), options=options)
     saved = load_delta(tmp_path / "run" / "deltas" / "centre_seed0.safetensors")

@@ -16,7 +16,7 @@ from remtta.methods.settings import method_config
 from remtta.models.loading import load_model
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import descend, norms
-from tests.models.tiny_clip import NAMES, copied, tiny_clip
+from tests.models.tiny_clip import NAMES, copy_of, tiny_clip
 
 TEMPLATES = ("a photo of a {}", "art of the {}.")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -40,7 +40,7 @@ def loaded(place: Path) -> Any:
 @pytest.fixture
 def model(loaded: Any) -> Any:
     """Return a copy of the model, including its text tower."""
-    own = copied(loaded).requires_grad_(False)
+    own = copy_of(loaded).requires_grad_(False)
     with torch.no_grad():  # a head of its own scale, so that predictions are of any certainty
         own.head.scale.fill_(8.0)
     return own
@@ -63,7 +63,7 @@ def build(name: str, model: Any, **more: Any) -> Any:
 
 
 def test_clipartt_equals_a_plain_loop(model: Any) -> None:
-    other, images = copied(model), random_images(4)
+    other, images = copy_of(model), random_images(4)
     method = build("clipartt", model, episodic=True)
     optimizer = torch.optim.Adam(norms(other), lr=0.01)
     for _ in range(2):
@@ -115,7 +115,7 @@ def test_tpt_equals_a_plain_loop_image_by_image(model: Any) -> None:
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_it_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, name: str) -> None:
-    through, resumed = build(name, copied(model)), build(name, copied(model))
+    through, resumed = build(name, copy_of(model)), build(name, copy_of(model))
     start = through.predict(random_images(4, 9))
     through(random_images(4))
     resumed.load_state(copy.deepcopy(through.state()))

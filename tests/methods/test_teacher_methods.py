@@ -109,7 +109,7 @@ def test_augmented_pixels_stay_in_range_repeat_with_the_seed_and_differ_without(
 
 def test_an_augmentation_sees_pixels_and_returns_what_the_model_reads() -> None:
     model = tiny_vit()
-    config: Any = {**model.pretrained_cfg, "mean": (0.2, 0.4, 0.6), "std": (0.1, 0.2, 0.4)}  # type: ignore[dict-item]
+    config: Any = {**model.pretrained_cfg, "mean": (0.2, 0.4, 0.6), "std": (0.1, 0.2, 0.4)}
     model.pretrained_cfg = config
     pixels = random_images(2).sigmoid()
     mean, std = torch.tensor(config["mean"]).view(3, 1, 1), torch.tensor(config["std"]).view(3, 1, 1)

@@ -18,7 +18,7 @@ from remtta.models.loading import load_model
 from remtta.models.prompts import TEMPLATES
 from tests.conftest import random_images
 from tests.methods.making import descend, norms
-from tests.models.tiny_clip import NAMES, copied, tiny_clip
+from tests.models.tiny_clip import NAMES, copy_of, tiny_clip
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
     settings = {"lr": 0.01, "rounds": 2, "order": order}
     method = build_method(name, model, method_config(name, settings, batch_size=4))
     texts = model.head.texts.tower.of_templates(model.head.texts.names, model.head.texts.templates)
-    other, images = copied(model).requires_grad_(False), random_images(4, 4)  # of several predicted classes
+    other, images = copy_of(model).requires_grad_(False), random_images(4, 4)  # of several predicted classes
     learned = norms(*([other] if name == "watt" else other.blocks[:3]))
     backbone = backbone_of(other)
 
@@ -81,7 +81,7 @@ def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
 
 
 def test_a_batch_without_finite_gradients_is_predicted_only(model: Any, caplog: pytest.LogCaptureFixture) -> None:
-    own = copied(model)
+    own = copy_of(model)
     method = build_method("watt", own, method_config("watt", {"rounds": 1}, batch_size=2))
     before = method.predict(random_images(2))
     own.head.scale.fill_(torch.inf)
@@ -94,8 +94,9 @@ def test_a_batch_without_finite_gradients_is_predicted_only(model: Any, caplog: 
 @pytest.mark.parametrize("method", ["watt", "rem-watt"])
 def test_running_statistics_follow_recent_images(method: str, tmp_path: Path) -> None:
     vision = {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8, "head_width": 64}
-    model = load_model(tiny_clip(tmp_path / "model", vision, embed_dim=32)[0], labels=NAMES, prompts="watt")
-    settings = {"bn": "recent", "episodic": False, "rounds": 1}
+    name, _ = tiny_clip(tmp_path / "model", vision, embed_dim=32)
+    model = load_model(name, labels=NAMES, prompts=TEMPLATES["watt"][:2])
+    settings = {"bn": "recent", "episodic": False, "rounds": 1, "steps": 1}
     build_method(method, model, method_config(method, settings, batch_size=8))(random_images(8, size=64) + 1)
     means = [value for name, value in model.named_buffers() if "running_mean" in name]
     assert means and all(mean.any() for mean in means)

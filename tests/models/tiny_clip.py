@@ -10,7 +10,7 @@ import open_clip
 import torch
 from safetensors.torch import save_file
 
-from tests.conftest import Mould
+from tests.conftest import copied
 
 NAMES = ["cat", "dog", "green frog", "ship", "truck"]
 VISION: dict[str, Any] = {"image_size": 32, "patch_size": 8, "width": 32, "layers": 4, "head_width": 8}
@@ -23,9 +23,7 @@ open_clip.factory.SimpleTokenizer = functools.cache(open_clip.factory.SimpleToke
 def tiny_clip(folder: Path, vision: dict[str, Any] | None = None, **changes: Any) -> tuple[str, Any]:
     """A random model in a folder: its name for remtta, and open_clip's own model."""
     config = {"embed_dim": 24, "vision_cfg": vision or VISION, "text_cfg": TEXT, **changes}
-    mould, state = _built(json.dumps(config))
-    torch.set_rng_state(state)
-    model = mould.copy()
+    model = _model(json.dumps(config))
     folder.mkdir(parents=True)
     preprocessing = {"mean": [0.5] * 3, "std": [0.25] * 3, "interpolation": "bilinear", "resize_mode": "squash"}
     (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": config, "preprocess_cfg": preprocessing}))
@@ -36,9 +34,9 @@ def tiny_clip(folder: Path, vision: dict[str, Any] | None = None, **changes: Any
     return f"clip:{folder}", model
 
 
-@functools.cache
-def _built(config: str) -> tuple[Mould, torch.Tensor]:
-    """A model of such a configuration, as JSON, and where the generator is then."""
+@copied
+def _model(config: str) -> Any:
+    """A model of such a configuration, as JSON."""
     torch.manual_seed(0)
     values = json.loads(config)
     kind = open_clip.CustomTextCLIP if values.pop("custom_text", False) else open_clip.CLIP
@@ -49,10 +47,10 @@ def _built(config: str) -> tuple[Mould, torch.Tensor]:
                 parameter.add_(0.2 * torch.randn_like(parameter))
             elif parameter.ndim == 2 and "visual" in name:
                 parameter.normal_(std=0.2)
-    return Mould(model.eval()), torch.get_rng_state()
+    return model.eval()
 
 
-def copied(model: Any) -> Any:
+def copy_of(model: Any) -> Any:
     """A copy of a zero-shot model, but for its tokenizer, whose tables of 50,000 words take long."""
     tokenizer = model.head.texts.tower.tokenizer
     return copy.deepcopy(model, {id(tokenizer): tokenizer})
