@@ -1,9 +1,9 @@
 import errno
 import fcntl
 import json
+import multiprocessing
 import os
-import subprocess
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -134,15 +134,20 @@ def test_every_file_of_a_run_is_documented(frames: Path, tmp_path: Path) -> None
 
 def killed_while_writing(*paths: Path) -> None:
     """Write half of the files in a process that is then killed."""
-    code = (
-        "import os, pathlib, sys; from remtta.files import write_atomically\n"
-        "def half(temporary):\n"
-        "    temporary.write_text('half of')\n"
-        "    if len(sys.argv) > 1: write_atomically(pathlib.Path(sys.argv.pop()), half)\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "write_atomically(pathlib.Path(sys.argv.pop()), half)"
-    )
-    subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=False)
+    process = multiprocessing.get_context("forkserver").Process(target=write_half_of, args=paths)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def write_half_of(path: Path, *more: Path) -> None:
+    def half(temporary: Path) -> None:
+        temporary.write_text("half of")
+        if more:
+            write_half_of(*more)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    write_atomically(path, half)
 
 
 def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) -> None:

@@ -3,11 +3,12 @@
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
 from remtta.errors import OutputError
 from remtta.evaluation import plots
 from tests.command import remtta_here
-from tests.conftest import TINY_OPTIONS
+from tests.conftest import TINY_OPTIONS, tiny_vit
 from tests.evaluation.trees import CLASSES, write_tree
 from tests.records import json_of, rows_of
 
@@ -42,10 +43,12 @@ def test_the_command_prints_the_fields_lines_and_a_table(
     [("rem-paper", 224, 224 / 256, 50), ("rem-paper-cifar", 384, 1.0, 20)],
 )
 def test_a_protocol_sets_inputs_and_batch(
-    protocol: str, size: int, crop_pct: float, batch_size: int, checkpoint: Path, tmp_path: Path
+    protocol: str, size: int, crop_pct: float, batch_size: int, tmp_path: Path
 ) -> None:
     root = write_tree(tmp_path / "c", ["fog"], each=1, size=size)  # which would be used as they are otherwise
-    tiny = TINY_OPTIONS[:-2]  # without --crop-pct
+    checkpoint = tmp_path / "coarse.safetensors"
+    save_file(tiny_vit(patch_size=16).state_dict(), checkpoint)
+    tiny = [*TINY_OPTIONS[:-2], "--model-kwargs", "patch_size=16"]  # without --crop-pct
     options = ["--domains", "fog", "--limit", "1", "--methods", "source", "--no-plots", "--protocol", protocol]
     assert remtta_here("eval", root, *tiny, "--checkpoint", checkpoint, *options, "-o", tmp_path / "run") == 0
     found = json_of(tmp_path / "run" / "results.json")["settings"]

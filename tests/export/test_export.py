@@ -6,6 +6,7 @@ import signal
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from remtta.files import check_not_input
 from remtta.models.card import card_of, labels_of
 from remtta.models.hashing import state_sha256
 from remtta.models.huggingface import weights_place
+from remtta.models.zero_shot import ZeroShotHead
 from tests.command import Started, dies_while_it_exports, refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY, random_images, tiny_vit
 
@@ -97,8 +99,11 @@ def test_onnx_answers_as_torch_does_at_any_batch_and_says_what_it_is(place: Path
 
 
 @EXTERNAL
-def test_attention_with_a_bias_goes_to_onnx(place: Path, tmp_path: Path) -> None:
-    model = timm.create_model("beit_base_patch16_224", num_classes=NUM_CLASSES, **TINY).eval()
+def test_attention_with_a_bias_and_a_head_of_text_embeddings_go_to_onnx(place: Path, tmp_path: Path) -> None:
+    model = timm.create_model("beit_base_patch16_224", num_classes=NUM_CLASSES, **{**TINY, "depth": 1}).eval()
+    texts: Any = SimpleNamespace(sha256=bytes(32))
+    embeddings = random_images(NUM_CLASSES, size=4).flatten(1)
+    model.head = ZeroShotHead(nn.Identity(), embeddings, torch.tensor(10.0), torch.tensor(-2.0), texts)
     write_onnx(AdaptedModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path)
     check_onnx(tmp_path / "model.onnx", model)
 

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta, apply_delta, load_delta
 from remtta.errors import CheckpointError, ModelError, UsageError
+from remtta.export import formats
+from remtta.export.adapted import AdaptedModel
 from remtta.methods.method import build_method
 from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
@@ -24,6 +26,7 @@ from tests.conftest import draw_folder, random_images
 from tests.models.tiny_clip import NAMES, tiny_clip
 
 TRUNK = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "none", "image_size": 160}
+KWARGS: dict[str, dict[str, Any]] = {"pooled": {"num_classes": 0}, "projected": {"num_classes": 64, "depth": 2}}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "names.txt").write_text("\n".join(NAMES))
     name, own = tiny_clip(place / "clip", TRUNK, custom_text=True, embed_dim=64, init_logit_bias=-2.0)
     save_file(own.visual.trunk.state_dict(), place / "pooled.safetensors")
-    save_file(timm.create_model("test_vit", num_classes=64).state_dict(), place / "projected.safetensors")
+    save_file(timm.create_model("test_vit", **KWARGS["projected"]).state_dict(), place / "projected.safetensors")
     options = ["--model", name, "--labels", str(place / "names.txt"), "--prompts", "openai7", "--device", "cpu"]
     assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 0
     assert remtta_here("text-embed", *options, "--output", str(place / "texts.safetensors")) == 2  # it is there
@@ -42,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def tower(place: Path, kind: str, **more: Any) -> Any:
     given: dict[str, Any] = {"checkpoint": place / f"{kind}.safetensors", **more}
-    given.setdefault("model_kwargs", {"num_classes": 64 if kind == "projected" else 0})
+    given.setdefault("model_kwargs", KWARGS[kind])
     return load_model("test_vit", text_embeddings=place / "texts.safetensors", **given)
 
 
@@ -50,7 +53,7 @@ def tower(place: Path, kind: str, **more: Any) -> Any:
 @torch.no_grad()
 def test_an_image_tower_classifies_by_the_file_and_adapts(place: Path, kind: str) -> None:
     model, texts = tower(place, kind), load_file(place / "texts.safetensors")
-    plain: Any = timm.create_model("test_vit", num_classes=64 if kind == "projected" else 0).eval()
+    plain: Any = timm.create_model("test_vit", **KWARGS[kind]).eval()
     plain.load_state_dict(load_file(place / f"{kind}.safetensors"))
     written, kept = checkpoint_state(model), plain.state_dict()
     assert written.keys() == kept.keys() and all(torch.equal(written[each], kept[each]) for each in kept)
@@ -71,26 +74,23 @@ def test_an_image_tower_classifies_by_the_file_and_adapts(place: Path, kind: str
             build_method(name, model)
 
 
-@pytest.mark.filterwarnings("ignore")  # what exporting warns of
 def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = tower(place, "pooled")
+    model = tower(place, "projected")
     origin = dict(model.pretrained_cfg["built_from"])
     name, checkpoint = origin.pop("name"), origin["checkpoint"]
     assert origin["text_embeddings"] == str(place / "texts.safetensors")
     delta = Delta({}, name, state_sha256(model), "rem", model_options=origin, path="d")
-    given = ModelOptions(name, checkpoint, model_kwargs={"num_classes": 0})
+    given = ModelOptions(name, checkpoint, model_kwargs=KWARGS["projected"])
     with pytest.raises(UsageError, match="name it with --text-embeddings"):
         base_options(delta, given)
     wanted = base_options(delta, replace(given, text_embeddings=place / "texts.safetensors"))
     assert state_sha256(load(wanted)) == delta.base_sha256
     frames, run = draw_folder(tmp_path / "frames", range(4)), tmp_path / "run"
-    options = ["--model", "test_vit", "--checkpoint", checkpoint, "--model-kwargs", "num_classes=0"]
+    options = ["--model", "test_vit", "--checkpoint", checkpoint, "--model-kwargs", "num_classes=64", "depth=2"]
     options += ["--text-embeddings", str(place / "texts.safetensors"), "--quiet"]
-    assert (
-        remtta_here("adapt", str(frames), *options, "--device", "cpu", "--batch-size", "2", "--output", str(run)) == 0
-    )
+    assert remtta_here("adapt", frames, *options, "--device", "cpu", "--batch-size", "2", "--output", run) == 0
     whole = tmp_path / "adapted.safetensors"
     assert remtta_here("apply", str(run), *options[:-1], "--output", str(whole)) == 0
     assert f" --text-embeddings {place / 'texts.safetensors'}" in capfd.readouterr().err
@@ -98,13 +98,20 @@ def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(
     apply_delta(model, load_delta(run))
     assert state_sha256(adapted) == state_sha256(model)
     export = ["export", str(run), *options, "--output", str(tmp_path / "exported"), "--format"]
-    assert remtta_here(*export, "onnx") == 0
+    exported: list[str] = []
+
+    def write(adapted: AdaptedModel, folder: Path) -> None:
+        exported.append(state_sha256(adapted.model))
+        (folder / "model.onnx").touch()
+
+    monkeypatch.setitem(formats._WRITERS, "onnx", write)
+    assert remtta_here(*export, "onnx") == 0 and exported == [state_sha256(model)]
     code, line = refusal_of(capfd, *export, "timm")
     assert code == 2 and "timm takes neither zero-shot models nor" in line
 
 
 def test_what_does_not_fit_is_refused_in_a_line(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    texts = place / "texts.safetensors"
+    texts, projected = place / "texts.safetensors", place / "projected.safetensors"
     content = load_file(texts)
     save_file(content, tmp_path / "plain.safetensors")
     (tmp_path / "bad.safetensors").write_bytes(b"nothing")
@@ -117,7 +124,7 @@ def test_what_does_not_fit_is_refused_in_a_line(place: Path, tmp_path: Path, cap
     ]
     for given, kind, message in refused:
         with pytest.raises(kind, match=message):
-            load_model("test_vit", **{"checkpoint": place / "projected.safetensors", "num_classes": 64, **given})
+            load_model("test_vit", model_kwargs={"depth": 2}, **{"checkpoint": projected, "num_classes": 64, **given})
     seven = tmp_path / "seven.safetensors"
     save_file(timm.create_model("test_vit", num_classes=7).state_dict(), seven)
     with pytest.raises(ModelError, match="has image embeddings of size 7, and"):
