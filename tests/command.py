@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -59,25 +59,18 @@ class Started:
 
     Args:
         args: What comes behind `remtta`.
-        env: The environment, by default this process's.
         before: Called in the new process first; a function of a module that imports little, such as this one.
         stdout: Where standard output goes, by default to what `communicate` returns.
     """
 
-    def __init__(
-        self,
-        *args: str | Path,
-        env: Mapping[str, str] | None = None,
-        before: Callable[[], object] = int,
-        stdout: int | None = None,
-    ) -> None:
+    def __init__(self, *args: str | Path, before: Callable[[], object] = int, stdout: int | None = None) -> None:
         given, stdin = os.pipe()
         self.stdin = open(stdin, "wb", buffering=0)  # noqa: SIM115  # `__exit__` closes all three
         self._told = TemporaryFile(), TemporaryFile()  # noqa: SIM115
         out, err = (file.fileno() for file in self._told)
         ends = [Connection(os.dup(end)) for end in (given, out if stdout is None else stdout, err)]
         os.close(given)
-        what = (list(map(str, args)), os.getcwd(), dict(os.environ if env is None else env), ends, before)
+        what = (list(map(str, args)), os.getcwd(), dict(os.environ), ends, before)
         self._process = _server.Process(target=_be_remtta, args=what)
         self._process.start()
         for end in ends:

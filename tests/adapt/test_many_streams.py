@@ -193,11 +193,13 @@ def test_a_damaged_record_is_reported_before_any_work(folders: dict[str, Path], 
     assert not (tmp_path / SITE).exists()
 
 
-def test_what_cannot_share_a_model_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_what_cannot_share_a_model_a_worker_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cotta changes every weight, so the streams of --streams could not share"):
         adapt_site(folders, tmp_path / "site", "cotta", config=METHOD_TABLE["cotta"].config())
     with pytest.raises(UsageError, match="there are no streams"):
         adapt_site({}, tmp_path / "site")
+    with pytest.raises(UsageError, match="gate has frames that no worker could read; open it with open_streams"):
+        adapt_site(folders, tmp_path / "site", jobs=2)
     assert not (tmp_path / "site").exists()
     adapt_tiny(folders["yard"], tmp_path / "one", "source")
     with pytest.raises(UsageError, match="one holds a run of remtta adapt"):
@@ -267,9 +269,3 @@ def test_a_worker_that_is_begun_again_continues_with_what_it_began_and_replaces_
     summary = adapt_site(streams, tmp_path / "site", options={"overwrite": True}, jobs=2)
     assert {name: run.num_frames for name, run in summary.streams.items()} == {"yard": 5, "gate": 8}
     assert [run.num_resumed for run in summary.streams.values()] == [1, 1]
-
-
-def test_only_streams_that_a_worker_can_open_are_divided(folders: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="gate has frames that no worker could read; open it with open_streams"):
-        adapt_site(folders, tmp_path / "site", jobs=2)
-    assert not (tmp_path / "site").exists()

@@ -2,14 +2,12 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from remtta import REMConfig, RunOptions, adapt_stream
 from remtta.errors import UsageError
-from remtta.methods.method import Updater
 from remtta.runs.budget import Latencies, TimeBudget
 from remtta.streams.prefetch import DecodedFrame
 from tests.conftest import draw_video, tiny_vit
@@ -83,11 +81,8 @@ def test_realtime_adapts_only_while_the_stream_has_not_run_ahead(steps: list[Ste
         assert budget.allows(batch(times)) == allowed
     with pytest.raises(UsageError, match="have none"):
         budget.allows(batch([None, None]))
-
-
-def test_realtime_goes_by_the_frames_that_can_be_read() -> None:
     broken = DecodedFrame(0, "clip", None, None, None, "is truncated")
-    assert TimeBudget(realtime=True).allows([broken, *batch([0.0, 0.5])])
+    assert TimeBudget(realtime=True).allows([broken, *batch([0.0, 0.5])])  # goes by those that can be read
 
 
 @pytest.mark.parametrize("realtime", [False, True])
@@ -119,21 +114,11 @@ def test_an_invalid_time_is_refused(value: float) -> None:
         RunOptions(max_ms=value)
 
 
-def test_a_run_out_of_time_predicts_everything_and_adapts_once(
-    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[int] = []
-    step = Updater.__call__
-
-    def counted(self: Updater[Any], images: torch.Tensor, labels: None = None) -> torch.Tensor:
-        calls.append(len(images))
-        return step(self, images)
-
-    monkeypatch.setattr(Updater, "__call__", counted)
+def test_a_run_out_of_time_predicts_everything_and_adapts_once(frames: Path, tmp_path: Path) -> None:
     options = RunOptions(batch_size=4, max_ms=1e-3)
     summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", config=REMConfig(lr=0.01), options=options)
     rows = rows_of(tmp_path / "run")
-    assert calls == [4] and summary.num_updates == 1  # the first batch says what an update takes
+    assert summary.num_updates == 1  # the first batch says what an update takes
     assert len(rows) == 12 and [row["adapted"] for row in rows] == [True] * 4 + [False] * 8
     assert all(row["not_adapted"] == "out of time" for row in rows[4:])
     record = record_of(tmp_path / "run")
