@@ -55,19 +55,22 @@ def test_norms_are_found_by_their_kind_not_their_name() -> None:
     assert list(chosen) == ["blocks.1.norm1.weight", "blocks.1.norm2.weight"]
 
 
-@pytest.mark.parametrize("text", ["", " ", "a", "-1", "1-", "0,,1", "0;1", "0-1-2", "ALL", "0.5", "1 2"])
-def test_a_choice_that_is_no_list_of_blocks_is_refused(text: str) -> None:
+UNREADABLE = ["", " ", "a", "-1", "1-", "0,,1", "0;1", "0-1-2", "ALL", "0.5", "1 2"]
+NOT_THERE = {"4": "4", "0-11": "11", "3-1": "3-1", "0,9,1": "9"}
+CANNOT_READ = 'cannot read the adapted layers "{}"; write "all", "auto" or block numbers such as "0-8"'
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        *((text, CANNOT_READ.format(text)) for text in UNREADABLE),
+        *((text, f"no block {block}: the model has blocks 0-3") for text, block in NOT_THERE.items()),
+    ],
+)
+def test_a_choice_of_no_blocks_of_the_model_is_refused(text: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
         adapted_norms(backbone_of(tiny_vit(depth=4)), text)
-    told = f'cannot read the adapted layers "{text}"; write "all", "auto" or block numbers such as "0-8"'
     assert str(caught.value) == told
-
-
-@pytest.mark.parametrize(("text", "block"), [("4", "4"), ("0-11", "11"), ("3-1", "3-1"), ("0,9,1", "9")])
-def test_a_block_that_does_not_exist_is_named(text: str, block: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        adapted_norms(backbone_of(tiny_vit(depth=4)), text)
-    assert str(caught.value) == f"no block {block}: the model has blocks 0-3"
 
 
 def test_a_model_too_shallow_for_three_quarters_needs_named_blocks() -> None:

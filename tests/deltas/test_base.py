@@ -64,29 +64,29 @@ def test_a_header_that_asks_for_too_much_is_refused_before_anything_is_built(
         load_base(delta, checkpoint="mine.safetensors")
 
 
-def test_a_delta_without_a_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DeltaError, match="header holds no model"):
-        base_options(saved(tmp_path, model=""))
+DOWNLOADS = [NAME, "hf-hub:somebody/something", "vit_tiny_patch16_224.augreg_in21k_ft_in1k"]
 
 
-@pytest.mark.parametrize("model", [NAME, "hf-hub:somebody/something", "vit_tiny_patch16_224.augreg_in21k_ft_in1k"])
-def test_a_download_needs_the_users_own_word(model: str, tmp_path: Path) -> None:
-    delta = saved(tmp_path, model=model)
-    with pytest.raises(UsageError, match="add --model to allow"):
-        base_options(delta)
-    assert base_options(delta, ModelOptions(model)).name == model
+@pytest.mark.parametrize(
+    ("header", "own", "told"),
+    [
+        ({"model": ""}, None, "header holds no model"),
+        *(({"model": name}, None, "add --model to allow their download") for name in DOWNLOADS),
+        ({"model": "local-dir:."}, "mine.safetensors", "add --model to allow it to be opened"),
+        ({"checkpoint": "/etc/x.pth"}, None, "the weights in '/etc/x.pth'; name them with --checkpoint"),
+    ],
+)
+def test_nothing_is_downloaded_or_opened_without_the_users_own_word(
+    header: dict[str, Any], own: str | None, told: str, tmp_path: Path
+) -> None:
+    with pytest.raises((DeltaError, UsageError), match=told):
+        base_options(saved(tmp_path, **header), ModelOptions(checkpoint=own))
 
 
-def test_the_embedded_model_needs_no_download(tmp_path: Path) -> None:
+def test_what_the_user_names_or_is_embedded_is_taken(tmp_path: Path) -> None:
+    for model in DOWNLOADS:
+        assert base_options(saved(tmp_path, model=model), ModelOptions(model)).name == model
     assert base_options(saved(tmp_path, model="remtta-demo")).name == "remtta-demo"
-
-
-def test_a_folder_or_file_that_a_header_names_is_not_opened(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="add --model to allow"):
-        base_options(saved(tmp_path, model=f"local-dir:{tmp_path}"), ModelOptions(checkpoint="mine.safetensors"))
-    delta = saved(tmp_path, checkpoint="/etc/shadow.safetensors")
-    with pytest.raises(UsageError, match=r"the weights in '/etc/shadow.safetensors'; name them with --checkpoint"):
-        base_options(delta)
 
 
 def test_the_checkpoint_of_a_run_is_the_one_that_its_record_names(

@@ -84,10 +84,8 @@ def test_weights_keep_the_bases_dtype_where_it_holds_them_exactly(tmp_path: Path
 def test_the_header_holds_every_promised_field_as_text(tmp_path: Path) -> None:
     tensors = {"norm.weight": torch.tensor([0.5])}
     options = {"checkpoint": "weights/\udcff.pth", "model_kwargs": {"img_size": 32}}
-    save_delta(
-        tmp_path / "delta.safetensors",
-        Delta(tensors, NAME, "ab" * 32, "rem", {"lr": 0.001}, frames=100, updates=2, model_options=options),
-    )
+    delta = Delta(tensors, NAME, "ab" * 32, "rem", {"lr": 0.001}, frames=100, updates=2, model_options=options)
+    save_delta(tmp_path / "delta.safetensors", delta)
     with safe_open(tmp_path / "delta.safetensors", framework="pt") as file:
         header = file.metadata()
     created = datetime.fromisoformat(header.pop("created"))

@@ -54,9 +54,8 @@ def test_a_small_dirichlet_concentration_makes_bursts() -> None:
 
 
 def test_scenarios_visit_the_domains_as_they_say(tmp_path: Path) -> None:
-    dataset = open_tree(
-        write_tree(tmp_path / "c", ["fog", "snow"], severities=(1, 2, 3, 4, 5), each=1), severities=(1, 2, 3, 4, 5)
-    )
+    every = (1, 2, 3, 4, 5)
+    dataset = open_tree(write_tree(tmp_path / "c", ["fog", "snow"], severities=every, each=1), severities=every)
     gradual = plan_visits(dataset, EvalOptions(scenario="gradual"), 0)
     levels = [1, 2, 3, 4, 5, 4, 3, 2, 1]
     assert titles(dataset, gradual) == [f"{name}{level}" for name in ("snow", "fog") for level in levels]

@@ -40,7 +40,7 @@ PASSABLE["deyo"]["plpd_margin"] = 0.0
 
 KINDS = ["source", "tent", "rem", "sar", "roid", "cotta", "vida", "memo", "foa", "vdp", "becotta"]
 """One method of each way to predict and to learn."""
-BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "becotta"]
+BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "becotta", "lame"]
 """One of each way to go through a batch in parts."""
 AUGMENTED = {"augment_below": 1.0, "num_augmentations": 3, "restore": 0.1}
 
@@ -110,7 +110,7 @@ def test_micro_batches_give_the_same_update(name: str, settings: dict[str, Any])
     whole, parts = make(name, **settings), make(name, micro_batch=2, **settings)
     for seed in range(2):
         torch.testing.assert_close(run(whole, seed), run(parts, seed))
-    assert whole.num_updates > 0
+    assert whole.num_updates > 0 or not whole.adapts
     torch.testing.assert_close(parts.delta(), whole.delta())
 
 

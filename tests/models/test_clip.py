@@ -56,10 +56,8 @@ def test_logits_are_those_of_open_clip(tmp_path: Path, vision: dict[str, Any], c
     images = random_images(3, size=preprocessing_of(model).input_size[0])
     expected = plain_logits(own, images, NAMES, TEMPLATES["openai7"])
     torch.testing.assert_close(build_method("source", model)(images), expected, rtol=0, atol=1e-5)
-    if vision is RESNET:  # whose batch norms go by the batch while it adapts
-        rem = build_method("rem", model, method_config("rem", {"bn": "running", "lr": 0.01}, batch_size=3))
-    else:
-        rem = build_method("rem", model, method_config("rem", {"lr": 0.01}, batch_size=3))
+    own_statistics = {"bn": "running"} if vision is RESNET else {}  # batch norms go by the batch while it adapts
+    rem = build_method("rem", model, method_config("rem", {"lr": 0.01, **own_statistics}, batch_size=3))
     torch.testing.assert_close(rem(images), expected, rtol=0, atol=1e-4)
     assert not torch.allclose(rem.predict(images), expected, rtol=0, atol=1e-4)
 

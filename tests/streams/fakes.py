@@ -101,7 +101,7 @@ class FakeCamera:
 
 
 def source_of(camera: Camera, clock: Clock | None = None, jitter: float = 1.0, **options: Any) -> LiveSource:
-    """Return a live source that waits in fake time unless a clock is given."""
+    """Return a live source that waits in fake time if a clock is given, and else hardly at all."""
     given = LiveOptions(**{"buffer": "all", "reconnect_for": 1000.0, **options})
     if clock is None:
         return LiveSource(0, given, connect=camera, sleep=lambda seconds: time.sleep(0.01))

@@ -179,23 +179,16 @@ def test_latest_keeps_the_newest_frames_for_the_model_and_counts_the_others(keep
     frames.close()
 
 
-def test_all_has_the_source_wait_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_module, "MAX_WAITING", 3)
+@pytest.mark.parametrize(("limit", "value", "waiting"), [("WAITING", 3, 3), ("WAITING_BYTES", 2 * 36 * 40 * 3, 2)])
+def test_all_has_the_source_wait_and_loses_nothing(
+    limit: str, value: int, waiting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buffer_module, f"MAX_{limit}", value)
     camera = FakeCamera(list(range(20)))
     source = source_of(camera, read_timeout_s=0.1, reconnect_for=0)
     frames = source.frames()
     first = next(frames)
     time.sleep(0.25)  # longer than a read may take: waiting for the model is no hanging
-    assert camera.captures[0].num_grabbed == 1 + 3 + 1  # taken, waiting, and the one in the reader's hand
+    assert camera.captures[0].num_grabbed == 1 + waiting + 1  # taken, waiting, and the one in the reader's hand
     assert levels([first, *frames]) == list(range(20))
     assert source.backlog.dropped == 0
-
-
-def test_frames_that_are_large_wait_in_smaller_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(buffer_module, "MAX_WAITING_BYTES", 2 * 36 * 40 * 3)
-    camera = FakeCamera(list(range(20)))
-    frames = source_of(camera, reconnect_for=0).frames()
-    next(frames)
-    time.sleep(0.2)
-    assert camera.captures[0].num_grabbed == 1 + 2 + 1
-    frames.close()
