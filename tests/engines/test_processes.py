@@ -46,8 +46,8 @@ def until_stopped(folder: Path, number: int, stopped: Callable[[], int]) -> int:
 @pytest.mark.parametrize("engine", ["processes", "ray"])
 def test_another_worker_does_what_one_died_of_and_a_stop_lets_begun_tasks_end(engine: str, tmp_path: Path) -> None:
     def stop() -> None:
-        assert happens(lambda: all((tmp_path / name).exists() for name in ("died", "7", "8")), within_s=60)
-        os.kill(os.getpid(), signal.SIGTERM)
+        happens(lambda: all((tmp_path / name).exists() for name in ("died", "7", "8")), within_s=300)
+        os.kill(os.getpid(), signal.SIGTERM)  # in any case, or they would go on for ever
 
     ended: list[tuple[int, int]] = []
     with Interrupts() as interrupts:
