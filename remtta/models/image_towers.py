@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from timm.layers import get_act_layer
 from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg, checkpoint_filter_fn
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
@@ -116,7 +116,7 @@ def _vision_transformer(visual: Any, name: str) -> ImageTower:
         fc_norm=bool(visual.final_ln_after_pool),
         pre_norm=not isinstance(visual.ln_pre, nn.Identity),
         norm_layer=partial(nn.LayerNorm, eps=visual.ln_post.eps),
-        act_layer=get_act_layer("quick_gelu") if type(first.mlp.gelu).__name__ == "QuickGELU" else nn.GELU,
+        act_layer=partial(deepcopy, first.mlp.gelu),
         num_classes=0,
     )
     final = "fc_norm." if visual.final_ln_after_pool else "norm."

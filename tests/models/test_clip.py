@@ -41,6 +41,7 @@ def plain_logits(own: Any, images: Tensor, names: list[str], templates: tuple[st
         ({}, {}),
         ({"no_ln_pre": True, "pool_type": "avg", "ls_init_value": 0.5}, {"quick_gelu": True}),
         ({"final_ln_after_pool": True, "pool_type": "avg"}, {"init_logit_bias": -3.0}),
+        ({"act_kwargs": {"approximate": "tanh"}}, {}),
         (TIMM, {"custom_text": True}),
         (SIGLIP, {"custom_text": True, "embed_dim": 96, "init_logit_bias": -10.0}),
         (RESNET, {}),
