@@ -90,16 +90,17 @@ def _table(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
 def _verdict(report: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> list[str]:
     better = report["better"]
     if report["fits"] is None:
-        return [f"No verdict: the model is too uncertain of these images. Try {_IMAGES}."]
+        return [f"No verdict: the model is too uncertain of these images, or predicts much the same. Try {_IMAGES}."]
     if better is None:
         return ["The preprocessing fits: no alternative is significantly better."]
     advantage = f"{better['lead']:.2f} ± {better['standard_error']:.2f} nats of mutual information"
     way = next(each for each in candidates if each["title"] == better["title"])
+    options = options_text(way)
     swapped = "Red and blue are swapped in the images or in the checkpoint; no option corrects that."
     return [
         f"This fits better, by {advantage}: {way['title']}",
         *([swapped] if way["red_and_blue_swapped"] else []),
-        f"try      {options_text(way)}",
+        *([f"try      {options}"] if options != options_text(candidates[0]) else []),
         f"confirm  with {_IMAGES}",
     ]
 

@@ -53,6 +53,16 @@ def test_a_wrong_preprocessing_is_found_and_gives_exit_code_3(signs: Path, capsy
     assert "REM masks by: attention (default), features, random" in page
 
 
+def test_for_swapped_channels_no_options_are_recommended(
+    signs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, path in enumerate(signs.rglob("*.png")):
+        Image.fromarray(np.asarray(Image.open(path))[..., ::-1].copy()).save(tmp_path / f"{number}.png")
+    assert remtta_here("doctor", tmp_path, "--model", "remtta-demo") == 3
+    page = capsys.readouterr().out
+    assert "Red and blue are swapped" in page and "try  " not in page and "confirm  " in page
+
+
 def test_images_that_tell_the_model_little_get_no_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     for number in range(16):
@@ -60,7 +70,7 @@ def test_images_that_tell_the_model_little_get_no_verdict(tmp_path: Path, capsys
     args = ["--model", "remtta-demo", "--mean", "0", "--std", "1"]
     assert remtta_here("doctor", tmp_path, *args) == 0
     page = capsys.readouterr().out
-    assert "No verdict: the model is too uncertain of these images. Try clean images of many classes" in page
+    assert "No verdict: the model is too uncertain of these images, or predicts much the same. Try clean images" in page
     assert remtta_here("doctor", tmp_path, *args, "--json") == 0
     assert json.loads(capsys.readouterr().out)["fits"] is None
     blurred, sharp = finding(EYE.repeat(8, 1) / 9), finding(EYE.repeat(8, 1))
