@@ -49,6 +49,7 @@ class Setup:
     delta: Delta | None = None  # adapted weights to start from
     # Clean source images or their statistics, for methods that need them and for the accuracy estimate.
     source_data: str | Path | None = None
+    calibration: Calibration | None = None  # of the estimate, if another stream has made it from the same images
 
 
 def own_guard(method: str, options: RunOptions) -> RunOptions:
@@ -103,7 +104,7 @@ def set_up(
         if source_data is not None and built.objective.needs_source:
             learned = learn_from_source(built, source_data, name=method, wait=wait)
         guard = guarded(built, options.guard, config)
-        estimator = _estimator(built, card, source_data, options, earlier, wait)
+        estimator = _estimator(built, card, setup, earlier, wait)
         if options.max_memory is not None and config.micro_batch is None:
             config = _within_memory(built, card, config, options, earlier)
         if delta is not None:
@@ -182,18 +183,16 @@ def _check_method(method: Method, name: str, source_data: str | Path | None, opt
 
 
 def _estimator(
-    method: Method,
-    card: ModelCard,
-    source_data: str | Path | None,
-    options: RunOptions,
-    earlier: Mapping[str, Any] | None,
-    wait: Callable[[], None],
+    method: Method, card: ModelCard, setup: Setup, earlier: Mapping[str, Any] | None, wait: Callable[[], None]
 ) -> Estimator | None:
     """Return the accuracy estimator, if requested; a resumed run keeps its calibration."""
+    options, source_data = setup.options, setup.source_data
     if options.estimate is None:
         return None
     if earlier and earlier.get("accuracy"):
         calibration = Calibration(**earlier["accuracy"]["calibration"])
+    elif setup.calibration is not None:
+        calibration = setup.calibration
     elif source_data is None:
         calibration = Calibration.unseen(options.estimate, card.num_classes)
     else:

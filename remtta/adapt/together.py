@@ -22,6 +22,7 @@ from remtta.adapt.planning import Setup, log_plan, plan_run
 from remtta.adapt.site import Site, SiteSummary, StreamReport
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
+from remtta.guard.accuracy import Estimator
 from remtta.guard.observed import ObservedMethod
 from remtta.models.card import card_of
 from remtta.options import RunOptions
@@ -114,11 +115,11 @@ class Together(Site):
         self._changed = on_change or self.write
         self._runs: dict[str, Run] = {}
         card = card_of(model)
-        config, memory = setup.config, decoding_budget(setup.options, card.preprocessing)
+        memory, chosen = decoding_budget(setup.options, card.preprocessing), setup
         for name, stream in streams.items():
             options = options_of(name) if options_of else setup.options
             resumes = options.resume and (folder / name / RECORD).exists()
-            own = replace(setup, options=options, config=setup.config if resumes else config)
+            own = replace(setup if resumes else chosen, options=options)
             plan = plan_run(model, card, stream, folder / name, own, interrupts.check)
             if not plan.adapter.method.norms_only:
                 raise UsageError(
@@ -126,7 +127,10 @@ class Together(Site):
                     "on each source by itself, or choose a method that trains norms"
                 )
             plan.adapter.method.net.weights.leave()
-            config = config if resumes else plan.config  # a micro-batch is chosen once; a resumed run has its own
+            if not resumes:  # a micro-batch is chosen once, and the estimate calibrated; a resumed run has its own
+                estimator = plan.adapter.find(Estimator)
+                calibration = None if estimator is None else estimator.calibration
+                chosen = replace(setup, config=plan.config, calibration=calibration)
             part = interrupts.part()  # of run and adapter: a stop that the run holds off ends no wait for a turn
             plan = replace(plan, adapter=SharingAdapter(plan.adapter, self._turns, part), memory=memory)
             self._runs[name] = Run(plan, folder / name, on_batch=lambda run: self._report_batch(), interrupts=part)

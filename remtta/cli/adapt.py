@@ -109,8 +109,8 @@ def _adapt(
 
     if isinstance(frames, dict):
         return adapt_streams(classifier, frames, folder, setup, engine=own.engine, jobs=own.jobs, **watch)
-    options: dict[str, Any] = vars(setup)
-    return adapt_stream(classifier, frames, folder, **options, echo=own.echo, viewers=viewers, **watch)
+    given = {name: getattr(setup, name) for name in ("method", "config", "options", "delta", "source_data")}
+    return adapt_stream(classifier, frames, folder, **given, echo=own.echo, viewers=viewers, **watch)
 
 
 def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:

@@ -63,22 +63,24 @@ def adapt_site(streams: Mapping[str, Any], folder: Path, method: str = "rem", **
     options = RunOptions(**{"batch_size": 3, "save_every": 2, "guard": GUARD, **more.pop("options", {})})
     opened = {name: each if isinstance(each, Stream) else open_stream(each) for name, each in streams.items()}
     model, config = more.pop("model", None) or tiny_vit(), more.pop("config", None) or CONFIGS[method]
-    setup = Setup(method, config, options, more.pop("delta", None))
+    setup = Setup(method, config, options, more.pop("delta", None), more.pop("source_data", None))
     return adapt_streams(model, opened, folder, setup, **more)
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("rem", {"smooth": "auto"}), ("tent", {"latency": True, "reset_every": 6, "guard": None})]
+    ("method", "options"),
+    [("rem", {"smooth": "auto", "estimate": 0.9}), ("tent", {"latency": True, "reset_every": 6, "guard": None})],
 )
 def test_each_stream_is_as_if_it_were_alone(
-    method: str, options: dict[str, Any], folders: dict[str, Path], tmp_path: Path
+    method: str, options: dict[str, Any], folders: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = tiny_vit()
-    source = state_sha256(model)
-    summary = adapt_site(folders, tmp_path / "site", method, model=model, options=options)
+    source, clean = state_sha256(model), folders["roof"] if "estimate" in options else None
+    summary = adapt_site(folders, tmp_path / "site", method, model=model, options=options, source_data=clean)
     assert summary.exit_reason == "completed"
+    assert caplog.text.count("the estimate is calibrated on only 11 images") == ("estimate" in options)  # not for each
     for name, folder in folders.items():
-        adapt_tiny(folder, tmp_path / "alone" / name, method, options=options)
+        adapt_tiny(folder, tmp_path / "alone" / name, method, options=options, source_data=clean)
         assert_same_results(tmp_path / "site" / name, tmp_path / "alone" / name)
     assert state_sha256(model) == source
     told = json_of(tmp_path / "site" / SITE)["streams"]
