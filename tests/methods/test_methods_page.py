@@ -1,7 +1,10 @@
 """docs/methods.md names settings that exist, for methods that have a use for them."""
 
+import math
 import re
 from pathlib import Path
+
+import pytest
 
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.options.option import read_pairs
@@ -36,6 +39,13 @@ def test_a_setting_for_the_official_behaviour_exists_and_changes_something() -> 
         assert not set(given) & set(config.unused), method
         default = method_config(method, {}, batch_size=64 + 1)
         assert all(getattr(config, name) != getattr(default, name) for name in given), method
+
+
+def test_rdumb_needs_only_its_own_rate_and_the_cosine_limits_for_cifar_to_be_as_in_the_codes() -> None:
+    rdumb = {pairs for method, pairs in settings() if method == "rdumb"}
+    assert rdumb == {"bn_prior=0", "answer=last", "lr=2.5e-4", "max_cosine=0.04", "max_cosine=0.0316"}
+    limits = [0.04 * math.sqrt(1000 / 10), 0.0316 * math.sqrt(1000 / 100)]
+    assert limits == pytest.approx([0.4, 0.1], rel=1e-3)
 
 
 def test_every_method_with_an_official_code_has_its_rows() -> None:
