@@ -28,7 +28,7 @@ _UNUSED = ("answer", "anchor", "centre", "micro_batch")  # the loss compares all
 
 @dataclass(frozen=True)
 class WATTConfig(MethodConfig):
-    """Settings of WATT; by default those of the official code, which restarts from the source with every batch.
+    """Settings of WATT; by default those of the official code for WATT-S on CIFAR; every batch starts from the source.
 
     Attributes:
         rounds: How often the weights are averaged over all templates.

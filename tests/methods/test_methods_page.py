@@ -48,6 +48,10 @@ def test_rdumb_needs_only_its_own_rate_and_the_cosine_limits_for_cifar_to_be_as_
     assert limits == pytest.approx([0.4, 0.1], rel=1e-3)
 
 
+def test_watt_has_the_rounds_and_rates_of_its_codes_scripts() -> None:
+    assert {pairs for method, pairs in settings() if method == "watt"} == {"order=parallel rounds=50", "lr=1e-4"}
+
+
 def test_every_method_with_an_official_code_has_its_rows() -> None:
     named = {method for methods, _ in rows() for method in methods}
     assert named == METHOD_TABLE.keys() - PLAIN - PRESETS
