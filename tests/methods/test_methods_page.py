@@ -48,8 +48,17 @@ def test_rdumb_needs_only_its_own_rate_and_the_cosine_limits_for_cifar_to_be_as_
     assert limits == pytest.approx([0.4, 0.1], rel=1e-3)
 
 
-def test_watt_has_the_rounds_and_rates_of_its_codes_scripts() -> None:
-    assert {pairs for method, pairs in settings() if method == "watt"} == {"order=parallel rounds=50", "lr=1e-4"}
+def test_settings_for_other_data_and_models_are_those_of_the_codes_scripts() -> None:
+    assert set(settings()) >= {
+        *((method, "lr=2.5e-4") for method in ("tent", "eta", "eata", "sar", "deyo", "sar-come")),
+        *((method, "optimizer=adam lr=1e-3") for method in ("tent", "roid", "cmf")),
+        ("deyo", "plpd_margin=0.3"),
+        ("petal", "optimizer=adam lr=1e-3 restore=0.03 posterior_weight=1e-9"),
+        ("vida", "optimizer=adam lr=1e-4 adapter_lr=1e-5 adapter_decay=0.999 threshold=0.05"),
+        ("memo", "optimizer=sgd momentum=0 lr=5e-3 num_augmentations=32"),
+        ("watt", "order=parallel rounds=50"),
+        ("watt", "lr=1e-4"),
+    }
 
 
 def test_every_method_with_an_official_code_has_its_rows() -> None:
