@@ -166,14 +166,15 @@ def classify_with_prompts(
     """Return logits (B, C) of images (B, 3, H, W), and the class token (depth, B, D) after every block.
 
     The token is taken after the next block's first norm, if there is one; the last one after the final norm. Prompts (K
-    * D,) are K tokens inserted between class token and patches; the shift (D,) is added to tokens before the
-    classifier.
+    * D,) are K tokens inserted between class token and patches, before any norm ahead of the blocks; the shift (D,) is
+    added to tokens before the classifier.
     """
     prefix = backbone.num_prefix_tokens
-    x = backbone.embed(images)
+    x = backbone.module._pos_embed(backbone.embed_patches(images))
     if prompts is not None:
         inserted = prompts.float().to(x).view(1, -1, x.shape[-1]).expand(len(x), -1, -1)
         x = torch.cat([x[:, :prefix], inserted, x[:, prefix:]], dim=1)
+    x = backbone.module.norm_pre(x)
     tokens = []
     for number, block in enumerate(backbone.blocks):
         if number:

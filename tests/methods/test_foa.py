@@ -9,7 +9,7 @@ from torch import Tensor
 
 from remtta.errors import ModelError, UsageError
 from remtta.methods.cmaes import CMAES
-from remtta.methods.foa import FOA, FOAConfig
+from remtta.methods.foa import FOA, FOAConfig, classify_with_prompts
 from remtta.methods.method import Updater
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import made
@@ -29,6 +29,7 @@ def _plain_forward(vit: Any, images: Tensor, prompts: Tensor | None, shift: Tens
     x = torch.cat([vit.cls_token.expand(len(images), -1, -1), vit.patch_embed(images)], 1) + vit.pos_embed
     if prompts is not None:
         x = torch.cat([x[:, :1], prompts.float().view(1, 2, 48).repeat(len(x), 1, 1), x[:, 1:]], 1)
+    x = vit.norm_pre(x)
     tokens = []
     for block, norm in zip(vit.blocks, [*(block.norm1 for block in vit.blocks[1:]), vit.norm], strict=True):
         x = block(x)
@@ -71,6 +72,15 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
     assert (foa.num_updates, *foa.objective.passes()) == (3, 7, 0)
     torch.testing.assert_close(foa.objective._cma.mean, cma.mean)
     assert foa.delta() == {}
+
+
+def test_prompts_pass_through_a_norm_ahead_of_the_blocks() -> None:
+    vit: Any = tiny_vit(pre_norm=True)
+    torch.nn.init.normal_(vit.norm_pre.weight)
+    prompts, images = 3 * random_images(1).flatten()[:96], random_images(4)
+    with torch.no_grad():
+        found = classify_with_prompts(made(FOA, vit, CONFIG).objective._backbone, images, prompts, None)
+    torch.testing.assert_close(found, _plain_forward(vit, images, prompts, None), atol=1e-5, rtol=1e-4)
 
 
 def test_starting_from_a_delta_searches_afresh() -> None:
