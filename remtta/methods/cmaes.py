@@ -15,7 +15,7 @@ _STATE = ("mean", "sigma", "covariance", "path_sigma", "path_c", "axes", "scales
 
 
 class CMAES:
-    """The covariance matrix adaptation evolution strategy with pycma's default constants, on the CPU.
+    """The covariance matrix adaptation evolution strategy with pycma 4.4's default constants, on the CPU.
 
     It optimises `dim` variables, initially with mean 0 and standard deviation 1, by default in generations of 4 +
     floor(3 ln dim) candidates.
