@@ -1,10 +1,7 @@
 """docs/methods.md names settings that exist, for methods that have a use for them."""
 
-import math
 import re
 from pathlib import Path
-
-import pytest
 
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.options.option import read_pairs
@@ -41,24 +38,12 @@ def test_a_setting_for_the_official_behaviour_exists_and_changes_something() -> 
         assert all(getattr(config, name) != getattr(default, name) for name in given), method
 
 
-def test_rdumb_needs_only_its_own_rate_and_the_cosine_limits_for_cifar_to_be_as_in_the_codes() -> None:
-    rdumb = {pairs for method, pairs in settings() if method == "rdumb"}
-    assert rdumb == {"bn_prior=0", "answer=last", "lr=2.5e-4", "max_cosine=0.04", "max_cosine=0.0316"}
-    limits = [0.04 * math.sqrt(1000 / 10), 0.0316 * math.sqrt(1000 / 100)]
-    assert limits == pytest.approx([0.4, 0.1], rel=1e-3)
-
-
-def test_settings_for_other_data_and_models_are_those_of_the_codes_scripts() -> None:
-    assert set(settings()) >= {
-        *((method, "lr=2.5e-4") for method in ("tent", "eta", "eata", "sar", "deyo", "sar-come")),
-        *((method, "optimizer=adam lr=1e-3") for method in ("tent", "roid", "cmf")),
-        ("deyo", "plpd_margin=0.3"),
-        ("petal", "optimizer=adam lr=1e-3 restore=0.03 posterior_weight=1e-9"),
-        ("vida", "optimizer=adam lr=1e-4 adapter_lr=1e-5 adapter_decay=0.999 threshold=0.05"),
-        ("memo", "optimizer=sgd momentum=0 lr=5e-3 num_augmentations=32"),
-        ("watt", "order=parallel rounds=50"),
-        ("watt", "lr=1e-4"),
-    }
+def test_settings_for_other_data_and_models_are_those_of_the_codes() -> None:
+    named = {f"{method} {pairs}" for method, pairs in settings()}
+    assert named >= {f"{method} lr=2.5e-4" for method in ("tent", "eta", "eata", "sar", "deyo", "sar-come")}
+    assert named >= {f"{method} optimizer=adam lr=1e-3" for method in ("tent", "roid", "cmf")}
+    assert named >= {"watt order=parallel rounds=50", "watt lr=1e-4", "deyo plpd_margin=0.3", "eta max_cosine=0.04"}
+    assert not any(each.startswith("rdumb entropy_margin") for each in named)
 
 
 def test_every_method_with_an_official_code_has_its_rows() -> None:
