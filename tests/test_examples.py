@@ -438,6 +438,12 @@ def test_results_have_the_figures_of_the_video() -> None:
         assert cells == [told(methods[name]).partition(" (")[0] for name in names]
 
 
+def test_results_have_the_figures_of_the_demo() -> None:
+    for seed, *cells in rows_after("## The demo"):
+        methods = FIGURES["demo"][f"seed {seed}"]["methods"]
+        assert cells == [told(methods[name]) for name in ("source", "rem", "fast", "light", "remtta")]
+
+
 def test_results_have_the_figures_of_orders() -> None:
     printed = [entry["printed"] for entry in FIGURES["streams"].values()]
     found = [[line.strip("| ").split(" | ") for line in each.splitlines()[2:]] for each in printed]
