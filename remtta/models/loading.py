@@ -38,9 +38,9 @@ def load_model(
     use_ema: bool = False,
     num_classes: int | None = None,
     model_kwargs: Mapping[str, Any] | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    input_size: tuple[int, int] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    input_size: int | tuple[int, int] | None = None,
     interpolation: str | None = None,
     crop_pct: float | None = None,
     labels: Sequence[str] | str | Path | None = None,
@@ -59,6 +59,8 @@ def load_model(
             zero-shot model, see `load_zero_shot`), or "remtta-demo" for the small embedded classifier of road signs.
         checkpoint: Weights file; without one, timm's pretrained weights are used, downloaded on first use. This and
             the others are as in `ModelOptions`.
+        mean: Of pixels in [0, 1], per channel; one number for all. Likewise `std`.
+        input_size: Height and width in pixels; one number for both.
         on_texts: Called with the progress of a zero-shot model's class embeddings.
         device: Device of the model.
 
@@ -80,13 +82,20 @@ def load_model(
         labels=labels,
         prompts=prompts,
         text_embeddings=text_embeddings,
-        mean=None if mean is None else cast(_PerChannel, tuple(mean)),
-        std=None if std is None else cast(_PerChannel, tuple(std)),
-        input_size=input_size,
+        mean=cast(_PerChannel | None, _spread(mean, 3)),
+        std=cast(_PerChannel | None, _spread(std, 3)),
+        input_size=cast(tuple[int, int] | None, _spread(input_size, 2)),
         interpolation=interpolation,
         crop_pct=crop_pct,
     )
     return load(given, device=device, on_texts=on_texts)
+
+
+def _spread(value: float | Sequence[float] | None, count: int) -> tuple[float, ...] | None:
+    """Return several numbers as a tuple, and a single one `count` times."""
+    if value is None:
+        return None
+    return (value,) * count if isinstance(value, int | float) else tuple(value)
 
 
 def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:

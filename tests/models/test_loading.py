@@ -183,7 +183,7 @@ def test_a_preprocessing_that_a_file_does_not_name_is_reported(
         "using that of vit_tiny_patch16_224 (--mean 0.5 0.5 0.5 --std 0.5 0.5 0.5), which remtta doctor" in caplog.text
     )
     caplog.clear()
-    _load(checkpoint, mean=(0.5, 0.5, 0.5))
+    _load(checkpoint, mean=0.5)
     load_model(f"local-dir:{local_dir}")
     load_model("remtta-demo")
     assert caplog.text == ""
