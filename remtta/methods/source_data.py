@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from remtta.errors import CheckpointError, StreamError, UsageError, counted
-from remtta.files import cache_folder, remove_leftovers, writing
+from remtta.errors import CheckpointError, OutputError, StreamError, UsageError, counted
+from remtta.files import cache_folder, remove_leftovers
 from remtta.methods.method import Method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
 from remtta.models.hashing import json_sha256, state_sha256, tensors_sha256
@@ -161,8 +161,11 @@ def _source_files(folder: Path) -> list[Path]:
 
 def _learned(method: Method, path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]) -> _Found:
     """Compute a method's statistics from batches of clean images, and save them in the cache."""
-    with writing(path):  # before the work, so that an unwritable cache is noticed first
+    try:  # before the work, so that an unwritable cache is noticed first
         path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = f"{path.parent} cannot be made: {error.strerror or error}"
+        raise OutputError(f"{reason}; name a folder for source statistics with REMTTA_CACHE") from error
     num_images = 0
 
     def counted() -> Iterator[Tensor]:

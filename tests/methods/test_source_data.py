@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from remtta.errors import CheckpointError, StreamError, UsageError
+from remtta.errors import CheckpointError, OutputError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.files import cache_folder
 from remtta.methods import tent
@@ -178,8 +178,11 @@ def test_folders_without_a_readable_image_are_refused(tmp_path: Path) -> None:
         learn(tmp_path / "broken.png")
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_is_where_the_environment_says(clean: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder() == tmp_path / "cache"
+    (tmp_path / "cache").touch()
+    with pytest.raises(OutputError, match=r"cache cannot be made: File exists; name a folder .* with REMTTA_CACHE$"):
+        learn(clean)
     monkeypatch.delenv("REMTTA_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert cache_folder() == tmp_path / "xdg" / "remtta"
