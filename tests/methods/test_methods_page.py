@@ -63,3 +63,9 @@ def test_every_setting_that_the_page_names_exists() -> None:
     known = {field for kind in (named.config for named in METHOD_TABLE.values()) for field in kind.__dataclass_fields__}
     named = set(re.findall(r"(?:--set |`)(?:[\w-]+\.)?([a-z]\w*)=", PAGE))
     assert named >= {"answer", "order", "masking"} and named <= known
+
+
+def test_the_page_names_every_method_with_running_statistics() -> None:
+    defaults = {name: method_config(name, {}, batch_size=64).bn for name in METHOD_TABLE}
+    (named,) = re.findall(r"((?:`[\w-]+`,?\s+)+)and the guard's source model use the checkpoint's running", PAGE)
+    assert set(re.findall(r"`([\w-]+)`", named)) == {name for name, bn in defaults.items() if bn == "running"}
