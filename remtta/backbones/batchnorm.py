@@ -130,7 +130,7 @@ class BatchStatistics(TorchFunctionMode):
         if self.mixes and not self.moves and self._prior is None and num_images < FEW and not self._warned_of_few:
             _log.warning(
                 "a batch of %s gives unreliable statistics, so the source's count as %d more images; "
-                "larger batches or --set bn=recent are safer",
+                "larger batches are safer, or --set bn=recent in methods that have it",
                 counted(num_images, "image"),
                 FEW - num_images,
             )

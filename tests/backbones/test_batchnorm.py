@@ -153,7 +153,7 @@ def test_small_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> N
         method(pictures(3, seed))
     assert caplog.messages == [
         "a batch of 3 images gives unreliable statistics, so the source's count as 13 more images; larger "
-        "batches or --set bn=recent are safer"
+        "batches are safer, or --set bn=recent in methods that have it"
     ]
 
 
