@@ -4,11 +4,12 @@
     python examples/all_tables.py data/ tables/ --only pacs
     python examples/all_tables.py data/ trial/ --limit 5
 
-DATA holds photographs/ (ImageNet's wnids as folders), others/ (300 clean photographs, for FOA), cifar10/test/, pacs/
-(photo/, art_painting/, cartoon/, sketch/), vit_tiny_imagenet.safetensors, deit_tiny_imagenet.safetensors,
-efficientnet_lite0.safetensors and vit_cifar10.safetensors. tables.toml lists the evaluations. Finished ones in OUT are
-kept, stopped ones continue. Prints tables in Markdown; OUT/figures.json has their numbers, commands, seconds and
-versions, and docs/figures.json is a copy of it, with which tests compare README and docs/results.md.
+DATA holds photographs/ (ImageNet's wnids as folders), others/ (300 clean photographs, for FOA), cifar10/ (test/, and
+train/ for the CLIP, which needs remtta[clip]), pacs/ (photo/, art_painting/, cartoon/, sketch/),
+vit_tiny_imagenet.safetensors, deit_tiny_imagenet.safetensors, efficientnet_lite0.safetensors and
+vit_cifar10.safetensors. tables.toml lists the evaluations. Finished ones in OUT are kept, stopped ones continue. Prints
+tables in Markdown; OUT/figures.json has their numbers, commands, seconds and versions, and docs/figures.json is a copy
+of it, with which tests compare README and docs/results.md.
 --limit N uses N images of each domain in every table, for a trial in another folder.
 """
 

@@ -460,9 +460,13 @@ def test_results_have_the_figures_of_whole_methods_under_orders() -> None:
         assert cells == [told(methods[each]) for each in names]
 
 
-def test_results_have_the_figures_of_cifar10() -> None:
-    methods = FIGURES["cifar10"]["1,000 images of each"]["methods"]
-    assert {name: error for name, error, _ in rows_after("## CIFAR-10")} == {
+@pytest.mark.parametrize(
+    ("heading", "table", "case"),
+    [("CIFAR-10", "cifar10", "1,000 images of each"), ("A tiny CLIP on CIFAR-10", "clip", "100 images of each")],
+)
+def test_results_have_the_figures_of_cifar10(heading: str, table: str, case: str) -> None:
+    methods = FIGURES[table][case]["methods"]
+    assert {name: error for name, error, _ in rows_after(f"## {heading}\n")} == {
         name: told(row) for name, row in methods.items()
     }
 
