@@ -109,8 +109,19 @@ def _adapt(
 
     if isinstance(frames, dict):
         return adapt_streams(classifier, frames, folder, setup, engine=own.engine, jobs=own.jobs, **watch)
-    given = {name: getattr(setup, name) for name in ("method", "config", "options", "delta", "source_data")}
-    return adapt_stream(classifier, frames, folder, **given, echo=own.echo, viewers=viewers, **watch)
+    return adapt_stream(
+        classifier,
+        frames,
+        folder,
+        method=setup.method,
+        config=setup.config,
+        options=setup.options,
+        delta=setup.delta,
+        source_data=setup.source_data,
+        echo=own.echo,
+        viewers=viewers,
+        **watch,
+    )
 
 
 def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:

@@ -90,7 +90,7 @@ def _table(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
 def _verdict(report: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> list[str]:
     better = report["better"]
     if report["fits"] is None:
-        return [f"No verdict: the model is too uncertain of these images, or predicts much the same. Try {_IMAGES}."]
+        return [f"No verdict: the model is too uncertain, or predicts nearly the same for all images. Try {_IMAGES}."]
     if better is None:
         return ["The preprocessing fits: no alternative is significantly better."]
     advantage = f"{better['lead']:.2f} ± {better['standard_error']:.2f} nats of mutual information"

@@ -67,7 +67,7 @@ class _Repeats:
 
     @property
     def independence(self) -> float:
-        """How independent successive frames are: 1 for different images, near 0 for nearly equal ones."""
+        """Independence of successive frames: 1 for different images, near 0 for nearly equal ones."""
         return min((1 - self.once) / self.doubt, 1.0) ** 2 if self.doubt > 0 else 1.0
 
 
