@@ -36,9 +36,9 @@ def map_classes(
 ) -> ClassMap:
     """Find the class number of every class folder of all domains.
 
-    The following are tried in order: the given map; ImageNet's wnids; numeric folder names; the model's class names;
-    and, if there are exactly as many folders as classes, alphabetical order. Raise UsageError if a folder matches no
-    class; the message names some.
+    The following are tried in order: the given map; ImageNet's wnids; exactly the model's class names; numeric
+    folder names; the class names apart from case and punctuation; and, if there are as many folders as classes,
+    alphabetical order. Raise UsageError if a folder matches no class; the message names some.
     """
     names = sorted(set(folders))
     given = list(labels or ())
@@ -52,11 +52,11 @@ def map_classes(
         if known := wnids(num_classes):  # none for a head of its own, such as Tiny ImageNet's
             where = f"ImageNet's wnids for {num_classes} classes"
             return ClassMap(_look_up(names, known, num_classes, where), "wnid")
+    if names and all(times[name] == 1 for name in names):
+        return ClassMap({name: own[name] for name in names}, "class name")
     if _are_numbers(names):
         numbers = {name: int(name) for name in names}
         return ClassMap(_look_up(names, numbers, num_classes, "the model's classes"), "number")
-    if names and all(times[name] == 1 for name in names):
-        return ClassMap({name: own[name] for name in names}, "class name")
     if plain and all(_plain(name) in plain for name in names):
         if unclear := [name for name in names if plain_times[_plain(name)] > 1]:
             raise UsageError(f"several of the model's class names fit {_some(unclear)}; give --class-map FILE")

@@ -162,6 +162,7 @@ def test_wnids_are_mapped_by_wnid_and_by_position_only_in_a_head_of_as_many() ->
 
 def test_numbers_names_and_alphabetical_order() -> None:
     assert map_classes(["10", "2", "999"], num_classes=1000).numbers == {"10": 10, "2": 2, "999": 999}
+    assert map_classes(["2", "10"], num_classes=12, labels=sorted(map(str, range(12)))).numbers == {"10": 2, "2": 4}
     labels = ["Stop sign", "give_way", "bend right"]
     assert map_classes(["give way", "stop_sign"], num_classes=3, labels=labels).numbers == {
         "give way": 1,
