@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import re
@@ -123,8 +124,16 @@ def _load_member(members: Sequence[_Member], position: int) -> Image.Image:
 
 
 def find_shards(root: Path) -> list[Path]:
-    """Return the tar files in a folder, in natural order."""
-    return sorted(root.glob("*.tar"), key=lambda path: natural_key(path.name))
+    """Return the tar files of a stored stream in natural order; none if the first holds folders, as ImageNet-C's do."""
+    shards = sorted(root.glob("*.tar"), key=lambda path: natural_key(path.name))
+    return [] if shards and _holds_folders(shards[0]) else shards
+
+
+def _holds_folders(path: Path) -> bool:
+    with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(path) as tar:  # reported when it is read
+        first = tar.next()
+        return first is not None and (first.isdir() or "/" in first.name)
+    return False
 
 
 def open_shards(root: Path, shards: Sequence[Path], num_classes: int, limit: int | None) -> Dataset:

@@ -34,8 +34,9 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
     """
     first = _first_with_images(root)
     if first is None:
-        arrays = ", but arrays without labels.npy" if any(root.glob("*.npy")) else ""
-        raise UsageError(f"{root}: no images in this folder or below it{arrays}")
+        others = {"*.npy": ", but arrays without labels.npy", "*.tar": ", but tar files, which must be unpacked"}
+        found = "".join(what for pattern, what in others.items() if any(root.glob(pattern)))
+        raise UsageError(f"{root}: no images in this folder or below it{found}")
     levels = first.relative_to(root).parts
     top = _subfolders(root)
     if len(levels) == 1:

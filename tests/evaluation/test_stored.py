@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import shutil
 import tarfile
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ from remtta.evaluation import open_dataset
 from remtta.evaluation.datasets import class_names
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, draw_image
-from tests.evaluation.trees import open_tree
+from tests.evaluation.trees import open_tree, write_tree
 from tests.records import json_of, rows_of
 
 STREAM = "baseline_20_transition+speed_1000_seed_43"
@@ -153,6 +154,18 @@ def test_invalid_tar_streams_are_refused(stream: Path, tmp_path: Path) -> None:
     (stream / "serial_9.tar").write_bytes(b"replaced meanwhile")
     with pytest.raises(FrameError, match="cannot be decoded"):
         domain.load(0)
+
+
+def test_archives_of_folders_are_no_stream(tmp_path: Path) -> None:
+    root, archive = write_tree(tmp_path / "c", ["fog"]), tmp_path / "weather.tar"
+    with tarfile.open(archive, "w") as tar:
+        tar.add(root / "fog", "fog")
+    shutil.rmtree(root)
+    with pytest.raises(UsageError, match=r"no images .*, but tar files, which must be unpacked"):
+        open_tree(tmp_path)
+    with tarfile.open(archive) as tar:
+        tar.extractall(tmp_path, filter="data")
+    assert open_tree(tmp_path, domains=["fog"]).layout == "ImageNet-C tree"
 
 
 def test_a_list_gives_the_images_their_classes_and_the_order(tmp_path: Path) -> None:
