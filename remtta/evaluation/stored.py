@@ -79,10 +79,13 @@ def _array_domain(path: Path, labels: np.ndarray, severity: int, limit: int | No
     rows = len(pixels) // len(SEVERITIES)
     if len(labels) not in (rows, len(pixels)):
         raise UsageError(f"{path} has {len(pixels)} images, but {LABELS} has {len(labels)} labels")
+    if (labels.reshape(-1, rows) != labels[:rows]).any():
+        raise UsageError(
+            f"{LABELS} differs between the fifths of {path}, which must hold the same images at severities 1 to 5"
+        )
     start, count = (severity - 1) * rows, min(rows, limit or rows)
-    own = labels[:count] if len(labels) == rows else labels[start : start + count]
     sources = [f"{path}[{start + row}]" for row in range(count)]
-    return Domain(path.stem, severity, sources, own, partial(_load_row, path, start))
+    return Domain(path.stem, severity, sources, labels[:count], partial(_load_row, path, start))
 
 
 def _load_row(path: Path, start: int, position: int) -> Image.Image:
