@@ -16,8 +16,7 @@ from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import UsageError
 from remtta.evaluation.domains import Dataset, Domain
 from remtta.evaluation.ledger import Position
-from remtta.guard.observed import BETWEEN_UPDATES
-from remtta.methods.method import Method
+from remtta.guard.observed import BETWEEN_UPDATES, ObservedMethod
 from remtta.options import EvalOptions
 from remtta.runs.batch import BatchResult
 from remtta.runs.session import OUT_OF_TIME, Policy
@@ -147,14 +146,14 @@ class TimeConstrainedPolicy(Policy):
     Source: Alfarra et al., "Evaluation of Test-Time Adaptation Under Computational Time Constraints", ICML 2024.
     """
 
-    def __init__(self, method: Method, position: Position, cost_ratio: float | None) -> None:
-        self._method, self._position, self._given = method, position, cost_ratio
+    def __init__(self, adapter: ObservedMethod, position: Position, cost_ratio: float | None) -> None:
+        self._adapter, self._position, self._given = adapter, position, cost_ratio
         self._next: tuple[float, int] | None = None
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return all frames of a batch that arrives while an update is still running."""
         labels = None if batch.labels is None else batch.labels.to(pixels.device)
-        ratio = self._position.cost_ratio or self._given or measure_cost_ratio(self._method, pixels, labels)
+        ratio = self._position.cost_ratio or self._given or measure_cost_ratio(self._adapter, pixels, labels)
         if self._position.skip:
             self._next = ratio, self._position.skip - 1
             return {frame.index: OUT_OF_TIME for frame in batch.readable}
@@ -169,17 +168,20 @@ class TimeConstrainedPolicy(Policy):
             self._next = None
 
 
-def measure_cost_ratio(method: Method, pixels: Tensor, labels: Tensor | None) -> float:
-    """Measure the time of an adapting batch divided by that of a plain forward pass; the method's state is restored."""
-    state = method.state()
+def measure_cost_ratio(adapter: ObservedMethod, pixels: Tensor, labels: Tensor | None) -> float:
+    """Measure the time of an adapting batch, with the source model's pass if it takes part, divided by that of a plain
+    forward pass; the adapter's state is restored.
+    """
+    state = adapter.state()
     times: dict[str, list[float]] = {"adapt": [], "base": []}
     for _ in range(_TIMED_BATCHES):
         for name in times:
             started = time.perf_counter()
-            out = method(pixels, labels) if name == "adapt" else method.predict(pixels)
+            out = adapter.predict(pixels, labels=labels).logits if name == "adapt" else adapter.method.predict(pixels)
             out.cpu()  # waits for the device
             times[name].append(time.perf_counter() - started)
-    method.load_state(state)
+    adapter.load_state(state)
+    adapter.events()  # of the batches undone
     ratio = max(1.0, min(times["adapt"]) / min(times["base"]))
     _log.info("an update costs %.2f forward passes", ratio)
     return ratio

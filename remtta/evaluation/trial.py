@@ -65,7 +65,7 @@ class Trial(Listener):
             adapter,
             plan.card,
             self._position,
-            policy=TimeConstrainedPolicy(adapter.method, self._position, options.cost_ratio) if hurries else Policy(),
+            policy=TimeConstrainedPolicy(adapter, self._position, options.cost_ratio) if hurries else Policy(),
             listener=self,
             interrupts=interrupts,
             reset_every=options.reset_every,

@@ -3,15 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 from statistics import harmonic_mean
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from remtta.errors import ModelError, StreamError, UsageError
 from remtta.evaluation import choose_preprocessing, evaluate
 from remtta.evaluation.domains import Dataset
+from remtta.guard.observed import ObservedMethod
+from remtta.guard.observer import Answers
 from remtta.methods.settings import REMConfig, method_config
 from remtta.models.card import set_labels
 from remtta.models.preprocessing import preprocessing_of
@@ -112,13 +115,24 @@ def test_in_limited_time_only_every_so_manyth_batch_is_learned_from(tree: Datase
     assert adapted == [place % 4 == 0 for place in range(14)]  # the batch between updates takes no time
 
 
-def test_a_measured_cost_ratio_leaves_the_method_as_it_was(tree: Dataset, tmp_path: Path) -> None:
-    options = EvalOptions(scenario="time-constrained", batch_size=7)
-    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("rem"), options=options)
-    run = results["methods"]["rem"]["seeds"]["0"]
-    assert run["cost_ratio"] > 1
-    assert run["updates"] == rows_of(tmp_path / "run")[-1]["update"] + rows_of(tmp_path / "run")[-1]["adapted"]
-    assert rows_of(tmp_path / "run")[0]["update"] == 0
+def test_a_measured_cost_ratio_counts_the_source_models_pass_and_leaves_the_method_as_it_was(
+    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    predict = ObservedMethod.predict
+
+    def counted(adapter: ObservedMethod, images: Tensor, *how: Any, **more: Any) -> Answers:
+        sizes.append(len(images))
+        return predict(adapter, images, *how, **more)
+
+    monkeypatch.setattr(ObservedMethod, "predict", counted)
+    timed = EvalOptions(scenario="time-constrained", batch_size=7)
+    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods={"rem+guard": None}, options=timed)
+    ratio = results["methods"]["rem+guard"]["seeds"]["0"]["cost_ratio"]
+    assert ratio > 1 and sum(sizes) == 42 + 3 * 7  # three more updates, with all that belongs to them
+    given = replace(timed, cost_ratio=ratio)
+    evaluate(tiny_vit(), tree, tmp_path / "again", methods={"rem+guard": None}, options=given)
+    assert rows_of(tmp_path / "run") == rows_of(tmp_path / "again")
 
 
 def test_a_method_that_does_not_suit_the_model_is_refused_before_the_first_run(tree: Dataset, tmp_path: Path) -> None:
