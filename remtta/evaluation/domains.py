@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from remtta.corruptions.parameters import HOLD_OUTS, STANDARD
-from remtta.errors import UsageError, counted
+from remtta.errors import FrameError, UsageError, counted
 from remtta.streams.images import load_image, natural_key
 from remtta.streams.pillow import opened
 
@@ -53,6 +56,13 @@ class Domain:
     def title(self) -> str:
         """Name and severity in one, as usual in the literature: "gaussian_noise5"."""
         return title_of(self.name, self.severity)
+
+    @cached_property
+    def first_image_sha256(self) -> str | None:
+        """Hash of the first image's pixels, which shows whether images were replaced; None if it cannot be read."""
+        with contextlib.suppress(FrameError):
+            return hashlib.sha256(self.load(0).tobytes()).hexdigest()
+        return None
 
     def load(self, position: int) -> Image.Image:
         """Decode the image at a position to RGB; raise FrameError if that fails."""

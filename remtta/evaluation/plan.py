@@ -127,6 +127,9 @@ class EvalPlan:
         unchanged, then others; raise UsageError if a finished one is missing, or another setting changed.
         """
         now = json.loads(json.dumps(self.settings()))
+        for before, domain in zip(earlier["data"]["domains"], now["data"]["domains"], strict=False):
+            if None in (before.get("first_image_sha256"), domain["first_image_sha256"]):  # unreadable, or version 0.2.0
+                domain["first_image_sha256"] = before.get("first_image_sha256")
         begun = [
             name for name, used in earlier["methods"].items() if name in finished or used == now["methods"].get(name)
         ]
@@ -149,6 +152,7 @@ def _data_settings(dataset: Dataset) -> dict[str, Any]:
             "severity": domain.severity,
             "images": len(domain.sources),
             "labels_sha256": hashlib.sha256(np.ascontiguousarray(domain.labels).data).hexdigest(),
+            "first_image_sha256": domain.first_image_sha256,
         }
         for domain in dataset.domains
     ]
@@ -165,7 +169,8 @@ def _comparable(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str
     """Return the settings restricted to these methods, with data, delta and statistics condensed for messages."""
     data, start, learned = settings["data"], settings.get("start_delta"), settings.get("source_statistics", {})
     domains = {
-        title_of(each["name"], each["severity"]): f"{each['images']} images, labels {each['labels_sha256'][:16]}"
+        title_of(each["name"], each["severity"]): f"{each['images']} images, labels {each['labels_sha256'][:16]}, "
+        f"first image {str(each.get('first_image_sha256'))[:16]}"
         for each in data["domains"]
     }
     return {
