@@ -48,13 +48,13 @@ def doctor(
     with running.command() as interrupts:
         from remtta.streams.sources import open_stream
 
-        open_stream(source).close()  # report a wrong path at once
+        opened = open_stream(source)  # reports a wrong path at once
         load_torch("remtta.evaluation.examination", model)
         from remtta.evaluation.examination import examine
 
         running.set_threads()
         classifier = load_classifier(model, running.device)
-        report = examine(classifier, source, limit=stream.limit or _LIMIT, wait=interrupts.check)
+        report = examine(classifier, opened, limit=stream.limit or _LIMIT, wait=interrupts.check)
         printed.show(report, lambda: "\n".join(map(printable, _page(report))))
     raise typer.Exit(_DOES_NOT_FIT if report["better"] else 0)
 

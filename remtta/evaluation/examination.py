@@ -19,7 +19,7 @@ from remtta.models.card import card_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.prefetch import DecodedFrame, prefetch
-from remtta.streams.sources import open_stream
+from remtta.streams.sources import Stream, open_stream
 
 MIN_IMAGES = 16  # with fewer, the right preprocessing was missed on corrupted images
 NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -74,14 +74,14 @@ class Finding:
 
 
 def examine(
-    model: nn.Module, source: str, *, limit: int = 100, wait: Callable[[], None] = lambda: None
+    model: nn.Module, source: str | Stream, *, limit: int = 100, wait: Callable[[], None] = lambda: None
 ) -> dict[str, Any]:
     """Compare a model's predictions on images of a source under its own and under other preprocessings. Raise
     UsageError if the source does not exist; StreamError if too few images can be read.
 
     Args:
         model: A classifier with the preprocessing to check.
-        source: Images, as accepted by `open_stream`.
+        source: Images, as accepted by `open_stream`, or the stream that it returned.
         limit: Maximum number of images, spread evenly over the source if its length is known.
         wait: Called between batches; may raise to stop.
 
@@ -90,7 +90,8 @@ def examine(
         the configured one first; the `better` one, or None; what `rem` would mask and adapt.
     """
     card = card_of(model)
-    frames = _read(source, limit, card.preprocessing, wait)
+    stream = source if isinstance(source, Stream) else open_stream(source)
+    frames = _read(stream, limit, card.preprocessing, wait)
     readable = [frame for frame in frames if frame.image is not None]
     images = torch.stack([frame.image for frame in readable if frame.image is not None])
     findings = [_finding(model, each, images, wait) for each in candidates_of(card.preprocessing)]
@@ -101,7 +102,7 @@ def examine(
     return {
         "fits": better is None if telling else None,
         "model": {**card.origin, "num_classes": card.num_classes, "base_sha256": card.sha256},
-        "source": source,
+        "source": stream.name,
         "images": len(readable),
         "unreadable": len(frames) - len(readable),
         "candidates": [finding.as_dict() for finding in findings],
@@ -147,9 +148,8 @@ def better_than(findings: Sequence[Finding]) -> dict[str, Any] | None:
     return found if lead > _SURE * error else None
 
 
-def _read(source: str, limit: int, way: Preprocessing, wait: Callable[[], None]) -> list[DecodedFrame]:
+def _read(stream: Stream, limit: int, way: Preprocessing, wait: Callable[[], None]) -> list[DecodedFrame]:
     """Read frames spread over the source, the first ones if its length is unknown."""
-    stream = open_stream(source)
     count = stream.num_frames or limit
     spread = {place * count // limit for place in range(limit)} if count > limit else range(count)
     chosen = (frame for place, frame in enumerate(itertools.islice(stream.frames, count)) if place in spread)
@@ -161,7 +161,7 @@ def _read(source: str, limit: int, way: Preprocessing, wait: Callable[[], None])
     if (readable := sum(frame.image is not None for frame in frames)) < MIN_IMAGES:
         reason = next((f"; {frame.source}: {frame.error}" for frame in frames if frame.error), "")
         found = counted(readable, "readable image")
-        raise StreamError(f"{source}: {found}, but at least {MIN_IMAGES} are needed{reason}")
+        raise StreamError(f"{stream.name}: {found}, but at least {MIN_IMAGES} are needed{reason}")
     return frames
 
 

@@ -1,6 +1,7 @@
 """Which preprocessing fits a model, by what it says of images."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from remtta.demo.signs import render_sign
 from remtta.evaluation.examination import Candidate, Finding, are_telling, candidates_of
 from remtta.models.embedded import CLASS_NAMES
 from remtta.models.preprocessing import Preprocessing
+from remtta.streams.sources import open_stream
 from tests.command import refusal_of, remtta_here
 
 HALF = Preprocessing((48, 48), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0, "center")
@@ -79,9 +81,13 @@ def test_images_that_tell_the_model_little_get_no_verdict(tmp_path: Path, capsys
     assert are_telling([blurred, sharp]) and not are_telling([blurred, blurred])
 
 
-def test_too_few_images_are_refused(signs: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    told = refusal_of(capfd, "doctor", signs / "stop", "--model", "remtta-demo")
-    assert told == (1, f"Error: {signs / 'stop'}: 5 readable images, but at least 16 are needed")
+def test_too_few_images_are_refused_without_a_password(
+    signs: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    camera = replace(open_stream(str(signs / "stop")), name="rtsp://***@cam")
+    monkeypatch.setattr("remtta.streams.sources.open_stream", lambda source: camera)
+    told = refusal_of(capfd, "doctor", "rtsp://me:secret@cam", "--model", "remtta-demo")
+    assert told == (1, "Error: rtsp://***@cam: 5 readable images, but at least 16 are needed")
 
 
 def test_candidates_have_each_preprocessing_once() -> None:
