@@ -15,6 +15,7 @@ from remtta.cli.running import RunningOptions
 from remtta.errors import UsageError
 from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
+from remtta.models.embedded import EMBEDDED
 from remtta.options import DEFAULT_MODEL, DataOptions, EvalOptions, ModelOptions
 from remtta.options.option import Only, in_output, in_protocol
 from remtta.runs.folder import RESULTS, check_folder, run_folder
@@ -142,6 +143,8 @@ def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
 
     if options.protocol is None:
         return model
+    if model.name == EMBEDDED:
+        raise UsageError(f"{EMBEDDED} takes images of 48 pixels; leave --protocol out")
     fixed = INPUTS[options.protocol]
     return replace(model, **{name: value for name, value in fixed.items() if getattr(model, name) is None})
 
