@@ -121,13 +121,13 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
             f"the delta was made on the weights in {str(options['checkpoint'])[:200]!r}; name them with --checkpoint, "
             "since remtta opens no file that a delta's header names"
         )
+    if ":" in delta.model and not chosen.get("name"):
+        raise UsageError(f"the delta was made on {delta.model[:200]!r}; add --model to allow it to be loaded")
     if not checkpoint and delta.model != EMBEDDED and not chosen.get("name"):
         raise UsageError(
             f"the delta was made on the published weights of {delta.model[:200]}; add --model to allow their download, "
             "or name the file with --checkpoint"
         )
-    if ":" in delta.model and not chosen.get("name"):
-        raise UsageError(f"the delta was made on {delta.model[:200]!r}; add --model to allow it to be opened")
     if options.get("text_embeddings") and not chosen.get("text_embeddings"):
         raise UsageError("the delta was made with text embeddings from a file; name it with --text-embeddings")
     return {**options, "checkpoint": checkpoint, "text_embeddings": None, "use_ema": options.get("use_ema") is True}

@@ -22,6 +22,7 @@ from remtta.models.described import Described, Output
 from remtta.models.hashing import state_sha256
 from remtta.models.inside import look_inside
 from remtta.models.preprocessing import Preprocessing
+from remtta.models.prompts import is_zero_shot
 from remtta.models.tensor_files import save_tensors
 from remtta.models.weights import check_delta
 from remtta.models.zero_shot import checkpoint_state
@@ -124,10 +125,10 @@ def check_base(delta: Delta, base_sha256: str) -> None:
         )
     if delta.base_sha256 != base_sha256:
         named = "weights" if delta.model == UNKNOWN else f"{delta.model} checkpoint"
+        same = "class names and templates" if is_zero_shot(delta.model) else "input size and model arguments"
         raise DeltaError(
             f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is "
-            f"{base_sha256[:12]}...); load the {named} it was adapted from, with the same input size "
-            "and model arguments"
+            f"{base_sha256[:12]}...); load the {named} it was adapted from, with the same {same}"
         )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta import Delta, load_base, load_model
+from remtta.deltas.delta import check_base
 from remtta.errors import CheckpointError, DeltaError, DownloadError, UsageError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
@@ -115,6 +116,8 @@ def test_names_and_templates_are_part_of_a_deltas_base_and_rebuild_it(tmp_path: 
     origin = dict(model.pretrained_cfg["built_from"])
     delta = Delta({}, origin.pop("name"), state_sha256(model), "rem", model_options=origin)
     assert state_sha256(load_base(delta)) == delta.base_sha256
+    with pytest.raises(DeltaError, match="adapted from, with the same class names and templates"):
+        check_base(delta, "")
     read = Delta({}, name, "", "rem", model_options={**origin, "prompts": str(tmp_path / "mine.txt")}, path="d")
     with pytest.raises(DeltaError, match="class names or templates that are not text"):
         load_base(read, name=name)
