@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
@@ -135,7 +135,7 @@ def find_shards(root: Path) -> list[Path]:
 def _holds_folders(path: Path) -> bool:
     with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(path) as tar:  # reported when it is read
         first = tar.next()
-        return first is not None and (first.isdir() or "/" in first.name)
+        return first is not None and len(PurePosixPath(first.name).parts) + first.isdir() > 1
     return False
 
 
