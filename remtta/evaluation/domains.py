@@ -36,21 +36,13 @@ _log = logging.getLogger("remtta")
 
 @dataclass(frozen=True)
 class Domain:
-    """Labelled images of one condition.
+    """Labelled images of one condition."""
 
-    Attributes:
-        name: E.g. "gaussian_noise".
-        severity: 1 to 5, or None if the layout has no severities.
-        sources: Path of each image, or array and row.
-        labels: Shape (n,): the model's class number of each image.
-        read: Decodes the image at a position; None if `sources` are image files.
-    """
-
-    name: str
-    severity: int | None
-    sources: Sequence[str]
-    labels: np.ndarray
-    read: Callable[[int], Image.Image] | None = None
+    name: str  # e.g. "gaussian_noise"
+    severity: int | None  # 1 to 5, or None if the layout has no severities
+    sources: Sequence[str]  # path of each image, or array and row
+    labels: np.ndarray  # shape (n,): the model's class number of each image
+    read: Callable[[int], Image.Image] | None = None  # decodes the image at a position; None for image files
 
     @property
     def title(self) -> str:
@@ -71,30 +63,17 @@ class Domain:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Domains to evaluate on.
-
-    Attributes:
-        root: Folder of the dataset.
-        layout: Description of the layout, for messages.
-        domains: In the order of evaluation.
-        classes: How class folders were mapped to numbers.
-        class_numbers: The model's class numbers present as folders or labels, ascending, regardless of any limit or
-            image list.
-        sizes: Number of images of each size.
-        names: Class names, if they are the folders in alphabetical order; else None.
-        restricted_to: Name of the ImageNet variant to whose classes the logits are restricted, or None.
-        shuffled: Whether the images need shuffling because they are stored by class.
-    """
+    """Domains to evaluate on."""
 
     root: Path
-    layout: str
-    domains: Sequence[Domain]
-    classes: str
-    class_numbers: Sequence[int]
+    layout: str  # description of the layout, for messages
+    domains: Sequence[Domain]  # in the order of evaluation
+    classes: str  # how class folders were mapped to numbers
+    class_numbers: Sequence[int]  # the model's, of all folders or labels, ascending, whatever limit or image list
     sizes: Sizes
-    names: Sequence[str] | None = None
-    restricted_to: str | None = None
-    shuffled: bool = False
+    names: Sequence[str] | None = None  # class names, if they are the folders in alphabetical order
+    restricted_to: str | None = None  # name of the ImageNet variant to whose classes the logits are restricted
+    shuffled: bool = False  # whether the images need shuffling because they are stored by class
 
     def report(self) -> str:
         """Describe the dataset in one line."""

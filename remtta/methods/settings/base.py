@@ -175,16 +175,13 @@ class MethodConfig:
 class Preset:
     """The defaults of a method beside those of its config.
 
-    Attributes:
-        settings: Settings that override those defaults. The anchor may be "auto"; the learning rate is reduced in
-            proportion below 20 images per batch; those specific to Adam are dropped with another optimizer.
-        action: Default action of its guard.
-        answer: Which model predicts.
+    Settings override those. The anchor may be "auto"; the learning rate is reduced in proportion below 20 images per
+    batch; those specific to Adam are dropped with another optimizer.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    action: guard_options.Action = "off"
-    answer: guard_options.Answer = "adapted"
+    action: guard_options.Action = "off"  # of its guard
+    answer: guard_options.Answer = "adapted"  # which model predicts
 
 
 PUBLISHED = Preset()
