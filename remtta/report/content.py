@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,27 +95,29 @@ def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
 
 
 def _frames(runs: Sequence[_Run]) -> Iterator[str]:
-    differing, unsure = [], []
-    for name, series in ((run.name, run.series) for run in runs):
-        if series.differing:
-            shown = zip(_thumbnails(series.differing), map(_differing, series.differing), strict=True)
-            differing.append(page.frames(name, shown, f"{len(series.differing)} of {series.num_differing}"))
-        if series.unsure:
-            told = [_captioned(row, f"{name_of(row)}, {row['prob']:.2f}") for row in series.unsure]
-            shown = zip(_thumbnails(series.unsure), told, strict=True)
-            unsure.append(page.frames(name, shown, f"{len(series.unsure)} of {len(series.index)}"))
+    found = [(run.name, run.series) for run in runs]
+    differing = [_thumbnails(name, each.differing, _by_each, each.num_differing) for name, each in found]
     yield page.section("Frames on which the adapted and the source model disagree", differing)
+    unsure = [_thumbnails(name, each.unsure, _prediction, len(each.index)) for name, each in found]
     yield page.section("Frames of lowest confidence", unsure)
 
 
-def _differing(row: Row) -> str:
-    caption = (f"{who}: {name_of(row['each'][who])}, {row['each'][who]['prob']:.2f}" for who in ("adapted", "source"))
-    return _captioned(row, "; ".join(caption))
+def _by_each(row: Row) -> str:
+    return "; ".join(f"{who}: {_prediction(row['each'][who])}" for who in ("adapted", "source"))
 
 
-def _captioned(row: Row, caption: str) -> str:
-    place = Path(*Path(row["source"]).parts[-2:])  # files of several folders often share their names
-    return f"{row['index']}, {place}. {caption}"
+def _prediction(row: Row) -> str:
+    return f"{name_of(row)}, {row['prob']:.2f}"
+
+
+def _thumbnails(name: str, rows: Sequence[Row], caption: Callable[[Row], str], count: int) -> str:
+    """Return a run's rows with thumbnails of their image files, as far as they can still be read."""
+    shown = []
+    for row in rows:
+        source = Path(row["source"])
+        place = Path(*source.parts[-2:])  # files of several folders often share their names
+        shown.append((_address_of(source, _THUMB), f"{row['index']}, {place}. {caption(row)}"))
+    return page.frames(name, shown, f"{len(rows)} of {count}") if shown else ""
 
 
 def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str]:
@@ -131,11 +133,6 @@ def _evaluation(name: str, folder: Path, content: Mapping[str, Any]) -> list[str
         image = f'<img class="wide" src="{address}" alt="{_ERRORS_ALT}">'
         parts.append(f"<section><h2>Error over time</h2>{image}</section>")
     return parts
-
-
-def _thumbnails(rows: Sequence[Row]) -> list[str | None]:
-    """Return a thumbnail of each row's image file as a data URL, if it can still be read."""
-    return [_address_of(Path(row["source"]), _THUMB) for row in rows]
 
 
 def _address_of(path: Path, size: tuple[int, int]) -> str | None:
