@@ -11,14 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from timm.data.constants import (
-    IMAGENET_DEFAULT_MEAN,
-    IMAGENET_DEFAULT_STD,
-    IMAGENET_INCEPTION_MEAN,
-    IMAGENET_INCEPTION_STD,
-    OPENAI_CLIP_MEAN,
-    OPENAI_CLIP_STD,
-)
+from timm.data import constants
 from torch import nn
 
 from remtta.errors import CheckpointError
@@ -36,10 +29,10 @@ _FILE = "preprocessor_config.json"
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
 _WARPED = 384  # ConvNeXt's processor squashes images of at least so many pixels
 
-_HALF = {"image_mean": IMAGENET_INCEPTION_MEAN, "image_std": IMAGENET_INCEPTION_STD}
+_HALF = {"image_mean": constants.IMAGENET_INCEPTION_MEAN, "image_std": constants.IMAGENET_INCEPTION_STD}
 _CLIP = {
-    "image_mean": OPENAI_CLIP_MEAN,
-    "image_std": OPENAI_CLIP_STD,
+    "image_mean": constants.OPENAI_CLIP_MEAN,
+    "image_std": constants.OPENAI_CLIP_STD,
     "resample": 3,
     "size": {"shortest_edge": 224},
     "do_center_crop": True,
@@ -215,8 +208,8 @@ def _usual(folder: Path, model_type: str, image_size: Size) -> dict[str, Any]:
     squashed = plain or model_type == "swin"
     settings = {
         "input_size": (3, *image_size),
-        "mean": IMAGENET_INCEPTION_MEAN if plain else IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_INCEPTION_STD if plain else IMAGENET_DEFAULT_STD,
+        "mean": constants.IMAGENET_INCEPTION_MEAN if plain else constants.IMAGENET_DEFAULT_MEAN,
+        "std": constants.IMAGENET_INCEPTION_STD if plain else constants.IMAGENET_DEFAULT_STD,
         "interpolation": "bilinear" if plain else "bicubic",
         "crop_pct": 1.0 if squashed else 0.875,
         "crop_mode": "squash" if squashed else "center",

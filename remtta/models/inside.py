@@ -18,8 +18,6 @@ from remtta.models.described import Described, logits_in, output_of
 _SIZES = (224, 32, 64, 28, 96, 128, 160, 192, 240, 256, 288, 299, 320, 336, 384, 448, 512)
 """Image sides, in pixels, to try on a model whose config names no input size."""
 
-_RUNNERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
-
 
 @dataclass(frozen=True)
 class Trace:
@@ -271,7 +269,7 @@ def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
 def _unwrapped(model: nn.Module) -> nn.Module:
     """Return the model without wrappers that only run it (parallel, compiled) or describe it."""
     while True:
-        if isinstance(model, (Described, *_RUNNERS)):
+        if isinstance(model, Described | nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod  # type: ignore[assignment]
