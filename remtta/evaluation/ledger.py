@@ -83,12 +83,12 @@ class Ledger(contextlib.ExitStack):
         self.folder, self.progress = folder, progress
         self._save_every_s, self._rhythm = save_every_s, SaveRhythm()
         rows = RowWriter(folder / PREDICTIONS, keep_bytes=progress.num_bytes, kept_sha256=progress.rows_sha256)
-        self._rows = self.enter_context(rows)
+        self._rows = self.enter_context(contextlib.closing(rows))
         self._events: RowWriter | None = None
         if eventful:
             path = folder / EVENTS
             kept = progress.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
-            self._events = self.enter_context(RowWriter(path, keep_bytes=kept))
+            self._events = self.enter_context(contextlib.closing(RowWriter(path, keep_bytes=kept)))
 
     def write(self, rows: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]]) -> None:
         """Write the rows and events of a batch."""

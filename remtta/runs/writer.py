@@ -29,7 +29,7 @@ class ReaderGone(Exception):
     """The reader of standard output closed the pipe."""
 
 
-class RowWriter(contextlib.AbstractContextManager["RowWriter"]):
+class RowWriter:
     """Appends rows to a file, batch by batch, and optionally to a pipe as well. Raise UsageError if the file is shorter
     than `keep_bytes`, the kept bytes do not match `kept_sha256`, or damaged rows would not be produced again;
     OutputError if the file cannot be written.
@@ -84,9 +84,6 @@ class RowWriter(contextlib.AbstractContextManager["RowWriter"]):
             self._size = keep_bytes + sum(map(len, self._expected))
             self._file.truncate(self._size)  # drops an incomplete line
             self._file.seek(self._size)
-
-    def __exit__(self, *failure: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file; the pipe stays open."""

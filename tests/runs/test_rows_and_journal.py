@@ -93,7 +93,7 @@ def test_entropy_is_a_plain_number_between_zero_and_log_c(scale: float) -> None:
 
 def test_a_row_with_nan_is_refused_and_no_part_of_its_batch_written(tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
-    with RowWriter(path) as writer, pytest.raises(ValueError):
+    with contextlib.closing(RowWriter(path)) as writer, pytest.raises(ValueError):
         writer.write([{"index": 0}, {"index": 1, "prob": float("nan")}])
     assert path.read_bytes() == b""
 
@@ -102,7 +102,7 @@ def test_a_row_with_nan_is_refused_and_no_part_of_its_batch_written(tmp_path: Pa
 def test_any_file_name_stays_one_line_and_can_be_recovered(name: bytes, tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
     frames = [_still(0, os.fsdecode(name)), _still(1)]
-    with RowWriter(path) as writer:
+    with contextlib.closing(RowWriter(path)) as writer:
         writer.write(_rows(frames, LOGITS.expand(2, -1), labels=["Kätzchen\n", "dog", "\udcff"]))
     text = path.read_bytes().decode("ascii")
     assert len(text.splitlines()) == 2
@@ -118,7 +118,7 @@ class _FullDisk(io.BytesIO):
 
 def test_a_pipe_that_fails_otherwise_is_an_output_error(tmp_path: Path) -> None:
     path = tmp_path / "predictions.jsonl"
-    with RowWriter(path, _FullDisk()) as writer:
+    with contextlib.closing(RowWriter(path, _FullDisk())) as writer:
         writer.write([{"index": 0}])
         with pytest.raises(OutputError, match=r"No space left on device"):
             writer.echo()
