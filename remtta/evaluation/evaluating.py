@@ -82,11 +82,9 @@ def evaluate(
         model: A classifier; it is restored to its source weights in any case. If the dataset names the classes of a
             timm model without names, they become the model's.
         dataset: The domains, as returned by `open_dataset`.
-        output: Folder for the results.
         methods: Names in the order of the table, e.g. METHOD, METHOD+guard or LABEL=METHOD (another row of the same
             method with other settings), each mapped to the settings that differ from its defaults, to a whole config,
             or to None.
-        options: Scenario, batch size, seeds etc.
         preprocessing: How images become inputs; by default the model's own.
         delta: Start every trial from these adapted weights, including that of `source`; a reset still restores the
             source weights.

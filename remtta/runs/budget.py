@@ -118,11 +118,8 @@ class TimeBudget:
 
 
 class FitFrames(Policy):
-    """Learns from all but black and repeated frames, while there is time.
-
-    Args:
-        place: Progress on the stream; stores the fingerprint of the last readable video frame.
-        budget: Decides whether there is time.
+    """Learns from all but black and repeated frames, while there is time; stores the fingerprint of the last readable
+    video frame in the place.
     """
 
     def __init__(self, place: Place, budget: TimeBudget) -> None:

@@ -25,12 +25,7 @@ P = TypeVar("P", bound="DataclassInstance")
 
 
 def save_state(path: Path, position: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Save a position and a method's state, atomically; raise OutputError if the file cannot be written.
-
-    Args:
-        position: Anything that JSON can represent.
-        tensors: As returned by a method's `state()`.
-    """
+    """Save a position, in the terms of JSON, and a method's state, atomically; raise OutputError if that fails."""
     save_tensors(path, tensors, {_POSITION: json.dumps(position, allow_nan=False)})
 
 
