@@ -107,9 +107,9 @@ class AnyClassifier(Backbone):
 
     def check_scores(self, kind: Scores) -> None:
         layout = self._layout
-        known = {"attention": layout.attends, "gradcam": layout.map is not None}
-        if not known.get(kind, layout.map is not None or layout.prefix is not None):
-            others = [each for each in ("features", "gradcam") if each != kind and (layout.map or layout.prefix)]
+        has = {"features": layout.map is not None or layout.prefix is not None, "gradcam": layout.map is not None}
+        if not {"attention": layout.attends, **has}[kind]:
+            others = [each for each, there in has.items() if there]
             raise ModelError(
                 f"{type(self.module).__name__} has no patch scores for --set masking={kind}; "
                 f"leave it out, or choose {' or '.join([*others, 'random'])}"

@@ -201,6 +201,13 @@ def test_a_vit_of_ones_own_is_masked_as_timms_is(what: str) -> None:
     assert_like_twin(own, tiny_vit(), 32)
 
 
+def test_a_model_without_such_scores_is_refused_with_those_that_it_has() -> None:
+    own = tiny_vit(class_token=False, global_pool="avg")
+    own.register_forward_pre_hook(lambda module, inputs: None)
+    with pytest.raises(ModelError, match="masking=attention; leave it out, or choose features or random"):
+        backbone_of(own).check_scores("attention")
+
+
 def test_layers_of_a_model_in_training_mode_are_found_in_eval_mode() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), tiny_vit(proj_drop_rate=0.5)).train()
     before = state_sha256(model)
