@@ -110,12 +110,6 @@ def unseen_frames(
             now = shown(frame.source, frame.number)
             raise UsageError(f"frame {number} of {stream.name} is {now}, and was {shown(*was)}; {advice}")
 
-    def check_length(seen: int, known: int) -> None:
-        if seen < known:
-            within = "" if stream.options.limit is None else f" within --limit {stream.options.limit}"
-            holds = f"{stream.name} holds {counted(seen, 'frame')}{within}"
-            raise UsageError(f"{holds}, and the run had seen {known}; {advice}")
-
     seen, num_known = 0, place.frames + len(unsaved)  # the place goes on with the first frame yielded
     known = {place.frames: place.last, **({1: [first["source"], first.get("frame")]} if first else {})}
     for frame in islice(frames, place.frames):
@@ -124,12 +118,14 @@ def unseen_frames(
             check(seen - 1, frame, was)
         if seen == place.frames and frame.number is not None and place.fingerprint:
             _warn_of_other(frame, place.fingerprint, transform)
-    check_length(seen, place.frames)
     for row, frame in zip(unsaved, frames, strict=False):
         check(seen, frame, [row["source"], row.get("frame")])
         seen += 1
         yield frame
-    check_length(seen, num_known)
+    if seen < num_known:
+        within = "" if stream.options.limit is None else f" within --limit {stream.options.limit}"
+        holds = f"{stream.name} holds {counted(seen, 'frame')}{within}"
+        raise UsageError(f"{holds}, and the run had seen {num_known}; {advice}")
     yield from frames
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import json
 import math
 import os
@@ -75,7 +76,9 @@ class RowWriter:
                 raise UsageError(f"{path} was changed since it was saved; restore it, or start again with --overwrite")
             if keep_tail:
                 tail = self._file.read()
-                self._keep_whole(tail[: tail.rfind(b"\n") + 1].splitlines(keepends=True))
+                lines = tail[: tail.rfind(b"\n") + 1].splitlines(keepends=True)
+                self._expected.extend(itertools.takewhile(_is_row, lines))  # the rest can be produced again
+                self.num_damaged = len(lines) - len(self._expected)
             if self.num_damaged and not remade:
                 self._file.close()
                 raise UsageError(
@@ -88,14 +91,6 @@ class RowWriter:
     def close(self) -> None:
         """Close the file; the pipe stays open."""
         self._file.close()
-
-    def _keep_whole(self, lines: list[bytes]) -> None:
-        """Expect the lines of a tail up to the first damaged one; the rest can be produced again."""
-        for number, line in enumerate(lines):
-            if not _is_row(line):
-                self.num_damaged = len(lines) - number
-                return
-            self._expected.append(line)
 
     def expected_rows(self) -> list[Row]:
         """Return the rows of the earlier run's tail that were not produced again yet."""
