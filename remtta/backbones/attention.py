@@ -27,9 +27,6 @@ WITH_ROWS = (*SOFTMAX, ParallelScalingBlock, AttentionPoolLatent)
 class AttentionRows(TorchFunctionMode):
     """Context that records the first query's row of every softmax attention.
 
-    Attributes:
-        rows: Shape (B, T) each, summed over the heads, without gradient.
-
     Args:
         num_tokens: Record only self-attention over this many tokens T; None for all.
 
@@ -38,7 +35,7 @@ class AttentionRows(TorchFunctionMode):
 
     def __init__(self, num_tokens: int | None = None) -> None:
         super().__init__()
-        self.rows: list[Tensor] = []
+        self.rows: list[Tensor] = []  # shape (B, T) each, summed over the heads, without gradient
         self._num_tokens = num_tokens
 
     def __torch_function__(

@@ -27,17 +27,12 @@ _log = logging.getLogger("remtta")
 
 
 class Latencies:
-    """A fixed-size histogram of latencies.
-
-    Attributes:
-        before: Percentiles of an earlier part of the run, used until there are frames.
-        seconds: Sum of all latencies.
-    """
+    """A fixed-size histogram of latencies."""
 
     def __init__(self) -> None:
         self._counts = [0] * _BINS
-        self.seconds = 0.0
-        self.before: dict[str, float] | None = None
+        self.seconds = 0.0  # sum of all latencies
+        self.before: dict[str, float] | None = None  # percentiles of an earlier part of the run, until there are frames
 
     def add(self, seconds: float, count: int) -> None:
         """Add a latency of `count` frames."""

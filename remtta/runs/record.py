@@ -86,25 +86,16 @@ def delta_of(
 
 
 class Record:
-    """Writes `run.json`.
-
-    Attributes:
-        run: The run's unique name, kept when it resumes.
-        started: When the run began: UTC, ISO 8601.
-        latencies: Latencies of predictions.
-        steps: Durations of batches, including their updates.
-        reads: Time taken to read a frame from the source.
-        decodes: Time taken to decode and preprocess a frame.
-        dropped_before: Frames that a live source dropped in earlier parts of the run.
-    """
+    """Writes `run.json`."""
 
     def __init__(self, plan: Plan, summary: RunSummary) -> None:
         self._plan, self._summary = plan, summary
-        self.run = uuid.uuid4().hex
-        self.started = datetime.now(UTC).isoformat(timespec="seconds")
-        self.latencies, self.steps = Latencies(), Latencies()
-        self.reads, self.decodes = Latencies(), Latencies()
-        self.dropped_before = 0
+        self.run = uuid.uuid4().hex  # unique name, kept when the run resumes
+        self.started = datetime.now(UTC).isoformat(timespec="seconds")  # when the run began
+        self.latencies = Latencies()  # of predictions
+        self.steps = Latencies()  # of batches, including their updates
+        self.reads, self.decodes = Latencies(), Latencies()  # of frames; preprocessing counts as decoding
+        self.dropped_before = 0  # frames that a live source dropped in earlier parts of the run
         self._environment = environment(plan.card.device)
 
     def resume_from(self, earlier: Mapping[str, Any]) -> None:

@@ -49,10 +49,6 @@ class Scribe(Listener):
         interrupts: Ends the wait for a blocked reader.
         pipe: A binary stream that receives the prediction lines as well.
         viewers: Called with every batch's frames and rows.
-
-    Attributes:
-        summary: The run's summary, with its place.
-        started: When the run began, minus the duration of its earlier parts; in seconds of the monotonic clock.
     """
 
     def __init__(
@@ -71,7 +67,8 @@ class Scribe(Listener):
         self._rows: RowWriter | None = None
         self._events: RowWriter | None = None
         self._written: list[Row] = []
-        self.summary, self.started = summary, time.monotonic()
+        self.summary = summary
+        self.started = time.monotonic()  # when the run began, minus the duration of its earlier parts
 
     @property
     def begun(self) -> bool:

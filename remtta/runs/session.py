@@ -63,9 +63,6 @@ class Session:
 
     A fast batch is finished before a stop. Before a slow one, the state to be saved on a stop is kept.
 
-    Attributes:
-        quick: Whether the last batch was fast enough for a stop to wait for another.
-
     Args:
         counts: New counts, or those of a run to resume.
         reset_every: Restore the source weights after this many learned frames; None for never.
@@ -91,7 +88,8 @@ class Session:
         self.adapter, self.counts, self._card = adapter, counts, card
         self._policy, self._listener, self._interrupts = policy, listener, interrupts
         self._reset_every, self._adapt_for, self._answer_early = reset_every, adapt_for, answer_early
-        self.quick, self._keeps = False, keeps
+        self.quick = False  # whether the last batch was fast enough for a stop to wait for another
+        self._keeps = keeps
         self._busy = False  # whether a batch is in progress
         self._before: Snapshot | None = None  # the end of the last finished batch, if it was kept
         self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the session's

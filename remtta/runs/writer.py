@@ -43,10 +43,6 @@ class RowWriter:
         durable: Sync every row to disk before `write` returns, safe from a power failure.
         kept_sha256: Expected hash of the kept bytes, if known.
         remade: Whether rows of the tail will be produced again; if so, damaged ones are dropped.
-
-    Attributes:
-        num_changed: Expected rows that differed this time.
-        num_damaged: Damaged lines in the tail, including all lines after the first of them.
     """
 
     def __init__(
@@ -63,7 +59,8 @@ class RowWriter:
         self._path, self._pipe, self._durable = path, pipe, durable
         self._lines = b""
         self._expected: deque[bytes] = deque()
-        self.num_changed = self.num_damaged = 0
+        self.num_changed = 0  # expected rows that differed this time
+        self.num_damaged = 0  # damaged lines in the tail, including all lines after the first of them
         self._digest = hashlib.sha256()
         keeps = (keep_bytes > 0 or keep_tail) and path.exists()
         if keep_bytes > (path.stat().st_size if keeps else 0):
@@ -143,7 +140,7 @@ class RowWriter:
             os.fsync(self._file.fileno())
         return self.size
 
-    def echo(self, interrupts: Interrupts | None = None) -> None:
+    def echo(self, interrupts: Interrupts) -> None:
         """Send the rows written last down the pipe; a blocked reader is waited for until `READER_PATIENCE_S` after a
         signal.
 
@@ -154,7 +151,6 @@ class RowWriter:
         """
         if self._pipe is None:
             return
-        interrupts = interrupts or Interrupts()
         try:
             _send_to_pipe(self._pipe, self._lines, interrupts)
         except BrokenPipeError as error:

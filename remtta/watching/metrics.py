@@ -49,14 +49,11 @@ class Metrics:
 
     Values are read on request, from another thread, at no cost to the run. Raise UsageError if prometheus-client is
     missing, or the port is unavailable.
-
-    Attributes:
-        watch: Returns the runs to serve; none so far.
     """
 
     def __init__(self, address: tuple[str, int]) -> None:
         prometheus_client = needed("prometheus_client", "metrics", "--metrics")
-        self.watch: Watch = dict
+        self.watch: Watch = dict  # none so far
         registry: CollectorRegistry = prometheus_client.CollectorRegistry()
         registry.register(self)
         try:

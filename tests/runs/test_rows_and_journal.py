@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import OutputError
 from remtta.guard.observer import Answers
 from remtta.runs.batch import BatchResult
@@ -121,7 +122,7 @@ def test_a_pipe_that_fails_otherwise_is_an_output_error(tmp_path: Path) -> None:
     with contextlib.closing(RowWriter(path, _FullDisk())) as writer:
         writer.write([{"index": 0}])
         with pytest.raises(OutputError, match=r"No space left on device"):
-            writer.echo()
+            writer.echo(Interrupts())
     assert lines_of(path) == [{"index": 0}]
 
 
