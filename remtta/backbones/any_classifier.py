@@ -26,9 +26,7 @@ _LAYOUTS: WeakKeyDictionary[nn.Module, Layout] = WeakKeyDictionary()
 class AnyClassifier(Backbone):
     """A classifier with its own forward pass; hooks drop patch tokens, or patches of the image are set to zero.
 
-    Args:
-        inside: The classifier in its wrappers.
-        places: Places of its blocks and its stem; None to find them.
+    Its blocks and its stem are found, unless their places are given.
     """
 
     def __init__(self, inside: Inside, places: Places | None = None) -> None:

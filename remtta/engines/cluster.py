@@ -20,14 +20,11 @@ _SECONDS_TO_END = 30.0  # after they are asked to stop
 def on_ray(
     work: Work[S, T, R], shared: S, tasks: Sequence[T], *, interrupts: Interrupts, gpus: int = 0
 ) -> Generator[tuple[int, R]]:
-    """Run tasks on the cluster at RAY_ADDRESS, or on a local one.
+    """Run tasks on the cluster at RAY_ADDRESS, or on a local one, whose machines import `work` by its name and receive
+    `shared` once.
 
     Ray restarts tasks whose worker was lost. Otherwise as `in_processes`, except that a worker that ignores a request
     to stop is killed after half a minute.
-
-    Args:
-        work: Function to run; importable by its name on every machine.
-        shared: First argument of every task, sent to each machine once.
     """
     ray = needed("ray", "cluster", "--engine ray")
     if not ray.is_initialized():

@@ -50,11 +50,7 @@ _stop: Any = None  # in a worker: the number of the signal to stop by, or 0
 def in_processes(
     work: Work[S, T, R], shared: S, tasks: Sequence[T], *, jobs: int, interrupts: Interrupts
 ) -> Generator[tuple[int, R]]:
-    """Run tasks in processes of this machine. If a process dies, its task is restarted.
-
-    Args:
-        work: Function to run; importable by its name.
-        shared: First argument of every task.
+    """Run tasks in processes, which import `work` by its name; if one dies, its task is restarted.
 
     Yields:
         Position and result of each task as it finishes.

@@ -125,9 +125,8 @@ def wanted_domains(
     """Return the domains to evaluate: those requested, or else the default ones; raise UsageError if a domain is
     missing.
 
-    Args:
-        complete: If any of the fifteen standard corruptions is present, require all of them, unless `domains` is given.
-        by_severity: Whether the layout has severities; only then does an incomplete set cause a warning.
+    `complete` is that of `open_dataset`; `by_severity`, whether the layout has severities: only then is an incomplete
+    set of standard corruptions pointed out.
     """
     if not domains:
         absent = [name for name in STANDARD if name not in found]

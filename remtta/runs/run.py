@@ -36,10 +36,7 @@ _log = logging.getLogger("remtta")
 class Run:
     """One pass over a stream, from claiming its folder to the last save; set up by `adapt_stream`.
 
-    Args:
-        pipe: A binary stream that receives the prediction lines as well.
-        on_batch: Called after every batch with the summary so far.
-        viewers: Called with every batch's frames and rows.
+    `on_batch` is called after every batch with the summary so far; `pipe` and `viewers` are the scribe's.
     """
 
     def __init__(
