@@ -13,10 +13,9 @@ from PIL import Image
 from remtta.adapt.adapter import Adapter
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
-from remtta.runs.batch import BatchResult
 from remtta.runs.budget import FitFrames, TimeBudget
 from remtta.runs.place import Place
-from remtta.runs.session import Listener, Session
+from remtta.runs.session import BatchResult, Listener, Session
 from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Source, Stream, check_not_empty, open_stream

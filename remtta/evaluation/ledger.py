@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from remtta.errors import UsageError
-from remtta.runs.batch import Counts
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import read_rows
 from remtta.runs.saving import SaveRhythm
-from remtta.runs.session import Snapshot
+from remtta.runs.session import Counts, Snapshot
 from remtta.runs.states import save_state
 from remtta.runs.writer import RowWriter
 

@@ -18,8 +18,7 @@ from remtta.evaluation.domains import Dataset, Domain
 from remtta.evaluation.ledger import Position
 from remtta.guard.observed import BETWEEN_UPDATES, ObservedMethod
 from remtta.options import EvalOptions
-from remtta.runs.batch import BatchResult
-from remtta.runs.session import OUT_OF_TIME, Policy
+from remtta.runs.session import OUT_OF_TIME, BatchResult, Policy
 from remtta.streams.batches import Batch
 
 Phase = Literal["adapt", "unseen", "revisit"]

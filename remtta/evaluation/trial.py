@@ -28,12 +28,11 @@ from remtta.methods.losses import entropy, total_variation
 from remtta.models.heads import whole_tensors
 from remtta.models.peak_memory import peak_bytes, start_peak
 from remtta.options import RunOptions
-from remtta.runs.batch import BatchResult
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import Row, read_rows
 from remtta.runs.record import delta_of, guard_record
 from remtta.runs.rows import RowFormat, prediction_rows
-from remtta.runs.session import Listener, Policy, Session
+from remtta.runs.session import BatchResult, Listener, Policy, Session
 from remtta.streams.batches import Batch, Batches
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame

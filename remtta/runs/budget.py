@@ -12,9 +12,8 @@ from itertools import accumulate
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.runs.batch import BatchResult
 from remtta.runs.place import Place
-from remtta.runs.session import OUT_OF_TIME, Policy
+from remtta.runs.session import OUT_OF_TIME, BatchResult, Policy
 from remtta.streams.batches import Batch
 from remtta.streams.fitness import fingerprint, not_to_learn_from
 from remtta.streams.prefetch import DecodedFrame

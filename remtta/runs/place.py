@@ -16,9 +16,9 @@ from torch import Tensor
 from remtta.errors import FrameError, UsageError, counted
 from remtta.options import RunOptions
 from remtta.options.option import fixed_fields
-from remtta.runs.batch import Counts
 from remtta.runs.folder import check_same_settings
 from remtta.runs.reading import Row
+from remtta.runs.session import Counts
 from remtta.streams.fitness import fingerprint
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream

@@ -26,9 +26,9 @@ from remtta.models.card import ModelCard
 from remtta.models.hashing import json_sha256
 from remtta.models.weights import Committed
 from remtta.options import RunOptions
-from remtta.runs.batch import Counts
 from remtta.runs.budget import Latencies
 from remtta.runs.folder import RECORD
+from remtta.runs.session import Counts
 from remtta.runs.summary import RunSummary
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream

@@ -13,12 +13,11 @@ from remtta.engines.interrupts import Interrupts
 from remtta.errors import counted
 from remtta.guard.judge import log_event
 from remtta.methods.losses import entropy
-from remtta.runs.batch import BatchResult
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import Row
 from remtta.runs.record import Plan, Record
 from remtta.runs.rows import RowFormat, prediction_rows
-from remtta.runs.session import Listener
+from remtta.runs.session import BatchResult, Listener
 from remtta.runs.summary import RunSummary
 from remtta.runs.writer import RowWriter
 from remtta.streams.fitness import near_equal

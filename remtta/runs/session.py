@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,6 @@ from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import Answers
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
-from remtta.runs.batch import BatchResult, Counts
 from remtta.runs.states import restore_state
 from remtta.streams.batches import Batch
 
@@ -26,6 +25,44 @@ OUT_OF_TIME = "out of time"
 """Why a frame is not learned from: no time was left. It still counts for the guard and the centring."""
 
 PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
+
+
+@dataclass
+class Counts:
+    """Counts of a run."""
+
+    frames: int = 0  # frames seen, including unreadable ones
+    skipped: int = 0  # frames that could not be read
+    updates: int = 0  # optimizer steps taken, including those undone by a reset
+    frames_in_delta: int = 0  # frames on which the current weights were adapted, including those of a starting delta
+    frames_since_reset: int = 0  # the same since the last reset
+    not_adapted: int = 0  # frames that were predicted but excluded from learning
+    by_source: int = 0  # frames predicted by the source model alone
+    by_both: int = 0  # frames predicted by both models
+    smoothed: int = 0  # frames whose predictions were smoothed with earlier frames
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """The result of a batch."""
+
+    batch: Batch
+    # Predictions of the K readable frames, from before the update; their logits are finite, on the CPU.
+    answers: Answers
+    update: int  # number of updates since the last reset at the time of the prediction
+    updates_after: int  # the same after the batch
+    counts_before: tuple[int, int]  # `frames_in_delta` and `frames_since_reset` before the batch
+    adapted: bool = False  # whether the batch led to an update
+    called: bool = False  # whether the method was called on the batch, and has its views in `last_views`
+    # Reasons why readable frames were excluded from learning, by frame index.
+    excluded: Mapping[int, str] = field(default_factory=dict)
+    answer_seconds: float = 0.0  # time until the predictions are there; includes the update, unless that comes later
+    seconds: float = 0.0  # duration of the batch, including the update
+
+    @property
+    def num_learned(self) -> int:
+        """Number of frames used in an update."""
+        return len(self.batch.readable) - len(self.excluded) if self.adapted else 0
 
 
 Snapshot = tuple[Counts, Mapping[str, Tensor]]
