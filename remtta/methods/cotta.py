@@ -50,7 +50,6 @@ class CoTTA(Teacher[CoTTAConfig]):
 
     settings = CoTTAConfig
     num_models = 3  # teacher, student and source
-    config: CoTTAConfig
 
     def __init__(self, net: Net, config: CoTTAConfig) -> None:
         super().__init__(net, config)

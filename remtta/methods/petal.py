@@ -51,7 +51,6 @@ class PETAL(CoTTA):
     settings = PETALConfig
     needs_source = True
     num_models = 5  # teacher, student, source, and the posterior's mean and variance
-
     config: PETALConfig
 
     @torch.enable_grad()
