@@ -86,12 +86,12 @@ def _facts(content: Mapping[str, Any], series: Series) -> dict[str, str]:
 
 def _over_time(runs: Sequence[_Run]) -> Iterator[str]:
     seen = [run for run in runs if len(run.series.index)]
-    yield page.section("Over time", [page.chart(run.name, charts.over_time(run.series)) for run in seen])
+    yield page.section("Over time", [page.figure(run.name, charts.over_time(run.series)) for run in seen])
     estimated = [run for run in seen if run.series.estimates]
-    yield page.section("Estimated accuracy", [page.chart(run.name, charts.accuracy(run.series)) for run in estimated])
-    yield page.section("Predicted classes", [page.chart(run.name, charts.classes(run.series)) for run in seen])
+    yield page.section("Estimated accuracy", [page.figure(run.name, charts.accuracy(run.series)) for run in estimated])
+    yield page.section("Predicted classes", [page.figure(run.name, charts.classes(run.series)) for run in seen])
     moved = [(run.name, run.content["delta"]["layers"]) for run in runs if run.content.get("delta")]
-    yield page.section("Changed layers", [page.chart(name, charts.layers(layers)) for name, layers in moved if layers])
+    yield page.section("Changed layers", [page.figure(name, charts.layers(layers)) for name, layers in moved if layers])
 
 
 def _frames(runs: Sequence[_Run]) -> Iterator[str]:

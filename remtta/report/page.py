@@ -25,17 +25,14 @@ def section(title: str, parts: Iterable[str]) -> str:
     return f'<section><h2>{text(title)}</h2><div class="runs">{"".join(shown)}</div></section>' if any(shown) else ""
 
 
-def chart(name: str, svg: str) -> str:
-    """Return a chart with a caption."""
-    return f"<figure>{svg}<figcaption>{text(name)}</figcaption></figure>"
+def figure(caption: str, picture: str) -> str:
+    """Return a chart or an image with a caption."""
+    return f"<figure>{picture}<figcaption>{text(caption)}</figcaption></figure>"
 
 
 def frames(name: str, shown: Iterable[tuple[str | None, str]], note: str) -> str:
     """Return thumbnails with captions."""
-    figures = "".join(
-        f"<figure>{_image(picture, caption)}<figcaption>{text(caption)}</figcaption></figure>"
-        for picture, caption in shown
-    )
+    figures = "".join(figure(caption, _image(address, caption)) for address, caption in shown)
     return f'<div><h3>{text(name)}</h3><p>{text(note)}</p><div class="frames">{figures}</div></div>'
 
 
