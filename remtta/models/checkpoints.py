@@ -21,7 +21,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from remtta.errors import CheckpointError, UsageError, first_line
+from remtta.errors import CheckpointError, first_line
 from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
 from remtta.models.heads import classifiers_of
 from remtta.models.inside import config_of
@@ -43,10 +43,9 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
     dict, or one under "state_dict" or "model", with or without wrapper prefixes. Weights may have timm's names,
     torchvision's (ResNet, ViT, Swin, ConvNeXt) or, for a model built from such a folder, transformers'. They are
     converted to the model's dtype; the preprocessing is in the terms of timm's `pretrained_cfg`. Raise CheckpointError
-    if the file cannot be read, holds anything but weights, or does not fit the model; UsageError if the file does not
-    exist.
+    if the file cannot be read, holds anything but weights, or does not fit the model.
     """
-    if path.suffix.lower() == ".npz" and path.is_file():
+    if path.suffix.lower() == ".npz":
         _load_npz(model, path, use_ema)
         return {}
     state, preprocessing = _in_timms_names(path, model, use_ema)
@@ -97,11 +96,7 @@ def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) ->
 
 
 def read_weights(path: Path, use_ema: bool) -> Mapping[str, Tensor]:
-    """Read the named weights in a file, unchanged. Raise CheckpointError if it cannot be read, or holds anything else;
-    UsageError if the file does not exist.
-    """
-    if not path.is_file():
-        raise UsageError(f"{path}: no such checkpoint file")
+    """Read the named weights in a file, unchanged; raise CheckpointError if that fails, or it holds anything else."""
     return _select(_read(path), path, use_ema)
 
 
