@@ -166,7 +166,7 @@ class _Evaluation:
             if source_data is not None:
                 self._plan.learn(source_data, self._interrupts.check)
             return self._run_or_resume()
-        except (Stopped, UsageError):
+        except UsageError:
             raise
         except Exception as error:
             with contextlib.suppress(RemttaError):  # report the first error

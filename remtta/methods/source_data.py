@@ -237,8 +237,6 @@ def _read(path: Path) -> _Found:
     try:
         texts, tensors = read_tensors(path)
         header = json.loads(texts.get(_HEADER, "{}"))
-    except FileNotFoundError as error:
-        raise UsageError(f"--source-data: {path}: no such file") from error
     except UNREADABLE as error:
         raise CheckpointError(f"{path} is not a readable file of source statistics: {error}") from error
     if header.get("tensors_sha256") != tensors_sha256(tensors):
