@@ -36,9 +36,9 @@ class BEiT(Transformer):
         first: Any = self.blocks[0]
         return super().num_passing + int(first.attn.num_heads) * self.num_tokens**2
 
-    def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[_Place]]:
+    def enter(self, patches: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[_Place]]:
         model = self.module
-        tokens = torch.cat((model.cls_token.expand(len(embedded), -1, -1), embedded), dim=1)
+        tokens = torch.cat((model.cls_token.expand(len(patches), -1, -1), patches), dim=1)
         if model.pos_embed is not None:
             tokens = tokens + model.pos_embed
         if kept is not None:

@@ -29,8 +29,8 @@ class RotaryViT(Transformer):
         "Perception Encoder, class token and attention pooling": "vit_pe_core_base_patch16_224",
     }
 
-    def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[Tensor | None]]:
-        tokens, rope = self.module._pos_embed(embedded)
+    def enter(self, patches: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[Tensor | None]]:
+        tokens, rope = self.module._pos_embed(patches)
         tokens = self.module.norm_pre(tokens)
         if kept is not None:
             tokens = gather_patches(tokens, kept, self.num_prefix_tokens)

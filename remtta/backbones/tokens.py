@@ -22,7 +22,7 @@ class Transformer(Backbone):
     """A timm transformer whose images are embedded once for all views; every block keeps timm's fused attention.
 
     A masked view differs from the plain one only in the patch tokens it keeps, each with its own position. Subclasses
-    define `_begin`, which turns embedded images into tokens, and `_run`, which runs a block.
+    define `enter`, which turns patches into tokens, and `_run`, which runs a block.
 
     Tokens are (B, P + N, D): P prefix tokens (class token first, if there is one), then N patch tokens. Blocks may take
     more than tokens, e.g. the position of each token's patch: `enter` returns it for every block. Raise ModelError if
@@ -37,9 +37,9 @@ class Transformer(Backbone):
         self.module: Any = module
 
     @abstractmethod
-    def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[Any]]:
-        """Return tokens of all patches, or of those kept (B, K), and each block's further argument, from the output of
-        `embed`.
+    def enter(self, patches: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[Any]]:
+        """Return the tokens entering the first block, of all patches or of those kept (B, K), and each block's further
+        argument.
         """
 
     @abstractmethod
@@ -101,15 +101,8 @@ class Transformer(Backbone):
         return [name for name in names if name in known]
 
     def embed(self, images: Tensor) -> Tensor:
-        return self.embed_patches(images)
-
-    def embed_patches(self, images: Tensor) -> Tensor:
         """Return patches (B, N, D), or (B, rows, columns, D) if the model accepts any size."""
         return self.module.patch_embed(images)
-
-    def enter(self, patches: Tensor) -> tuple[Tensor, Sequence[Any]]:
-        """Return the tokens (B, P + N, D) entering the first block, and each block's further argument."""
-        return self._begin(patches)
 
     def encode(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
         """Return the tokens after the final norm, from the output of `enter`."""
@@ -119,7 +112,7 @@ class Transformer(Backbone):
         return math.prod(embedded.shape[1:-1])
 
     def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
-        tokens, places = self._begin(embedded, kept)
+        tokens, places = self.enter(embedded, kept)
         return self.head(self.module.norm(self._run_last(self._before_last(tokens, places), places[-1])))
 
     def check_scores(self, kind: Scores) -> None:
@@ -143,7 +136,7 @@ class Transformer(Backbone):
         Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2, and "Experiments on Different Network
         Architectures" (feature activation; it names no layer).
         """
-        tokens, places = self._begin(embedded)
+        tokens, places = self.enter(embedded)
         tokens, prefix = self._before_last(tokens, places), self.num_prefix_tokens
         if kind == "features":
             scores = tokens[:, prefix:].detach().float().norm(dim=-1)

@@ -15,7 +15,7 @@ from remtta.backbones.tokens import Transformer, gather_patches
 
 
 class ViT(Transformer):
-    """A timm VisionTransformer; its views start from tokens that include positions.
+    """A timm VisionTransformer.
 
     Its blocks take only tokens, so methods may insert tokens between them. The last block computes only tokens that the
     head reads.
@@ -41,21 +41,10 @@ class ViT(Transformer):
         plain = kind.forward_head is VisionTransformer.forward_head and kind.pool is VisionTransformer.pool
         return 1 if plain and vit.attn_pool is None and vit.global_pool == "token" else None
 
-    def embed(self, images: Tensor) -> Tensor:
-        """Return the tokens (B, P + N, D) entering the first block."""
-        return self._placed(self.embed_patches(images))
-
-    def enter(self, patches: Tensor) -> tuple[Tensor, Sequence[Any]]:
-        return self._begin(self._placed(patches))
-
-    def count_patches(self, embedded: Tensor) -> int:
-        return embedded.shape[1] - self.num_prefix_tokens
-
-    def _placed(self, patches: Tensor) -> Tensor:
-        return self.module.norm_pre(self.module._pos_embed(patches))
-
-    def _begin(self, embedded: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[None]]:
-        tokens = embedded if kept is None else gather_patches(embedded, kept, self.num_prefix_tokens)
+    def enter(self, patches: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[None]]:
+        tokens = self.module.norm_pre(self.module._pos_embed(patches))
+        if kept is not None:
+            tokens = gather_patches(tokens, kept, self.num_prefix_tokens)
         return tokens, [None] * len(self.blocks)
 
     def _run(self, block: Any, tokens: Tensor, place: None) -> Tensor:

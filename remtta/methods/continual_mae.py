@@ -88,7 +88,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         (seeds,) = targets
         with torch.no_grad(), self.net.context(images.device):
             plain = self.net.plain(self._tokens.logits(images))
-            masked = self._most_uncertain(*self._tokens.enter(self._tokens.embed_patches(images)), seeds)
+            masked = self._most_uncertain(*self._tokens.enter(self._tokens.embed(images)), seeds)
         with self.net.context(images.device):
             logits, described = self._masked_view(images, masked)
         truth = hog_patches(self.net.pixels.to_pixels(images), self._tokens.patch_size)
@@ -112,7 +112,7 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
     def _masked_view(self, images: Tensor, masked: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (B, C) and the decoder's output for every patch (B, N, F), with the given patches hidden."""
         backbone = self._tokens
-        patches = backbone.embed_patches(images)
+        patches = backbone.embed(images)
         hidden = masked.view(patches.shape[:-1]).unsqueeze(-1)
         x = backbone.encode(*backbone.enter(torch.where(hidden, self._decoder[_TOKEN].to(patches), patches)))
         described = F.linear(x[:, backbone.num_prefix_tokens :], self._decoder[_WEIGHT], self._decoder[_BIAS])

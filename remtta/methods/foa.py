@@ -170,7 +170,7 @@ def classify_with_prompts(
     added to tokens before the classifier.
     """
     prefix = backbone.num_prefix_tokens
-    x = backbone.module._pos_embed(backbone.embed_patches(images))
+    x = backbone.module._pos_embed(backbone.embed(images))
     if prompts is not None:
         inserted = prompts.float().to(x).view(1, -1, x.shape[-1]).expand(len(x), -1, -1)
         x = torch.cat([x[:, :prefix], inserted, x[:, prefix:]], dim=1)
