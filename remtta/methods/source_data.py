@@ -80,9 +80,9 @@ def learn_from_source(
         records.
 
     Raises:
-        UsageError: If the file or folder does not exist, or the folder holds no images.
+        UsageError: If the folder does not exist, or holds no images.
         StreamError: If none of the images can be read.
-        CheckpointError: If a given file is damaged, or was made for something else.
+        CheckpointError: If a given file is missing or damaged, or was made for something else.
         OutputError: If the cache cannot be written.
     """
     model = method.net.model
