@@ -18,7 +18,7 @@ from torch import Tensor
 from remtta.deltas.delta import save_delta
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError
-from remtta.evaluation.domains import Dataset
+from remtta.evaluation.domains import Dataset, title_of
 from remtta.evaluation.ledger import PROGRESS, Ledger, delta_path
 from remtta.evaluation.plan import EvalPlan
 from remtta.evaluation.scenarios import TimeConstrainedPolicy, Visit, plan_visits
@@ -166,7 +166,7 @@ class Trial(Listener):
             if "error" in row:
                 _log.warning("skipped %s: %s", row["source"], row["error"])
             else:
-                title = f"{row['domain']}{row.get('severity', '')}"
+                title = title_of(row["domain"], row.get("severity"))
                 self._outcomes.setdefault(title, Counter())[row["class"] == row["label_true"]] += 1
 
     def _save(self) -> None:
