@@ -170,8 +170,9 @@ class Maker:
             made = expanded(LISTED["inputs"][need])
             if made.startswith("corrupt") or not (self._out / need).exists():  # a tree keeps what it has
                 call(self._words(made))
+        frames = table.get("frames") if self._limit is None else None  # a trial has no whole photographs
         for case, arguments in table["cases"].items():
-            self._evaluate(name, case, expanded(arguments), table.get("frames"))
+            self._evaluate(name, case, expanded(arguments), frames)
         return markdown(table, {case: self._figures[name][case] for case in table["cases"]})
 
     def _words(self, command: str) -> list[str]:
