@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from timm.layers import Attention
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import Block, VisionTransformer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.backbones.tokens import Transformer, gather_patches
@@ -52,9 +52,15 @@ class ViT(Transformer):
 
     def _run_last(self, tokens: Tensor, place: None) -> Tensor:
         last, num_read = self.module.blocks[-1], self.num_tokens_read
-        if num_read is not None and type(last) is Block and type(last.attn) is Attention:
+        plain = _is_plain(last, Block) and _is_plain(last.attn, Attention) and _is_plain(last.attn.qkv, nn.Linear)
+        if num_read is not None and plain:
             return _first_tokens(last, tokens, num_read)
         return super()._run_last(tokens, place)
+
+
+def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
+    """Return False for a layer of another kind, such as LoRA's, or one with hooks or a forward pass of its own."""
+    return type(layer) is kind and not (layer._forward_pre_hooks or layer._forward_hooks or "forward" in vars(layer))
 
 
 def _first_tokens(block: Block, tokens: Tensor, count: int) -> Tensor:

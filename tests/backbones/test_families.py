@@ -4,6 +4,7 @@ import copy
 import math
 from typing import Any
 
+import peft
 import pytest
 import timm
 import torch
@@ -345,6 +346,27 @@ def test_only_tokens_the_classifier_reads_are_computed_in_the_last_block(
         torch.testing.assert_close(backbone.logits(random_images(2)), vit(random_images(2)))
     everything = vit.num_prefix_tokens + 64
     assert seen == [expected or everything, everything]
+
+
+LORA = peft.LoraConfig(target_modules=["qkv"], r=2, init_lora_weights=False)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda vit: peft.get_peft_model(vit, LORA).eval(),
+        lambda vit: vit.blocks[-1].attn.register_forward_hook(lambda attn, inputs, output: 2 * output),
+        lambda vit: setattr(vit.blocks[-1], "forward", vit.blocks[0].forward),
+    ],
+)
+def test_a_last_block_with_layers_of_ones_own_runs_as_it_is(change: Any) -> None:
+    vit, images = tiny_vit(), random_images(2)
+    before = vit(images)
+    change(vit)
+    backbone = ViT(vit)
+    for logits in backbone.logits(images), backbone.classify_with_scores(backbone.embed(images), "attention")[0]:
+        torch.testing.assert_close(logits, vit(images))
+        assert not torch.allclose(logits, before, atol=1e-3)
 
 
 def test_logits_carry_gradients_and_the_attention_none() -> None:
