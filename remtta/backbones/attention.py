@@ -43,9 +43,9 @@ class AttentionRows(TorchFunctionMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         with torch.no_grad():
-            if func is F.scaled_dot_product_attention and args[0].ndim == 4:
-                self._note(_scaled_row(*args, **(kwargs or {})), args[0].shape[2])
-            elif func is F.multi_head_attention_forward:
+            if func is F.scaled_dot_product_attention and out.ndim == 4:
+                self._note(_scaled_row(*args, **(kwargs or {})), out.shape[2])
+            elif func is F.multi_head_attention_forward and len(args) > 6 and args[5] is not None:  # joint weights
                 self._note(_joint_row(*args[:7]), len(args[0]))
             elif func in (F.softmax, torch.softmax, Tensor.softmax) and out.ndim == 4:
                 self._note(out[:, :, 0].float().sum(1), out.shape[2])

@@ -11,6 +11,7 @@ import peft
 import pytest
 import torch
 from safetensors.torch import save_file
+from timm.layers import Attention
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
@@ -186,8 +187,20 @@ def test_a_model_may_change_its_input_in_place() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
-@pytest.mark.parametrize("what", ["forward", "forward_features", "hook"])
-def test_a_vit_of_ones_own_is_masked_as_timms_is(what: str) -> None:
+class OwnAttention(Attention):
+    """With named arguments, and a bias by the place of a token in the sequence."""
+
+    slope = 0.0
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
+        bias = self.slope * torch.arange(x.shape[1]).expand(x.shape[1], -1)
+        mixed = F.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=bias)
+        out: Tensor = self.proj(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+def own_vit(what: str, slope: float = 0.0) -> Any:
     def run(self: Any, x: Tensor, **kwargs: Any) -> Any:
         return getattr(super(type(self), self), what)(x, **kwargs)
 
@@ -196,6 +209,14 @@ def test_a_vit_of_ones_own_is_masked_as_timms_is(what: str) -> None:
         own.register_forward_pre_hook(lambda module, inputs: None)
     else:
         own.__class__ = type("Own", (type(own),), {what: run})
+    for block in own.blocks if what == "forward" else ():
+        block.attn.__class__, block.attn.slope = OwnAttention, slope
+    return own
+
+
+@pytest.mark.parametrize("what", ["forward", "forward_features", "hook"])
+def test_a_vit_of_ones_own_is_masked_as_timms_is(what: str) -> None:
+    own = own_vit(what)
     backbone = backbone_of(own)
     assert isinstance(backbone, AnyClassifier) and backbone.input_size == (32, 32) and backbone.num_patches == 64
     assert_like_twin(own, tiny_vit(), 32)
@@ -206,6 +227,11 @@ def test_a_model_without_such_scores_is_refused_with_those_that_it_has() -> None
     own.register_forward_pre_hook(lambda module, inputs: None)
     with pytest.raises(ModelError, match="masking=attention; leave it out, or choose features or random"):
         backbone_of(own).check_scores("attention")
+
+
+def test_the_image_is_masked_if_blocks_take_a_tokens_place_for_its_position() -> None:
+    backbone = backbone_of(own_vit("forward", slope=0.1))
+    assert isinstance(backbone, AnyClassifier) and backbone.input_size is None and backbone.num_patches > 1
 
 
 def test_layers_of_a_model_in_training_mode_are_found_in_eval_mode() -> None:
