@@ -144,8 +144,10 @@ def _with_corners(size: Size, grid: Size) -> Tensor:
 def _runs_with_fewer(
     inside: Inside, first: nn.Module, images: Tensor, plain: Tensor, prefix: int, num_patches: int
 ) -> bool:
-    """Return True if the model runs on some of the patch tokens, and all of them give the plain logits."""
-    kept = torch.arange(num_patches, device=images.device).expand(len(images), -1)
+    """Return True if the model runs on some of the patch tokens, and all of them give the plain logits in any order:
+    in the blocks, a token's place in the sequence must not count as its position.
+    """
+    kept = torch.arange(num_patches, device=images.device).flip(0).expand(len(images), -1)
     try:
         whole = logits_of_kept(inside, first, images, kept, prefix)
         part = logits_of_kept(inside, first, images, kept[:, ::2], prefix)
