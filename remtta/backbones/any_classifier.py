@@ -60,7 +60,7 @@ class AnyClassifier(Backbone):
 
     @property
     def patch_size(self) -> tuple[int, int]:
-        (height, width), (rows, columns) = self._inside.trace.input_size, self._layout.grid
+        (height, width), (rows, columns) = self._inside.trace.inner_size, self._layout.grid
         return math.ceil(height / rows), math.ceil(width / columns)
 
     @property
@@ -75,7 +75,7 @@ class AnyClassifier(Backbone):
 
     @property
     def input_size(self) -> tuple[int, int] | None:
-        return None if self._layout.prefix is None else self._inside.trace.input_size
+        return None if self._layout.prefix is None else self._inside.trace.inner_size
 
     @property
     def num_classes(self) -> int:

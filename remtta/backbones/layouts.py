@@ -45,7 +45,7 @@ class Layout:
 
 def lay_out(inside: Inside, places: Places | None) -> Layout:
     """Find the blocks by the norms, unless `places` has their paths; then what can be masked, and by which scores."""
-    trace, size = inside.trace, inside.trace.input_size
+    trace, size = inside.trace, inside.trace.inner_size
     norms = [place for place in trace.calls if is_norm(inside.module.get_submodule(place))]
     blocks, stem = places or _places(norms, trace.head or "")
     wanted = inside.given.patch_size if isinstance(inside.given, Described) else None
@@ -114,7 +114,7 @@ def _tokens(inside: Inside, blocks: Sequence[str]) -> tuple[int, Size] | None:
     They can if blocks pass on tokens (B, P + N, D), the first and last patch token change with the corners of the
     image, and the model runs with fewer tokens.
     """
-    calls, size = inside.trace.calls, inside.trace.input_size
+    calls, size = inside.trace.calls, inside.trace.inner_size
     shapes = {shape for place in blocks for shape in calls.get(place, ((), ()))}
     weight = floating_weight(inside.module)
     if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or weight.is_meta:
@@ -159,7 +159,7 @@ def _runs_with_fewer(
 
 
 def _attends(inside: Inside, num_tokens: int) -> bool:
-    size, weight = inside.trace.input_size, floating_weight(inside.module)
+    size, weight = inside.trace.inner_size, floating_weight(inside.module)
     with torch.no_grad(), AttentionRows(num_tokens) as noted:
         inside.logits(weight.new_zeros(1, 3, *size))
     return bool(noted.rows)

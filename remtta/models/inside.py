@@ -26,6 +26,7 @@ class Trace:
     place: str  # the classifier's module path in its wrappers; "" for the model itself
     has_front: bool  # whether the wrappers change images before it
     input_size: tuple[int, int]  # height and width of the image, in pixels
+    inner_size: tuple[int, int]  # those of the image that reaches the classifier, which a wrapper may resize
     in_place: bool  # whether the model changes its input
     num_classes: int
     head: str | None  # module path of the layer that returns the logits, if there is one
@@ -77,6 +78,11 @@ class Inside:
         return is_timm_model(self.module) and output_of(self.given) is None
 
     @property
+    def resizes(self) -> bool:
+        """True if the wrappers resize images."""
+        return self.front is not None and self.trace.inner_size != self.trace.input_size
+
+    @property
     def trace(self) -> Trace:
         """The record of one image's forward pass."""
         return trace_of(self.given)
@@ -108,9 +114,10 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     """Return a model's own metadata on labels, preprocessing and origin, in the form of timm's `pretrained_cfg`."""
     inside = look_inside(model)
     config = dict(getattr(inside.module, "pretrained_cfg", None) or {})
+    if not inside.is_timm or inside.resizes:
+        config["input_size"] = (3, *inside.trace.input_size)
     if not inside.is_timm:
         names = getattr(getattr(inside.module, "config", None), "id2label", None) or {}  # transformers'
-        config |= {"input_size": (3, *inside.trace.input_size)}
         config |= {} if list(names.values())[:1] in ([], ["LABEL_0"]) else {"label_names": names}
     if inside.front is not None:
         config |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
@@ -179,7 +186,8 @@ def _traced(model: nn.Module) -> Trace:
         own = {name.removeprefix(start): call for name, call in calls.items() if name.startswith(start)}
         shapes = {name: (_shape(entered), _shape(left)) for name, (entered, left) in own.items()}
         head = _head_in(outer, place, own, logits)
-        return Trace(place, changed, size, not _equal(given, images), logits.shape[1], head, shapes)
+        height, width = (calls[place][0] if changed else images).shape[2:]
+        return Trace(place, changed, size, (height, width), not _equal(given, images), logits.shape[1], head, shapes)
     assert problem is not None
     why = first_line(problem)
     raise ModelError(

@@ -85,7 +85,8 @@ class Preprocessing:
 def preprocessing_of(model: nn.Module) -> Preprocessing:
     """Return a model's preprocessing: its own input size, the rest from `config_of`, else ImageNet's."""
     config = resolve_model_data_config(model, pretrained_cfg=config_of(model))
-    height, width = image_size(look_inside(model).module, config)
+    inside = look_inside(model)
+    height, width = config["input_size"][1:] if inside.resizes else image_size(inside.module, config)
     return Preprocessing(
         input_size=(height, width),
         mean=tuple(config["mean"]),

@@ -151,6 +151,17 @@ def test_a_wrapper_that_normalises_is_looked_through(wrap: Any, make: Any) -> No
     torch.testing.assert_close(method.net.pixels.to_pixels(method.net.enter(pixels[0])), pixels[0], atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("make", [tiny_vit, lambda: test_torchvision._random(test_torchvision.KINDS["vit"][0]()), Net])
+def test_a_wrapper_may_resize_images(make: Any) -> None:
+    enlarged = nn.Sequential(nn.Upsample(scale_factor=0.5), make())
+    adapter = Adapter(enlarged, "rem", preprocessing=Preprocessing((64, 64)), masking="features")
+    assert adapter.card.preprocessing.input_size == (64, 64)
+    alone = Adapter(make(), "rem", preprocessing=Preprocessing((32, 32)), masking="features")
+    pixels = images_of(64)
+    torch.testing.assert_close(adapter(pixels), alone(F.interpolate(pixels, scale_factor=0.5)))
+    torch.testing.assert_close(adapter.delta(), alone.delta())
+
+
 def test_a_wrapper_that_changes_logits_is_not_looked_through() -> None:
     around = Around(tiny_vit(), scale=2.0).eval()
     backbone, images = backbone_of(around), images_of(32)
@@ -187,7 +198,7 @@ def test_a_model_may_change_its_input_in_place() -> None:
     torch.testing.assert_close(found[1], found[0])
 
 
-class OwnAttention(Attention):
+class OwnAttention(Attention):  # type: ignore[misc]
     """With named arguments, and a bias by the place of a token in the sequence."""
 
     slope = 0.0
