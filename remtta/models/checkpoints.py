@@ -25,6 +25,7 @@ from remtta.errors import CheckpointError, first_line
 from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
 from remtta.models.heads import classifiers_of
 from remtta.models.inside import config_of
+from remtta.models.preprocessing import check_preprocessing
 
 _log = logging.getLogger("remtta")
 
@@ -32,23 +33,27 @@ _NESTED = ("state_dict", "model", "model_state_dict")
 _NESTED_EMA = ("state_dict_ema", "model_ema")
 _WRAPPERS = ("module.", "_orig_mod.", "model.")
 _TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickle of older versions
+_PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 _COUNTER = ".num_batches_tracked"  # of batch norms; unused where statistics are fixed
 _SHOWN = 3  # names listed in an error before "and N more"
 
 
 def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> dict[str, Any]:
-    """Load every weight of a timm model from a file, all or nothing; return the preprocessing implied by their names.
+    """Load every weight of a timm model from a file, all or nothing; return the preprocessing that it implies.
 
     The file is .safetensors, .npz (Google's ViT releases), or a PyTorch file read in weights-only mode: a bare state
     dict, or one under "state_dict" or "model", with or without wrapper prefixes. Weights may have timm's names,
     torchvision's (ResNet, ViT, Swin, ConvNeXt) or, for a model built from such a folder, transformers'. They are
-    converted to the model's dtype; the preprocessing is in the terms of timm's `pretrained_cfg`. Raise CheckpointError
-    if the file cannot be read, holds anything but weights, or does not fit the model.
+    converted to the model's dtype. The preprocessing, from torchvision's names or the options of timm's training script
+    in the file, is in the terms of timm's `pretrained_cfg`. Raise CheckpointError if the file cannot be read, holds
+    anything but weights, or does not fit the model.
     """
     if path.suffix.lower() == ".npz":
         _load_npz(model, path, use_ema)
         return {}
     state, preprocessing = _in_timms_names(path, model, use_ema)
+    if preprocessing:
+        _log.info("%s implies this preprocessing, where no other is given: %s", path, preprocessing)
     _check_values(state, model, path)
     if isinstance(model, (VisionTransformer, Eva)):
         _resample_position_embedding(state, model)
@@ -58,8 +63,9 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
 
 
 def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the weights in a file under timm's names, and the preprocessing implied by their names."""
-    state = without_wrappers(read_weights(path, use_ema), model)
+    """Return the weights in a file under timm's names, and the preprocessing that it implies."""
+    content = _content(path)
+    state, trained = without_wrappers(_select(content, path, use_ema), model), _trained_with(content)
     try:
         translated, theirs = from_torchvision(state), from_transformers(state)
     except (ValueError, RuntimeError) as error:
@@ -70,9 +76,21 @@ def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[s
             "as --model local-dir:FOLDER"
         )
     if translated is not None:
-        _log.info("%s uses torchvision's names, so its mean and standard deviation apply unless others are given", path)
-        return translated, dict(TORCHVISION_PREPROCESSING)
-    return state if theirs is None else theirs, {}
+        return translated, {**TORCHVISION_PREPROCESSING, **trained}
+    return state if theirs is None else theirs, trained
+
+
+def _trained_with(content: object) -> dict[str, Any]:
+    """Return the preprocessing options of timm's training script, which saves those it was given with the weights."""
+    args = content.get("args") if isinstance(content, Mapping) else None
+    try:
+        found = {name: value for name in _PREPROCESSING if (value := getattr(args, name, None))}
+        found |= {name: (*found[name],) * (3 // len(found[name])) for name in ("mean", "std") if name in found}
+        check_preprocessing(*map(found.get, _PREPROCESSING))
+    except (UsageError, TypeError, ValueError, RuntimeError) as error:  # another script's options of these names
+        _log.debug("the options saved with the weights are not timm's: %s", error)
+        return {}
+    return found
 
 
 def _check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
@@ -97,10 +115,10 @@ def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) ->
 
 def read_weights(path: Path, use_ema: bool) -> Mapping[str, Tensor]:
     """Read the named weights in a file, unchanged; raise CheckpointError if that fails, or it holds anything else."""
-    return _select(_read(path), path, use_ema)
+    return _select(_content(path), path, use_ema)
 
 
-def _read(path: Path) -> object:
+def _content(path: Path) -> object:
     if path.suffix.lower() == ".safetensors":
         try:
             return load_file(path)

@@ -128,7 +128,7 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
     if given.text_embeddings is not None:
         labels = classify_by_texts(model, name, given.text_embeddings)
     config = {**model.pretrained_cfg, **known, **_preprocessing(given)}
-    if given.checkpoint is not None and not known and given.mean is None and given.std is None and ":" not in name:
+    if given.checkpoint is not None and not {"mean", "std"} & {*known, *_preprocessing(given)} and ":" not in name:
         _tell_assumed(given.checkpoint, name, config)
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = (

@@ -72,16 +72,32 @@ def test_weights_are_found_however_they_were_saved(wrap: Callable[[State], objec
         assert _holds(model, state)
 
 
-def _timm_training_checkpoint(path: Path, state: State, averaged: State | None) -> None:
+def _timm_training_checkpoint(path: Path, state: State, averaged: State | None, **options: Any) -> None:
     model = _vit()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    args = argparse.Namespace(lr=1e-3, opt="adamw", mean=None, model_kwargs={"img_size": 32})
+    args = argparse.Namespace(
+        lr=1e-3, **{"mean": None, "interpolation": "", "model_kwargs": {"img_size": 32}, **options}
+    )
     content = {"epoch": 7, "arch": "vit_tiny_patch16_224", "state_dict": state, "optimizer": optimizer.state_dict()}
     content |= {"version": 2, "args": args, "metric": 71.2, "amp_scaler": {"scale": 65536.0, "growth_interval": 2000}}
     torch.save(content if averaged is None else {**content, "state_dict_ema": averaged}, path)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {}),
+        ({"mean": [0.4], "std": [0.1, 0.2, 0.3]}, {"mean": (0.4,) * 3, "std": (0.1, 0.2, 0.3)}),
+        ({"interpolation": "bilinear"}, {"interpolation": "bilinear"}),
+        ({"mean": [123.7, 116.3, 103.5]}, {}),  # another script's
+    ],
+)
+def test_the_preprocessing_that_timms_training_was_given_applies(options: Any, expected: Any, tmp_path: Path) -> None:
+    _timm_training_checkpoint(tmp_path / "last.pth.tar", _state(2), None, **options)
+    assert load_checkpoint(_vit(1), tmp_path / "last.pth.tar") == expected
 
 
 @pytest.mark.parametrize("use_ema", [False, True])
