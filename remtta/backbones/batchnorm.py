@@ -55,15 +55,17 @@ class BatchStatistics(TorchFunctionMode):
         kind: "batch", "recent", or "running" for the running statistics alone.
         prior: Number of images that the source's statistics count for; None for as many as the batch lacks of `FEW`,
             or for `RECENT`.
+        mixes: True if the model has other layers that mix a batch's images.
 
     Source: prior is N in Improving robustness against common corruptions by covariate shift adaptation,
     arXiv:2006.16971; Tent, arXiv:2006.10726, uses 0.
     """
 
-    def __init__(self, norms: Mapping[str, BatchNorm], kind: Kind, prior: int | None) -> None:
+    def __init__(self, norms: Mapping[str, BatchNorm], kind: Kind, prior: int | None, *, mixes: bool = False) -> None:
         super().__init__()
         self._norms, self._prior = norms, prior
-        self.mixes = kind != "running" and bool(norms)
+        self._blends = kind == "batch" and bool(norms)
+        self.mixes = mixes or (kind != "running" and bool(norms))
         self.moves = kind == "recent" and bool(norms)
         self._names = {id(norm.running_mean): name for name, norm in norms.items()}
         self._source = {name: _running(norm, RECENT if prior is None else prior) for name, norm in norms.items()}
@@ -127,7 +129,7 @@ class BatchStatistics(TorchFunctionMode):
 
     def warn_of_few(self, num_images: int) -> None:
         """Warn once about small batches, unless a prior was chosen."""
-        if self.mixes and not self.moves and self._prior is None and num_images < FEW and not self._warned_of_few:
+        if self._blends and self._prior is None and num_images < FEW and not self._warned_of_few:
             _log.warning(
                 "a batch of %s gives unreliable statistics, so the source's count as %d more images; "
                 "larger batches are safer, or --set bn=recent in methods that have it",
@@ -254,6 +256,11 @@ def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:
         for name, layer in module.named_modules()
         if isinstance(layer, BatchNorm) and layer.running_mean is not None
     }
+
+
+def uses_batches(module: nn.Module) -> bool:
+    """Return True if a module has batch norms without running statistics, which always use the batch's."""
+    return any(isinstance(layer, BatchNorm) and layer.running_mean is None for layer in module.modules())
 
 
 def running_statistics(norms: Mapping[str, BatchNorm]) -> dict[str, Tensor]:

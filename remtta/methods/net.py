@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from remtta.backbones.backbone import Backbone, BatchNorm, check_images
-from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics
+from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics, uses_batches
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
@@ -71,7 +71,8 @@ class Net:
 
     def normalise(self, norms: Mapping[str, BatchNorm]) -> None:
         """Let these batch norms, by name, normalise as configured."""
-        self.batch_norms = BatchStatistics(norms, self._config.bn, self._config.bn_prior)
+        mixes, config = uses_batches(self.backbone.module), self._config
+        self.batch_norms = BatchStatistics(norms, config.bn, config.bn_prior, mixes=mixes)
 
     @contextlib.contextmanager
     def context(self, device: torch.device) -> Iterator[None]:

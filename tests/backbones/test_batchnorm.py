@@ -1,6 +1,7 @@
 """The statistics that batch norms use while a model adapts."""
 
 import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def test_small_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> N
         ({}, "convnext", 3),
     ):
         make("tent", tiny(family), **settings)(pictures(count))
-    assert not caplog.messages
+    assert not any("batch" in message for message in caplog.messages)
     method = make("tent")
     for seed in range(2):
         method(pictures(3, seed))
@@ -241,6 +242,13 @@ def test_micro_batches_are_warned_of_once_and_rem_takes_the_whole_batch(caplog: 
     assert [message for message in caplog.messages if "micro-batch" in message] == [
         "batch norms normalise each micro-batch by its own statistics, so the update is not the whole batch's"
     ]
+
+
+def test_a_model_without_running_statistics_gets_whole_batches(caplog: pytest.LogCaptureFixture) -> None:
+    model = tiny("resnet", norm_layer=partial(nn.BatchNorm2d, track_running_stats=False))
+    expected = model(pictures(6))
+    torch.testing.assert_close(make("rem", model)(pictures(6)), expected)
+    assert not any("batch" in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize("settings", [{}, {"masking": "gradcam"}, {"bn": "batch", "confident_below": 0.99}])
