@@ -21,7 +21,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from remtta.errors import CheckpointError, first_line
+from remtta.errors import CheckpointError, UsageError, first_line
 from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
 from remtta.models.heads import classifiers_of
 from remtta.models.inside import config_of
