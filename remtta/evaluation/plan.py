@@ -127,9 +127,6 @@ class EvalPlan:
         unchanged, then others; raise UsageError if a finished one is missing, or another setting changed.
         """
         now = json.loads(json.dumps(self.settings()))
-        for before, domain in zip(earlier["data"]["domains"], now["data"]["domains"], strict=False):
-            if None in (before.get("first_image_sha256"), domain["first_image_sha256"]):  # unreadable, or version 0.2.0
-                domain["first_image_sha256"] = before.get("first_image_sha256")
         begun = [
             name for name, used in earlier["methods"].items() if name in finished or used == now["methods"].get(name)
         ]
