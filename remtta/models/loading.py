@@ -62,6 +62,10 @@ def load_model(
         mean: Of pixels in [0, 1], per channel; one number for all. Likewise `std`.
         input_size: Height and width in pixels; one number for both.
         on_texts: Called with the progress of a zero-shot model's class embeddings.
+        device: Device of the model.
+
+    Returns:
+        The timm model.
 
     Raises:
         ModelError: If the model cannot be built or is not a classifier of RGB images.
