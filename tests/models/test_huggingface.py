@@ -8,27 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import (
-    BitImageProcessorPil,
-    ConvNextConfig,
-    ConvNextForImageClassification,
-    ConvNextImageProcessorPil,
-    DeiTConfig,
-    DeiTForImageClassification,
-    DeiTForImageClassificationWithTeacher,
-    DeiTImageProcessorPil,
-    Dinov2Config,
-    Dinov2ForImageClassification,
-    Dinov2WithRegistersConfig,
-    Dinov2WithRegistersForImageClassification,
-    SwinConfig,
-    SwinForImageClassification,
-    ViTConfig,
-    ViTForImageClassification,
-    ViTImageProcessorPil,
-)
+from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, DeiTImageProcessorPil, ViTImageProcessorPil
 
 from remtta.backbones.families import backbone_of
 from remtta.errors import CheckpointError, UsageError
@@ -38,8 +21,9 @@ from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, draw_folder, draw_image
+from tests.records import record_of
 
-Make = Callable[[], Any]
+Make = Callable[..., Any]
 
 NAMES = list("abcdefg")
 LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {name: i for i, name in enumerate(NAMES)}}
@@ -50,36 +34,22 @@ SWIN |= {"depths": [2, 2], "num_heads": [2, 4]}
 CONVNEXT: dict[str, Any] = {"image_size": 32, "hidden_sizes": [8, 12, 16, 20], "depths": [1, 1, 2, 1], **LABELS}
 
 
-def _vit(**changes: Any) -> Any:
-    return ViTForImageClassification(ViTConfig(**{**SMALL, "intermediate_size": 50, **changes}))
+def _maker(kind: str, head: str = "ForImageClassification", **own: Any) -> Make:
+    config, model = getattr(transformers, f"{kind}Config"), getattr(transformers, f"{kind}{head}")
+    return lambda **changes: model(config(**{**own, **changes}))
 
 
-def _deit(**changes: Any) -> Any:
-    return DeiTForImageClassification(DeiTConfig(**{**SMALL, "intermediate_size": 48, **changes}))
-
-
-def _dinov2(**changes: Any) -> Any:
-    return Dinov2ForImageClassification(Dinov2Config(**{**SMALL, "mlp_ratio": 2, **changes}))
-
-
-def _with_registers(**changes: Any) -> Any:
-    config = Dinov2WithRegistersConfig(**{**SMALL, "mlp_ratio": 2, "num_register_tokens": 3, **changes})
-    return Dinov2WithRegistersForImageClassification(config)
-
-
-def _swin(**changes: Any) -> Any:
-    return SwinForImageClassification(SwinConfig(**{**SWIN, **changes}))
-
-
-def _convnext(**changes: Any) -> Any:
-    return ConvNextForImageClassification(ConvNextConfig(**{**CONVNEXT, **changes}))
-
-
+_vit = _maker("ViT", **SMALL, intermediate_size=50)
+_deit = _maker("DeiT", **SMALL, intermediate_size=48)
+_dinov2 = _maker("Dinov2", **SMALL, mlp_ratio=2)
+_with_registers = _maker("Dinov2WithRegisters", **SMALL, mlp_ratio=2, num_register_tokens=3)
+_swin = _maker("Swin", **SWIN)
+_convnext = _maker("ConvNext", **CONVNEXT)
 KINDS: dict[str, Make] = {
     "vit": _vit,
     "vit with other sizes": lambda: _vit(image_size=(24, 40), qkv_bias=False, layer_norm_eps=0.1),
     "deit": _deit,
-    "deit with a teacher": lambda: DeiTForImageClassificationWithTeacher(DeiTConfig(**SMALL, intermediate_size=48)),
+    "deit with a teacher": _maker("DeiT", "ForImageClassificationWithTeacher", **SMALL, intermediate_size=48),
     "dinov2": _dinov2,
     "dinov2 with gates": lambda: _dinov2(use_swiglu_ffn=True, hidden_size=36, mlp_ratio=3, layer_norm_eps=0.1),
     "dinov2 with registers": _with_registers,
@@ -311,8 +281,10 @@ def test_weights_that_are_missing_or_too_many_are_named(tmp_path: Path) -> None:
         load_model(model)
 
 
-def test_weights_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
+def test_weights_without_their_folder_or_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
     model = _saved(_vit(), tmp_path)
+    with pytest.raises(CheckpointError, match=r"give the folder that has both, as --model local-dir:FOLDER$"):
+        load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "model.safetensors")
     again = {"vit.layers.0.mlp.fc1.bias": torch.zeros(50)}
     save_file({**load_file(tmp_path / "model.safetensors"), **again}, tmp_path / "model.safetensors")
     told = r"holds inconsistent weights: .*blocks\.0\.mlp\.fc1\.bias occurs more than once"
@@ -320,18 +292,10 @@ def test_weights_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
         load_model(model)
 
 
-def test_names_of_transformers_need_their_folder(tmp_path: Path) -> None:
-    _saved(_vit(), tmp_path)
-    with pytest.raises(CheckpointError, match=r"give the folder that has both, as --model local-dir:FOLDER$"):
-        load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "model.safetensors")
-
-
 def test_placeholders_of_transformers_are_no_class_names(tmp_path: Path) -> None:
-    plain = {key: value for key, value in SMALL.items() if key not in LABELS}
-    three = ViTForImageClassification(ViTConfig(**{**plain, "num_labels": 3}))
-    assert labels_of(load_model(_saved(three, tmp_path / "three"))) is None
-    two = ViTForImageClassification(ViTConfig(**plain))
-    assert load_model(_saved(two, tmp_path / "two")).num_classes == 2
+    plain = _maker("ViT", **{key: value for key, value in SMALL.items() if key not in LABELS})
+    assert labels_of(load_model(_saved(plain(num_labels=3), tmp_path / "three"))) is None
+    assert load_model(_saved(plain(), tmp_path / "two")).num_classes == 2
 
 
 def test_classes_and_arguments_that_contradict_the_folder_are_refused(tmp_path: Path) -> None:
@@ -351,8 +315,8 @@ def test_an_adapted_checkpoint_has_timms_names_and_the_folders_dtypes_and_goes_w
     base = load_model(model)
     frames = draw_folder(tmp_path / "frames", range(4))
     assert remtta_here("adapt", frames, "--model", model, "--batch-size", "2", "--output", run, "--quiet") == 0
-    record = json.loads((run / "run.json").read_text(encoding="utf-8"))
-    assert (record["model"]["name"], record["model"]["base_sha256"]) == (model, state_sha256(base))
+    told = record_of(run)["model"]
+    assert (told["name"], told["base_sha256"]) == (model, state_sha256(base))
     assert remtta_here("apply", run, "--model", model, "--output", adapted) == 0
     written = load_file(adapted)
     assert "blocks.0.attn.qkv.weight" in written
