@@ -288,24 +288,20 @@ def test_threads_share_an_adapter() -> None:
 def test_a_model_of_ones_own_with_its_own_output_and_labels(
     frames: Path, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    class Detector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = tiny_vit()
-
+    class Detector(nn.Sequential):
         def forward(self, images: Tensor) -> dict[str, Tensor]:
-            return {"logits": 2 * self.body(images)}
+            return {"logits": 2 * self[0](images)}
 
     names = list("abcdefg")
-    adapter = Adapter(Detector(), batch_size=4, output=lambda o: o["logits"], labels=names)
+    adapter = Adapter(Detector(tiny_vit()), batch_size=4, output=lambda o: o["logits"], labels=names)
     results = list(stream(str(frames), adapter))
     assert caplog.text.count("images get ImageNet's mean and standard deviation at 32 x 32; remtta.Adapter takes") == 1
     assert {result.label for result in results} <= set(names) and adapter.method.num_updates == 3
-    assert all(name.startswith("body.") for name in adapter.delta())
+    assert all(name.startswith("0.") for name in adapter.delta())
     adapter.save_delta(tmp_path / "delta.safetensors")
-    other = Detector()
+    other = Detector(tiny_vit())
     apply_delta(other, load_delta(tmp_path / "delta.safetensors"), output=lambda o: o["logits"])
-    changed = "body.blocks.0.norm1.weight"
+    changed = "0.blocks.0.norm1.weight"
     assert torch.equal(other.get_parameter(changed), adapter.method.net.backbone.module.get_parameter(changed))
 
 
@@ -387,18 +383,14 @@ def test_torchs_default_device_changes_nothing() -> None:
 @pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("method", ["remtta", "light", "memo"])
 def test_a_model_without_gradients_is_refused(how: Any, method: str) -> None:
-    class Deployed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.body = tiny_vit()
-
+    class Deployed(nn.Sequential):
         def forward(self, images: Tensor) -> Tensor:
             with how():
-                return 2 * self.body(images)
+                return 2 * self[0](images)
 
     with pytest.raises(ModelError, match=r"the logits of Deployed have no gradients, so nothing can be learned"):
-        Adapter(Deployed(), method)(random_images(5))
-    assert Adapter(Deployed(), "fast")(random_images(5)).shape == (5, NUM_CLASSES)
+        Adapter(Deployed(tiny_vit()), method)(random_images(5))
+    assert Adapter(Deployed(tiny_vit()), "fast")(random_images(5)).shape == (5, NUM_CLASSES)
 
 
 def test_an_adapter_that_cannot_be_made_leaves_model_and_earlier_adapter_as_they_were(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from remtta import adapt_stream, load_delta
 from remtta.evaluation import evaluate, open_dataset
@@ -23,6 +23,7 @@ from remtta.options import EvalOptions, RunOptions
 from tests.command import remtta_here
 from tests.conftest import draw_folder, tiny_vit
 from tests.evaluation.trees import write_tree
+from tests.records import record_of
 from tests.runs.tiny import adapt_tiny
 
 ESCAPE = "\x1b]0;stolen\x07\x1b[31m"
@@ -103,32 +104,25 @@ def test_an_evaluation_is_shown_with_its_results(evaluation: Path, tmp_path: Pat
     assert out.startswith("evaluation   was stopped; --resume continues it; ") and "; no results yet\n" in out
 
 
-def with_header(source: Path, target: Path, **changes: str) -> None:
-    """A delta whose header says something else, without a checksum."""
-    with safe_open(source, framework="np") as file:
-        header = {key: value for key, value in file.metadata().items() if key != "content_sha256"} | changes
-        save_file({name: file.get_tensor(name) for name in file.keys()}, target, header)  # noqa: SIM118
+def header_of(path: Path) -> dict[str, str]:
+    """A delta's header, without a checksum."""
+    with safe_open(path, framework="np") as file:
+        return {key: value for key, value in file.metadata().items() if key != "content_sha256"}
 
 
 def test_control_characters_in_a_header_are_escaped(run: Path, tmp_path: Path) -> None:
-    path = tmp_path / "delta.safetensors"
+    delta, path = run / "delta.safetensors", tmp_path / "delta.safetensors"
     texts = dict.fromkeys(("model", "method", "created", "base_sha256", "remtta_version"), ESCAPE)
-    with_header(run / "delta.safetensors", path, **texts)
+    save_file(load_file(delta), path, header_of(delta) | texts)
     code, out, _ = told(path)
     assert code == 0 and "\x1b" not in out and r"\x1b[31m" in out
     shutil.copytree(run, tmp_path / "run")
-    text = (tmp_path / "run" / "run.json").read_text()
-    record = json.loads(text)
+    record = record_of(run)
     record["environment"]["device"] = record["method"]["name"] = record["exit_reason"] = ESCAPE
     (tmp_path / "run" / "run.json").write_text(json.dumps(record))
     check_told(tmp_path / "run")
     save_file({f"{ESCAPE}.weight": np.ones(3, np.float32)}, tmp_path / "names.safetensors", header_of(path))
     check_told(tmp_path / "names.safetensors")
-
-
-def header_of(path: Path) -> dict[str, str]:
-    with safe_open(path, framework="np") as file:
-        return dict(file.metadata())
 
 
 def test_rows_that_were_lost_are_reported(run: Path, tmp_path: Path) -> None:
@@ -140,7 +134,7 @@ def test_rows_that_were_lost_are_reported(run: Path, tmp_path: Path) -> None:
 
 
 def test_a_damaged_record_is_reported(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({**json.loads((run / "run.json").read_text()), "model": "x"}))
+    (tmp_path / "run.json").write_text(json.dumps({**record_of(run), "model": "x"}))
     reason = "AttributeError: 'str' object has no attribute 'get'"
     assert told(tmp_path) == (1, "", f"Error: {tmp_path} is damaged ({reason})\n")
 
@@ -214,10 +208,9 @@ def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest
 )
 def test_no_delta_makes_it_fail(changes: dict[str, str], values: list[float], name: str, kind: str, run: Path) -> None:
     path = run.parent / "mutated.safetensors"
-    header = {key: value for key, value in header_of(run / "delta.safetensors").items() if key != "content_sha256"}
     with np.errstate(all="ignore"):
         array = np.array(values).astype(kind)
-    save_file({name: array}, path, {**header, **changes})
+    save_file({name: array}, path, header_of(run / "delta.safetensors") | changes)
     check_told(path)
 
 

@@ -1,6 +1,5 @@
 """The guard: what it sees, when it acts, and that it leaves good adaptation alone."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from remtta.options import EvalOptions, GuardOptions, RunOptions
 from tests.conftest import draw_folder, random_images, tiny_vit
 from tests.evaluation.trees import open_tree, write_tree
 from tests.guard.asking import ask
-from tests.records import lines_of
+from tests.records import lines_of, record_of
 
 QUICK: dict[str, Any] = {"window": 24, "least": 12, "renewed": 1, "doubt": 0.01, "alarm": 0.02}
 QUICK |= {"most_drift": 1e9, "memory": 1}  # a memory so short never takes a camera for parked
@@ -166,15 +165,11 @@ def test_options_out_of_range_are_refused() -> None:
 HASTY: dict[str, Any] = {**QUICK, "most_drift": 0.1}
 
 
-def harmful(guard: GuardOptions | None, **more: Any) -> dict[str, Any]:
-    options = RunOptions(batch_size=8, save_every=3, guard=guard, **more)
-    return {"config": REMConfig(lr=0.05), "options": options}
-
-
 def test_a_run_records_what_the_guard_did(tmp_path: Path) -> None:
     output, long_stream = tmp_path / "run", draw_folder(tmp_path / "long", range(72))
-    adapt_stream(tiny_vit(), long_stream, output, **harmful(GuardOptions("rollback", "adapted", **HASTY, retries=1)))
-    record = json.loads((output / "run.json").read_text())
+    options = RunOptions(batch_size=8, save_every=3, guard=GuardOptions("rollback", "adapted", **HASTY, retries=1))
+    adapt_stream(tiny_vit(), long_stream, output, config=REMConfig(lr=0.05), options=options)
+    record = record_of(output)
     rows, events = lines_of(output / "predictions.jsonl"), lines_of(output / "events.jsonl")
     by_source = [row for row in rows if row.get("answered_by") == "source"]
     assert record["exit_reason"] == "completed" and len(rows) == 72
@@ -195,7 +190,7 @@ def test_a_run_records_what_the_guard_did(tmp_path: Path) -> None:
 def test_an_evaluation_reports_a_method_with_and_without_the_guard(tmp_path: Path) -> None:
     tree = open_tree(write_tree(tmp_path / "tree", ["fog", "snow"], severities=(), each=4))
     methods = dict.fromkeys(("rem", "rem+guard", "rem+both"), REMConfig(lr=0.05))
-    options = EvalOptions(batch_size=8, guard=GuardOptions(**{**QUICK, "most_drift": 0.1}, retries=1))
+    options = EvalOptions(batch_size=8, guard=GuardOptions(**HASTY, retries=1))
     both = evaluate(tiny_vit(), tree, tmp_path / "both", methods=methods, options=options)["methods"]
     rows = lines_of(tmp_path / "both" / "predictions.jsonl")
     by_source = [row for row in rows if row.get("answered_by") == "source"]
