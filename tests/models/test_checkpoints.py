@@ -95,18 +95,15 @@ def _timm_training_checkpoint(path: Path, state: State, averaged: State | None, 
         ({"mean": [123.7, 116.3, 103.5]}, {}),  # another script's
     ],
 )
-def test_the_preprocessing_that_timms_training_was_given_applies(options: Any, expected: Any, tmp_path: Path) -> None:
-    _timm_training_checkpoint(tmp_path / "last.pth.tar", _state(2), None, **options)
-    assert load_checkpoint(_vit(1), tmp_path / "last.pth.tar") == expected
-
-
-@pytest.mark.parametrize("use_ema", [False, True])
-def test_a_timm_training_checkpoint_gives_the_weights_asked_for(use_ema: bool, tmp_path: Path) -> None:
-    state, averaged = _state(2), _state(3)
-    _timm_training_checkpoint(tmp_path / "last.pth.tar", state, averaged)
-    model = _vit(1)
-    load_checkpoint(model, tmp_path / "last.pth.tar", use_ema=use_ema)
-    assert _holds(model, averaged if use_ema else state)
+def test_a_timm_training_checkpoint_gives_the_weights_asked_for_and_the_preprocessing_it_was_given(
+    options: Any, expected: Any, tmp_path: Path
+) -> None:
+    states = _state(2), _state(3)
+    _timm_training_checkpoint(tmp_path / "last.pth.tar", *states, **options)
+    for use_ema, state in zip((False, True), states, strict=True):
+        model = _vit(1)
+        assert load_checkpoint(model, tmp_path / "last.pth.tar", use_ema=use_ema) == expected
+        assert _holds(model, state)
 
 
 KINDS: dict[str, Callable[[Path], object]] = {
