@@ -181,6 +181,15 @@ def draw_video(path: Path, seeds: Iterable[int]) -> Path:
     return path
 
 
+def raising(error: BaseException) -> Callable[..., Any]:
+    """A function that raises this, whatever it is called with."""
+
+    def raises(*_: object, **__: object) -> Any:
+        raise error
+
+    return raises
+
+
 def happens(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
     """Wait for it, and say whether it came."""
     deadline = time.monotonic() + within_s

@@ -13,7 +13,7 @@ from remtta import RunOptions, adapt_stream
 from remtta.errors import OutputError, UsageError
 from remtta.files import FolderLock, is_locked, remove_leftovers, write_atomically, write_json
 from remtta.runs.folder import RunFolder
-from tests.conftest import tiny_vit
+from tests.conftest import raising, tiny_vit
 
 
 def test_the_file_does_not_appear_before_it_is_whole(tmp_path: Path) -> None:
@@ -33,11 +33,8 @@ def test_the_file_does_not_appear_before_it_is_whole(tmp_path: Path) -> None:
 def test_a_failing_write_leaves_the_earlier_file_and_nothing_else(
     failing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "out.txt"
+    path, full = tmp_path / "out.txt", raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     path.write_text("earlier")
-
-    def full(*args: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write(temporary: Path) -> None:
         temporary.write_text("half of")
@@ -193,11 +190,8 @@ def test_a_planted_link_is_not_written_through(name: str, tmp_path: Path) -> Non
 
 
 def test_a_process_of_another_user_lives(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refused(pid: int, signum: int) -> None:
-        raise PermissionError
-
     leftover = tmp_path / f".a.json.{os.getpid() + 1}.tmp"
     leftover.touch()
-    monkeypatch.setattr(os, "kill", refused)
+    monkeypatch.setattr(os, "kill", raising(PermissionError()))
     remove_leftovers(tmp_path, ("a.json",))
     assert leftover.exists()

@@ -24,7 +24,7 @@ from remtta.methods.rem import rem_loss
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
-from tests.conftest import NUM_CLASSES, TINY, draw_folder, draw_image, tiny_vit
+from tests.conftest import NUM_CLASSES, TINY, draw_folder, draw_image, raising, tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.tiny import fill_disk
 
@@ -253,10 +253,8 @@ def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
 def test_a_delta_or_state_that_cannot_be_saved_is_no_completed_run_and_costs_nothing_else(
     what: str, vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OutputError(f"{what}.safetensors cannot be written")
-
-    monkeypatch.setattr(f"remtta.runs.saving.save_{what}", refuse)
+    refused = OutputError(f"{what}.safetensors cannot be written")
+    monkeypatch.setattr(f"remtta.runs.saving.save_{what}", raising(refused))
     with pytest.raises(OutputError):
         adapt_stream(vit, frames, tmp_path / "run")
     assert len(rows_of(tmp_path / "run")) == 12 and (what == "delta" or load_delta(tmp_path / "run").frames == 12)

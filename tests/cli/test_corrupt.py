@@ -19,7 +19,7 @@ from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import RemttaError
 from remtta.streams.images import load_image
 from tests.command import Started, in_a_session, refusal_of, remtta_here
-from tests.conftest import draw_folder, draw_image, happens
+from tests.conftest import draw_folder, draw_image, happens, raising
 from tests.records import json_of
 
 HAS_PROC = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks for processes in /proc")
@@ -291,10 +291,7 @@ def test_what_the_disk_refuses_is_one_line(frames: Path, tmp_path: Path, capfd: 
 def test_an_image_that_cannot_be_corrupted_is_named(
     frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def exhausted(*args: object) -> Image.Image:
-        raise MemoryError
-
-    monkeypatch.setattr("remtta.corruptions.worker.corrupt", exhausted)
+    monkeypatch.setattr("remtta.corruptions.worker.corrupt", raising(MemoryError()))
     with pytest.raises(RemttaError, match=r"frame_0.png: fog at severity 5 failed: MemoryError$"):
         corrupt_tree(frames, tmp_path / "out", CorruptOptions(corruptions=("fog",), jobs=1))
 

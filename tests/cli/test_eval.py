@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from remtta.errors import OutputError
 from remtta.evaluation import plots
 from tests.command import remtta_here
-from tests.conftest import TINY_OPTIONS, tiny_vit
+from tests.conftest import TINY_OPTIONS, raising, tiny_vit
 from tests.evaluation.trees import CLASSES, write_tree
 from tests.records import json_of, rows_of
 
@@ -63,10 +63,8 @@ def test_a_protocol_sets_inputs_and_batch(
 def test_the_table_is_printed_before_any_picture_can_fail(
     checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*args: object) -> None:
-        raise OutputError("plots/reliability.png cannot be written: No space left on device")
-
-    monkeypatch.setattr(plots, "draw_plots", failing)
+    full = OutputError("plots/reliability.png cannot be written: No space left on device")
+    monkeypatch.setattr(plots, "draw_plots", raising(full))
     root = write_tree(tmp_path / "c", ["fog"], each=1)
     options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run"]
     assert remtta_here("eval", root, "--methods", "source", *options) == 1

@@ -32,7 +32,7 @@ from remtta.models.hashing import state_sha256
 from remtta.models.huggingface import weights_place
 from remtta.models.zero_shot import ZeroShotHead
 from tests.command import Started, dies_while_it_exports, refusal_of, remtta_here
-from tests.conftest import NUM_CLASSES, TINY, random_images, tiny_vit
+from tests.conftest import NUM_CLASSES, TINY, raising, random_images, tiny_vit
 
 NAME = "vit_tiny_patch16_224"
 LABELS = ["<b>", *"bcdefg"]
@@ -192,9 +192,7 @@ def test_the_weights_that_an_export_is_made_of_are_not_replaced(
 
 
 def test_a_full_disk_is_named_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fill(*_: Any) -> None:
-        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-
-    monkeypatch.setitem(formats._WRITERS, "timm", fill)
+    full = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+    monkeypatch.setitem(formats._WRITERS, "timm", raising(full))
     with pytest.raises(OutputError, match=r"out cannot be written: .*No space left"):
         formats.export(None, "timm", tmp_path / "out")  # type: ignore[arg-type]

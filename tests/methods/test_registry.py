@@ -323,10 +323,7 @@ def test_a_setting_of_another_type_is_refused(method: str, pair: str, told: str)
     assert str(caught.value) == told
 
 
-ANCHORED = ["rem", "sar", "cmf"]
-
-
-@pytest.mark.parametrize("name", ANCHORED)
+@pytest.mark.parametrize("name", ["rem", "sar", "cmf"])
 def test_a_step_with_the_anchor_is_the_step_and_then_a_share_of_the_way_back(name: str) -> None:
     images = random_images(8)
     plain, pulled = tiny_vit(), tiny_vit()

@@ -18,7 +18,7 @@ from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import TEMPLATES
 from remtta.models.text_tower import TextTower
 from remtta.models.zero_shot import checkpoint_state, zero_shot_head
-from tests.conftest import random_images
+from tests.conftest import raising, random_images
 from tests.models.tiny_clip import NAMES, VISION, tiny_clip
 
 TIMM = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 160}
@@ -160,10 +160,7 @@ def test_invalid_zero_shot_models_are_refused_in_one_line(tmp_path: Path) -> Non
 
 
 def test_without_a_network_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: Any, **kwargs: Any) -> None:
-        raise OSError("no route\nto host")
-
-    monkeypatch.setattr("open_clip.factory.download_pretrained", fail)
+    monkeypatch.setattr("open_clip.factory.download_pretrained", raising(OSError("no route\nto host")))
     with pytest.raises(DownloadError) as caught:
         load_model("clip:ViT-B-32/openai", labels=NAMES)
     assert "or give --checkpoint (Failed to download weights" in str(caught.value) and "\n" not in str(caught.value)

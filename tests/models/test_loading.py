@@ -19,7 +19,7 @@ from remtta.models.card import card_of, labels_of
 from remtta.models.hashing import state_sha256, tensors_sha256
 from remtta.models.loading import load_model, select_device
 from remtta.models.preprocessing import INTERPOLATIONS, Preprocessing, preprocessing_of
-from tests.conftest import NUM_CLASSES, TINY, draw_image, tiny_vit
+from tests.conftest import NUM_CLASSES, TINY, draw_image, raising, tiny_vit
 
 NAME = "vit_tiny_patch16_224"
 LETTERS = list("abcdefg")
@@ -225,11 +225,9 @@ def test_a_size_or_crop_that_cannot_be_is_refused() -> None:
 
 
 def test_weights_that_cannot_be_downloaded_are_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offline(*args: object, **kwargs: object) -> None:
-        raise LocalEntryNotFoundError("cannot find the file in the local cache\nand outgoing traffic is disabled")
-
-    monkeypatch.setattr(socket, "getaddrinfo", offline)  # an OSError, too
-    monkeypatch.setattr(timm, "create_model", offline)
+    offline = LocalEntryNotFoundError("cannot find the file in the local cache\nand outgoing traffic is disabled")
+    monkeypatch.setattr(socket, "getaddrinfo", raising(OSError("no network")))
+    monkeypatch.setattr(timm, "create_model", raising(offline))
     with pytest.raises(DownloadError) as caught:
         load_model(NAME)
     assert str(caught.value) == (

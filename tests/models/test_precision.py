@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from remtta.models import precision as linear
 from remtta.models.precision import ForwardContext, LinearLayers
-from tests.conftest import TINY, random_images, tiny_vit
+from tests.conftest import TINY, raising, random_images, tiny_vit
 
 
 def gradients(model: nn.Module, images: Tensor, layers: LinearLayers | None) -> tuple[Tensor, dict[str, Tensor]]:
@@ -30,13 +30,28 @@ def model() -> Any:
     return timm.create_model("vit_tiny_patch16_224", **{**TINY, "embed_dim": 96, "num_heads": 3, "qk_norm": True})
 
 
-def test_logits_and_every_gradient_are_those_of_torch(model: nn.Module) -> None:
+@pytest.fixture
+def no_cached_product() -> Iterator[None]:
+    linear._product.cache_clear()
+    yield
+    linear._product.cache_clear()
+
+
+@pytest.mark.usefixtures("no_cached_product")
+@pytest.mark.parametrize("onednn", [True, False])
+def test_logits_and_every_gradient_are_those_of_torch_with_and_without_onednn(
+    onednn: bool, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not onednn:
+        monkeypatch.setattr(linear, "_onednn", raising(RuntimeError("no such operator")))
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     images = random_images(3, seed=1)
     logits, grads = gradients(model, images, LinearLayers())
     plain_logits, plain_grads = gradients(model, images, None)
-    torch.testing.assert_close(logits, plain_logits, rtol=1e-5, atol=1e-5)
+    assert onednn or linear._product(torch.float32) is F.linear
+    torch.testing.assert_close(logits, plain_logits, rtol=1e-5 * onednn, atol=1e-5 * onednn)
     assert grads.keys() == dict(model.named_parameters()).keys()
-    torch.testing.assert_close(grads, plain_grads, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(grads, plain_grads, rtol=1e-4 * onednn, atol=1e-5 * onednn)
 
 
 def test_bf16_is_near_and_leaves_the_head_exact(model: Any) -> None:
@@ -89,31 +104,6 @@ def test_attention_in_bf16_is_torchs(masked: bool) -> None:
         result = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
     wanted = F.scaled_dot_product_attention(query.float(), key.float(), value.float(), attn_mask=mask)
     torch.testing.assert_close(result.float(), wanted, rtol=0.05, atol=0.05)
-
-
-@pytest.fixture
-def no_cached_product() -> Iterator[None]:
-    linear._product.cache_clear()
-    yield
-    linear._product.cache_clear()
-
-
-@pytest.mark.usefixtures("no_cached_product")
-def test_without_onednn_the_products_are_torchs(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, model: nn.Module
-) -> None:
-    def missing(*args: object) -> Tensor:
-        raise RuntimeError("no such operator")
-
-    monkeypatch.setattr(linear, "_onednn", missing)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    images = random_images(2, seed=1)
-    with caplog.at_level(logging.DEBUG, "remtta"):
-        logits, grads = gradients(model, images, LinearLayers())
-    assert linear._product(torch.float32) is F.linear
-    plain_logits, plain_grads = gradients(model, images, None)
-    torch.testing.assert_close(logits, plain_logits)
-    torch.testing.assert_close(grads, plain_grads)
 
 
 @pytest.mark.usefixtures("no_cached_product")

@@ -19,6 +19,7 @@ from remtta.runs.place import Place
 from remtta.runs.reading import read_rows
 from remtta.runs.scribe import Scribe
 from remtta.runs.states import load_position, save_state
+from tests.conftest import raising
 from tests.records import json_of, record_of, rows_of
 from tests.runs.test_resume import assert_same_results, finish
 from tests.runs.tiny import adapt_tiny, camera
@@ -153,7 +154,7 @@ def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_
     assert len(rows_of(folder)) == 9 and load_position(folder / STATE, Place)[0].frames == 6
     source = [frames / f"frame_{number}.png" for number in range(12)]
     with Interrupts() as interrupts:
-        interrupts.check = lambda: (_ for _ in ()).throw(Stopped(15))  # type: ignore[method-assign]
+        interrupts.check = raising(Stopped(15))  # type: ignore[method-assign]
         adapt_tiny(source, folder, resume=True, interrupts=interrupts)
     record = record_of(folder)
     assert record["exit_reason"] == "SIGTERM" and record["counts"]["frames"] == len(rows_of(folder)) == 9
@@ -191,12 +192,10 @@ def test_memory_is_no_matter_for_methods_that_train_no_weights(
 def test_an_event_that_cannot_be_written_loses_no_rows(
     frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(scribe: Scribe, index: int, event: object) -> None:
-        raise OutputError("events.jsonl cannot be written: No space left on device")
-
+    full = OutputError("events.jsonl cannot be written: No space left on device")
     with monkeypatch.context() as patch:
         patch.setattr(ObservedMethod, "events", lambda observed: [{"event": "doubt"}])
-        patch.setattr(Scribe, "write_event", fail)
+        patch.setattr(Scribe, "write_event", raising(full))
         with pytest.raises(OutputError):
             adapt_tiny(frames, tmp_path / "run")
     adapt_tiny(frames, tmp_path / "run", resume=True)

@@ -19,7 +19,7 @@ from remtta.runs.folder import PREDICTIONS
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
-from tests.conftest import draw_image, tiny_vit
+from tests.conftest import draw_image, raising, tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 
@@ -32,10 +32,6 @@ BLACK, DUPLICATE = "black frame", "duplicate of the frame before"
 def go(stream: Stream, folder: Path, method: str = "rem", *, resume: bool = False, **options: Any) -> RunSummary:
     options = {"logits": True, "guard": GuardOptions("rollback"), **options}
     return adapt_tiny(stream, folder, method, resume=resume, options=options)
-
-
-def refuse() -> Image.Image:
-    raise FrameError("broken")
 
 
 def video(*images: Image.Image | Callable[[], Image.Image] | None) -> Stream:
@@ -51,6 +47,7 @@ def video(*images: Image.Image | Callable[[], Image.Image] | None) -> Stream:
 
 
 a, b, c, d, e = (draw_image(seed) for seed in range(5))
+refuse = raising(FrameError("broken"))
 
 
 @pytest.mark.parametrize("guard", [None, GuardOptions("rollback")])

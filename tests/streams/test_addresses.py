@@ -11,6 +11,7 @@ from remtta.errors import StreamError, UsageError, without_password
 from remtta.streams.addresses import check_scheme, why_not_open
 from remtta.streams.sources import open_stream
 from remtta.streams.video import open_capture
+from tests.conftest import raising
 from tests.streams.servers import QuietHandler, serving
 
 
@@ -146,9 +147,6 @@ def test_a_password_is_not_shown_where_an_address_is_not_utf8() -> None:
 def test_of_a_failed_probe_only_an_unknown_host_is_reported(
     failure: Exception, told: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*_: object, **__: object) -> None:
-        raise failure
-
-    monkeypatch.setattr(socket, "create_connection", failing)
+    monkeypatch.setattr(socket, "create_connection", raising(failure))
     found = why_not_open("rtsp://127.0.0.1:554/x")
     assert found is None if told is None else found and told in found

@@ -15,7 +15,7 @@ from torch import Tensor
 from remtta.errors import FrameError, StreamError
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import prefetch
-from tests.conftest import happens
+from tests.conftest import happens, raising
 
 
 class Stop(BaseException):
@@ -34,13 +34,6 @@ def grey_frame(value: int, delay_s: float = 0.0) -> Frame:
         return Image.new("L", (1, 1), value)
 
     return Frame(f"{value}.png", load)
-
-
-def failing_frame(source: str, error: Exception) -> Frame:
-    def load() -> Image.Image:
-        raise error
-
-    return Frame(source, load)
 
 
 class Gate:
@@ -101,10 +94,10 @@ def test_frames_come_in_stream_order_whatever_their_loading_takes(ahead: int, wo
 def test_unreadable_frames_stand_in_their_places_with_the_reason() -> None:
     frames = [
         grey_frame(0, 0.02),
-        failing_frame("cut.jpg", FrameError("image file is truncated")),
+        Frame("cut.jpg", raising(FrameError("image file is truncated"))),
         grey_frame(2),
-        failing_frame("odd.jpg", ValueError("height and width must be > 0")),
-        failing_frame("mute.jpg", MemoryError()),
+        Frame("odd.jpg", raising(ValueError("height and width must be > 0"))),
+        Frame("mute.jpg", raising(MemoryError())),
         grey_frame(5),
     ]
     decoded = list(prefetch(frames, to_tensor, ahead=4))
