@@ -18,6 +18,12 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
     return lines_of(folder / "predictions.jsonl")
 
 
+def num_rows(folder: Path) -> int:
+    """Count the rows that a run has written so far."""
+    path = folder / "predictions.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def json_of(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(path.read_text())
     return content

@@ -31,7 +31,7 @@ from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream, open_streams
 from remtta.watching.health import HealthFile
 from tests.conftest import draw_folder, draw_image, happens, tiny_vit
-from tests.records import json_of, record_of, rows_of
+from tests.records import json_of, num_rows, record_of, rows_of
 from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import CONFIGS, GUARD, StopAfter, adapt_tiny
 from tests.streams.fakes import GATE, FakeCamera, noise, source_of
@@ -153,13 +153,9 @@ def test_a_stop_predicts_the_frames_that_wait_in_every_stream(tmp_path: Path) ->
         stopped.wait(30)
 
     def stop() -> None:
-        happens(lambda: all(count_of(name) == 3 for name in "abc"))
+        happens(lambda: all(num_rows(tmp_path / name) == 3 for name in "abc"))
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
-
-    def count_of(name: str) -> int:
-        path = tmp_path / name / "predictions.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     stopper = threading.Thread(target=stop)
     stopper.start()
@@ -168,7 +164,7 @@ def test_a_stop_predicts_the_frames_that_wait_in_every_stream(tmp_path: Path) ->
         adapt_site(streams, tmp_path, "source", model=slow, options={"guard": None}, interrupts=interrupts)
     stopped.set()
     stopper.join()
-    assert [count_of(name) for name in "abc"] == [5, 5, 5]
+    assert [num_rows(tmp_path / name) for name in "abc"] == [5, 5, 5]
 
 
 def test_a_last_record_that_cannot_be_written_fails_its_stream(

@@ -24,8 +24,8 @@ from remtta.methods.rem import rem_loss
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
-from tests.conftest import NUM_CLASSES, TINY, draw_folder, draw_image, raising, tiny_vit
-from tests.records import record_of, rows_of
+from tests.conftest import NUM_CLASSES, TINY, draw_folder, draw_image, happens, raising, tiny_vit
+from tests.records import num_rows, record_of, rows_of
 from tests.runs.tiny import fill_disk
 
 
@@ -282,9 +282,7 @@ def test_a_signal_ends_a_run_whose_reader_is_stuck_after_a_clean_save(
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
 
     def stop() -> None:
-        predictions = tmp_path / "run" / "predictions.jsonl"
-        while not (predictions.exists() and predictions.stat().st_size):
-            time.sleep(0.01)
+        happens(lambda: num_rows(tmp_path / "run") > 0, 15)
         os.kill(os.getpid(), signal.SIGTERM)
 
     os.write(writing, bytes(4096))  # it is full

@@ -11,7 +11,7 @@ import torch
 from remtta import load_delta
 from tests.command import Started, forking_workers, refusal_of, remtta_here, workers_of
 from tests.conftest import TINY_OPTIONS, draw_folder, happens
-from tests.records import json_of, lines_of
+from tests.records import json_of, lines_of, num_rows
 
 
 @pytest.fixture
@@ -28,9 +28,8 @@ def test_after_a_kill_every_stream_continues_as_if_nothing_had_happened(
     site: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = [*site, "--save-every", "3", "-o", "site"]
-    rows = Path("site/long/predictions.jsonl")
     with Started(*command) as process:
-        begun = happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") >= 6, 120)
+        begun = happens(lambda: num_rows(Path("site/long")) >= 6, 120)
         process.kill()
     assert begun
     assert json_of(Path("site/site.json"))["exit_reason"] == "running"
@@ -61,10 +60,9 @@ def test_workers_that_are_killed_and_stopped_continue_as_if_nothing_had_happened
     draw_folder(Path("more"), range(36))
     Path("cams.txt").write_text("long=more\nshort=short\n")
     command = [*site, "--save-every", "3", "--threads", "1", "-o", "site"]
-    rows = Path("site/long/predictions.jsonl")
 
     def grows_beyond(lines: int) -> bool:
-        return happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") > lines, 300)
+        return happens(lambda: num_rows(Path("site/long")) > lines, 300)
 
     more = ("--jobs", "2", "--health", "health.json")
     with Started(*command, *more, before=forking_workers()) as process:
@@ -72,7 +70,7 @@ def test_workers_that_are_killed_and_stopped_continue_as_if_nothing_had_happened
         killed = workers_of(process)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        assert grows_beyond(rows.read_bytes().count(b"\n"))
+        assert grows_beyond(num_rows(Path("site/long")))
         process.send_signal(signal.SIGTERM)
         _, told = process.communicate(timeout=120)
     assert killed and process.returncode == 128 + signal.SIGTERM

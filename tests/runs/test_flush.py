@@ -22,19 +22,19 @@ from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
 from remtta.streams.sources import Stream
 from tests.conftest import happens, tiny_vit
-from tests.records import record_of, rows_of
+from tests.records import num_rows, record_of, rows_of
 from tests.runs.tiny import adapt_tiny, camera
 
 
-def patient(path: Path, lines: int) -> None:
-    """Wait until a file has so many lines."""
-    assert happens(lambda: path.exists() and path.read_bytes().count(b"\n") >= lines, 30)
+def patient(run: Path, rows: int) -> None:
+    """Wait until a run has written so many rows."""
+    assert happens(lambda: num_rows(run) >= rows, 30)
 
 
 def test_a_slow_source_has_its_frames_predicted_before_the_batch_is_full(tmp_path: Path) -> None:
     run, usual, echo = tmp_path / "run", tmp_path / "usual", io.BytesIO()
     adapt_tiny(camera(7), usual)
-    rows_there = {2: partial(patient, run / PREDICTIONS, 2), 5: partial(patient, run / PREDICTIONS, 5)}
+    rows_there = {2: partial(patient, run, 2), 5: partial(patient, run, 5)}
     adapt_tiny(camera(7, rows_there), run, echo=echo, options={"flush_after": 0.05})
     rows, expected = rows_of(run), rows_of(usual)
     assert [row["index"] for row in rows if row.get("early")] == [0, 1, 3, 4]
@@ -52,7 +52,7 @@ def test_a_stop_predicts_the_frames_that_wait(tmp_path: Path) -> None:
     run = tmp_path / "run"
 
     def stop() -> None:
-        patient(run / PREDICTIONS, 3)
+        patient(run, 3)
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(30)

@@ -22,7 +22,7 @@ from remtta.runs.states import load_position
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
 from tests.conftest import happens
-from tests.records import lines_of, record_of, rows_of
+from tests.records import lines_of, num_rows, record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 from tests.streams.fakes import UNDECODABLE, Clock, FakeCamera, FakeCapture, Script, noise, source_of
 
@@ -67,8 +67,7 @@ def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
         return next(captures)
 
     def watch() -> None:
-        predictions = tmp_path / PREDICTIONS
-        waited.append(happens(lambda: predictions.exists() and len(predictions.read_text().splitlines()) == 2))
+        waited.append(happens(lambda: num_rows(tmp_path) == 2))
         back.set()
 
     source = source_of(connect)

@@ -18,7 +18,7 @@ from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile, check_health_path
 from tests.conftest import happens, tiny_vit
-from tests.records import json_of
+from tests.records import json_of, num_rows
 from tests.streams.fakes import FakeCamera, noise, source_of
 
 
@@ -103,7 +103,7 @@ def test_it_may_be_in_the_run_folder_that_is_not_there_yet_under_a_name_of_its_o
     for resume in (False, True):
         adapt_stream(tiny_vit(), frames, run, health=run / "health.json", options=RunOptions(resume=resume))
         assert json_of(run / "health.json")["state"] == "completed"
-    assert (run / "predictions.jsonl").read_bytes().count(b"\n") == 12
+    assert num_rows(run) == 12
 
 
 def test_nothing_but_a_health_file_is_replaced(vit: nn.Module, frames: Path, tmp_path: Path) -> None:

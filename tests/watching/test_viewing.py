@@ -16,7 +16,7 @@ from remtta.streams.prefetch import DecodedFrame
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from tests.command import Started, refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, happens
-from tests.records import rows_of
+from tests.records import num_rows, rows_of
 
 
 def pictures_of(path: Path) -> list[np.ndarray[Any, Any]]:
@@ -58,8 +58,7 @@ def test_a_killed_run_leaves_a_video_up_to_the_last_frame_but_one(
     options += ["--annotate", path]
     with Started("adapt", "-", *options) as process:
         process.stdin.write("".join(f"{frame}\n" for frame in sorted(frames.iterdir())[:9]).encode())
-        rows = run / "predictions.jsonl"
-        assert happens(lambda: rows.exists() and rows.read_bytes().count(b"\n") == 9, 100.0)
+        assert happens(lambda: num_rows(run) == 9, 100.0)
         assert happens(lambda: len(pictures_of(path)) >= 8)
         process.kill()
     assert process.returncode == -signal.SIGKILL
