@@ -14,20 +14,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from remtta import (
-    Adapter,
-    Preprocessing,
-    RunOptions,
-    adapt_stream,
-    apply_delta,
-    load_delta,
-    open_stream,
-    save_delta,
-    stream,
-)
+from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, apply_delta, load_delta, save_delta, stream
 from remtta.errors import ModelError, StreamError, UsageError
 from remtta.streams.frames import Frame
-from remtta.streams.sources import Stream
+from remtta.streams.sources import Stream, open_stream
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.records import rows_of
 

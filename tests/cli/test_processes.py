@@ -15,8 +15,8 @@ import pytest
 from remtta import load_delta
 from remtta.__main__ import main
 from tests.command import Started, without_descriptors
-from tests.conftest import TINY_OPTIONS, draw_image, happens
-from tests.records import parsed, record_of, rows_of
+from tests.conftest import TINY_OPTIONS, draw_image, happens, raising
+from tests.records import num_rows, parsed, record_of, rows_of
 
 
 def test_a_process_without_standard_descriptors_loses_nothing(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
@@ -62,15 +62,10 @@ def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
     assert load_delta(tmp_path / "run" / "delta.safetensors").updates >= 1
 
 
-class Interrupted(ModuleType):
-    """A module during whose import Ctrl-C is pressed."""
-
-    def __getattr__(self, name: str) -> object:
-        raise KeyboardInterrupt
-
-
 def test_an_interrupt_while_the_command_line_is_loaded_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "remtta.cli", Interrupted("remtta.cli"))
+    module = ModuleType("remtta.cli")
+    vars(module)["__getattr__"] = raising(KeyboardInterrupt())  # Ctrl-C is pressed during the import
+    monkeypatch.setitem(sys.modules, "remtta.cli", module)
     monkeypatch.setattr("os._exit", sys.exit)  # called if another test left a thread
     with pytest.raises(SystemExit) as ended:
         main()
@@ -106,8 +101,7 @@ def start_on_stdin(frames: Path, checkpoint: Path, run: Path, before: Callable[[
     """Start a run that has predicted four frames and waits for the path of its sixth."""
     process = Started("adapt", "-", *TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "-o", run, before=before)
     process.stdin.write(b"".join(os.fsencode(frames / f"frame_{number}.png") + b"\n" for number in range(5)))
-    predictions = run / "predictions.jsonl"
-    assert happens(lambda: predictions.exists() and predictions.read_bytes().count(b"\n") >= 4, within_s=60)
+    assert happens(lambda: num_rows(run) >= 4, within_s=60)
     return process
 
 

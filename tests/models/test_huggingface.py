@@ -21,7 +21,7 @@ from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, draw_folder, draw_image
-from tests.records import record_of
+from tests.records import json_of, record_of
 
 Make = Callable[..., Any]
 
@@ -76,13 +76,6 @@ def _saved(model: Any, folder: Path, processor: Any = None) -> str:
     if processor is not None:
         processor.save_pretrained(folder)
     return f"local-dir:{folder}"
-
-
-def _changed(folder: Path, name: str = "config.json", **changes: Any) -> None:
-    path = folder / name
-    content = {**json.loads(path.read_text(encoding="utf-8")), **changes}
-    kept = {key: value for key, value in content.items() if value is not ...}
-    path.write_text(json.dumps(kept), encoding="utf-8")
 
 
 def _images(size: tuple[int, int] = (32, 32)) -> torch.Tensor:
@@ -256,7 +249,8 @@ def test_what_timm_cannot_express_is_refused_in_a_line(
     make: Make, changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     model = _saved(make(), tmp_path)
-    _changed(tmp_path, **changes)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(json_of(config) | changes))
     with pytest.raises(CheckpointError, match=reason) as caught:
         load_model(model)
     assert str(tmp_path) in str(caught.value)

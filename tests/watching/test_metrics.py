@@ -46,11 +46,8 @@ def served() -> Iterator[tuple[Metrics, str]]:
 
 def scrape(url: str) -> dict[str, Metric]:
     with urlopen(url, timeout=10) as answer:
-        return parsed(answer.read().decode())
-
-
-def parsed(text: str) -> dict[str, Metric]:
-    return {family.name: family for family in text_string_to_metric_families(text)}
+        families = text_string_to_metric_families(answer.read().decode())
+        return {family.name: family for family in families}
 
 
 def value(families: dict[str, Metric], name: str, stream: str = "") -> float:
