@@ -6,12 +6,11 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
-from remtta import load_delta
 from tests.command import Started, forking_workers, refusal_of, remtta_here, workers_of
 from tests.conftest import TINY_OPTIONS, draw_folder, happens
 from tests.records import json_of, lines_of, num_rows
+from tests.runs.test_resume import assert_same_results
 
 
 @pytest.fixture
@@ -22,6 +21,16 @@ def site(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> l
     draw_folder(tmp_path / "short", range(100, 106))
     Path("cams.txt").write_text("# two\nlong=long\nshort=short\n")
     return ["adapt", "cams.txt", "--streams", *TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "2"]
+
+
+def alone(site: list[str]) -> list[str]:
+    """The command on a single stream, which is to follow."""
+    return [part for part in site if part not in ("cams.txt", "--streams")]
+
+
+def assert_as_alone(site: list[str], name: str, source: str, *more: str) -> None:
+    assert remtta_here(*alone(site), source, *more, "-o", f"{name}-alone", "-q") == 0
+    assert_same_results(Path("site", name), Path(f"{name}-alone"))
 
 
 def test_after_a_kill_every_stream_continues_as_if_nothing_had_happened(
@@ -49,10 +58,7 @@ def test_after_a_kill_every_stream_continues_as_if_nothing_had_happened(
     assert told.out == ""
     assert "long   24 frames, 24 predicted, 0 skipped, 12 updates" in told.err
     for name in ("long", "short"):
-        alone = [part for part in site if part not in ("cams.txt", "--streams")]
-        assert remtta_here(*alone, name, "-o", f"{name}-alone", "-q") == 0
-        files = [Path(folder, "predictions.jsonl") for folder in (f"site/{name}", f"{name}-alone")]
-        assert files[0].read_bytes() == files[1].read_bytes()
+        assert_as_alone(site, name, name)
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
@@ -80,12 +86,7 @@ def test_workers_that_are_killed_and_stopped_continue_as_if_nothing_had_happened
     assert remtta_here("inspect", "site") == 0
     assert remtta_here(*command, "--resume", "-q") == 0
     for name, source in (("long", "more"), ("short", "short")):
-        alone = [part for part in site if part not in ("cams.txt", "--streams")]
-        assert remtta_here(*alone, source, "--threads", "1", "-o", f"{name}-alone", "-q") == 0
-        files = [Path(folder, "predictions.jsonl") for folder in (f"site/{name}", f"{name}-alone")]
-        assert files[0].read_bytes() == files[1].read_bytes()
-        deltas = [load_delta(file.parent / "delta.safetensors").tensors for file in files]
-        assert all(torch.equal(tensor, deltas[1][each]) for each, tensor in deltas[0].items())
+        assert_as_alone(site, name, source, "--threads", "1")
 
 
 def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
@@ -123,11 +124,10 @@ def test_what_cannot_be_run_is_refused_in_a_line(
 def test_folders_of_others_and_of_streams_are_kept_whatever_the_options(
     site: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    alone = [part for part in site if part not in ("cams.txt", "--streams")]
-    code, line = refusal_of(capfd, *alone, "short", "-o", "long", "--resume")
+    code, line = refusal_of(capfd, *alone(site), "short", "-o", "long", "--resume")
     assert code == 2 and "long is not empty (0.png, ...) and holds no earlier run" in line
     assert remtta_here(*site, "-o", "site", "-q") == 0
-    code, line = refusal_of(capfd, *alone, "short", "-o", "site", "--resume")
+    code, line = refusal_of(capfd, *alone(site), "short", "-o", "site", "--resume")
     assert code == 2 and "site holds the runs of many streams" in line
     Path("cams.txt").write_text("other=short")
     code, line = refusal_of(capfd, *site, "-o", "site")
