@@ -40,8 +40,9 @@ def no_cached_product() -> Iterator[None]:
 @pytest.mark.usefixtures("no_cached_product")
 @pytest.mark.parametrize("onednn", [True, False])
 def test_logits_and_every_gradient_are_those_of_torch_with_and_without_onednn(
-    onednn: bool, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+    onednn: bool, model: nn.Module, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "remtta")
     if not onednn:
         monkeypatch.setattr(linear, "_onednn", raising(RuntimeError("no such operator")))
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
