@@ -18,7 +18,7 @@ from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, apply_delta
 from remtta.errors import ModelError, StreamError, UsageError
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream
-from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.conftest import NUM_CLASSES, png, random_images, tiny_vit
 from tests.records import rows_of
 
 GIVEN: dict[str, Any] = {"batch_size": 5, "lr": 0.01, "seed": 3}
@@ -82,12 +82,6 @@ def test_pictures_are_read_as_their_files_are(tmp_path: Path) -> None:
         np.testing.assert_allclose(answer, result.probs, atol=1e-6)
 
 
-def _truncated() -> Image.Image:
-    file = BytesIO()
-    Image.effect_noise((64, 64), 50).save(file, "png")
-    return Image.open(BytesIO(file.getvalue()[:2000]))
-
-
 def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     adapter, other = adapter_of(method="light"), adapter_of(method="light")
     grey, one = np.zeros((32, 32), np.float32), torch.zeros(3, 32, 32, dtype=torch.uint8)
@@ -97,7 +91,7 @@ def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCap
         (np.zeros((32, 32, 3), np.uint8), r"for one, pass \[image\]"),
         (None, "at least one picture"),
         ([np.zeros((0, 6, 3), np.uint8)], r"a picture is a PIL image, .* got uint8 of \(0, 6, 3\)"),
-        ([_truncated()], "a picture cannot be read: image file is truncated"),
+        ([Image.open(BytesIO(png(0)[:2000]))], "a picture cannot be read: image file is truncated"),
         (torch.zeros(5, 3, 32, 32, dtype=torch.bool), r"images must be float32 .* got torch.bool"),
         (["a.png"], "a.png is a path, not a picture; pass paths to remtta.stream"),
         ([grey], r"uint8 array of shape .* got float32 of \(32, 32\); pass preprocessed images"),

@@ -15,7 +15,7 @@ import pytest
 from remtta import load_delta
 from remtta.__main__ import main
 from tests.command import Started, without_descriptors
-from tests.conftest import TINY_OPTIONS, draw_image, happens, raising
+from tests.conftest import TINY_OPTIONS, draw_folder, happens, raising
 from tests.records import num_rows, parsed, record_of, rows_of
 
 
@@ -31,9 +31,7 @@ def test_a_process_without_standard_descriptors_loses_nothing(frames: Path, chec
 def test_paths_from_a_pipe_and_predictions_to_a_pipe_and_strange_names_stay_printable(
     frames: Path, checkpoint: Path, tmp_path: Path
 ) -> None:
-    strange = tmp_path / "new\nline \x1b[31m"
-    strange.mkdir()
-    draw_image(0).save(strange / "a.png")
+    strange = draw_folder(tmp_path / "new\nline \x1b[31m", [0], "a.png")
     (strange / "b.png").write_text("no image")
     given = [frames / "frame_7.png", strange / "a.png", frames / "frame_3.png", strange / "b.png"]
     options = [*TINY_OPTIONS, *f"--checkpoint {checkpoint} --batch-size 2 --output {tmp_path / 'run'}".split()]

@@ -11,7 +11,7 @@ from remtta.errors import UsageError
 from remtta.evaluation.class_maps import map_classes, read_class_map, zero_shot_names
 from remtta.evaluation.datasets import read_image_list
 from remtta.evaluation.domains import default_order
-from tests.conftest import draw_image
+from tests.conftest import draw_folder
 from tests.evaluation.trees import CLASSES, open_tree, write_tree
 
 
@@ -91,9 +91,8 @@ def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -
         path.unlink()
     with pytest.raises(UsageError, match="fog5 is empty"):
         open_tree(root)
-    for number in range(2):
-        (tmp_path / "bare" / "fog" / str(number + 1)).mkdir(parents=True)
-        draw_image(0).save(tmp_path / "bare" / "fog" / str(number + 1) / "a.png")
+    for severity in "12":
+        draw_folder(tmp_path / "bare" / "fog" / severity, [0], "a.png")
     (tmp_path / "bare" / "corrupt.json").touch()
     with pytest.raises(UsageError, match=r"without class folders.* list them in a --labels-file"):
         open_tree(tmp_path / "bare")

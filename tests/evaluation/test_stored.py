@@ -14,7 +14,7 @@ from remtta.errors import FrameError, StreamError, UsageError
 from remtta.evaluation import open_dataset
 from remtta.evaluation.datasets import class_names
 from tests.command import remtta_here
-from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, draw_image
+from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, draw_image, png
 from tests.evaluation.trees import open_tree, write_tree
 from tests.records import json_of, rows_of
 
@@ -93,9 +93,7 @@ def write_shard(path: Path, labels: list[int | str], first: int = 0) -> None:
     path.parent.mkdir(exist_ok=True)
     with tarfile.open(path, "w") as tar:
         for place, label in enumerate(labels):
-            image = io.BytesIO()
-            draw_image(first + place, 32, 32).save(image, "png")
-            content = {"info": b"++n1++snow++s1++1.25++n2++fog++s2++0.5", "input.jpg": image.getvalue()}
+            content = {"info": b"++n1++snow++s1++1.25++n2++fog++s2++0.5", "input.jpg": png(first + place, 32, 32)}
             for name, data in {**content, "output.cls": str(label).encode()}.items():
                 member = tarfile.TarInfo(f"sample_{place}.{name}")
                 member.size = len(data)

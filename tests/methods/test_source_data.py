@@ -28,7 +28,7 @@ from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
 from remtta.streams.images import load_image
 from tests.command import remtta_here
-from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_image, tiny_vit
+from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, draw_image, tiny_vit
 from tests.evaluation.trees import write_tree
 
 
@@ -62,10 +62,8 @@ def anchored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def clean(tmp_path: Path) -> Path:
     """A folder of five clean images, some in a folder below."""
-    folder = tmp_path / "clean"
-    (folder / "below").mkdir(parents=True)
-    for number in range(5):
-        draw_image(100 + number).save(folder / ("below" if number % 2 else "") / f"{number}.png")
+    folder = draw_folder(tmp_path / "clean", (100, 102, 104))
+    draw_folder(folder / "below", (101, 103))
     return folder
 
 
