@@ -122,12 +122,14 @@ def default_order(names: Iterable[str], with_hold_outs: bool = False) -> list[st
 def wanted_domains(
     root: Path, found: Collection[str], domains: Sequence[str] | None, *, complete: bool, by_severity: bool
 ) -> list[str]:
-    """Return the domains to evaluate: those requested, or else the default ones; raise UsageError if a domain is
-    missing.
+    """Return the domains to evaluate: those requested, or else the default ones; raise UsageError if one is missing, or
+    a name is not UTF-8, as tables and plots need.
 
     `complete` is that of `open_dataset`; `by_severity`, whether the layout has severities: only then is an incomplete
     set of standard corruptions pointed out.
     """
+    if odd := [name for name in found if name.encode(errors="replace").decode() != name]:
+        raise UsageError(f"{root} has a domain whose name is not UTF-8, {odd[0]!r}; rename it")
     if not domains:
         absent = [name for name in STANDARD if name not in found]
         is_partial = 0 < len(absent) < len(STANDARD)

@@ -10,7 +10,7 @@ from remtta.corruptions import STANDARD
 from remtta.errors import UsageError
 from remtta.evaluation.class_maps import map_classes, read_class_map, zero_shot_names
 from remtta.evaluation.datasets import read_image_list
-from remtta.evaluation.domains import default_order
+from remtta.evaluation.domains import default_order, wanted_domains
 from tests.conftest import draw_folder
 from tests.evaluation.trees import CLASSES, open_tree, write_tree
 
@@ -96,6 +96,8 @@ def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -
     (tmp_path / "bare" / "corrupt.json").touch()
     with pytest.raises(UsageError, match=r"without class folders.* list them in a --labels-file"):
         open_tree(tmp_path / "bare")
+    with pytest.raises(UsageError, match=r"name is not UTF-8, 'f\\udcffog'; rename it"):
+        wanted_domains(root, ["f\udcffog"], None, complete=False, by_severity=True)
 
 
 def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
