@@ -148,7 +148,7 @@ def test_small_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> N
         ({}, "convnext", 3),
     ):
         make("tent", tiny(family), **settings)(pictures(count))
-    assert not any("batch" in message for message in caplog.messages)
+    assert not caplog.messages
     method = make("tent")
     for seed in range(2):
         method(pictures(3, seed))

@@ -194,9 +194,12 @@ def test_pickled_arrays_in_a_google_release_are_refused_and_not_run(tmp_path: Pa
     assert not marker.exists()
 
 
-def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"vit.pth: no such checkpoint file$"):
-        load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "vit.pth")
+@pytest.mark.parametrize("name", ["vit.pth", "vit.safetensors", "vit.npz"])
+def test_a_missing_file_is_a_usage_error(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"{name}: no such checkpoint file$"):
+        load_model("vit_tiny_patch16_224", checkpoint=tmp_path / name)
+    with pytest.raises(UsageError, match=r"a folder; name the file in it$"):
+        load_model("vit_tiny_patch16_224", checkpoint=tmp_path)
 
 
 def test_another_number_of_classes_is_named_for_any_head(tmp_path: Path) -> None:
