@@ -112,7 +112,7 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bo
         with writing(path):
             write(temporary)
             if durable:
-                with open(temporary, "rb") as file:
+                with open(temporary, "r+b") as file:  # Windows only syncs files that are open for writing
                     os.fsync(file.fileno())
             os.replace(temporary, path)
             if durable:

@@ -16,8 +16,9 @@ from remtta.runs.folder import RunFolder
 from tests.conftest import raising, tiny_vit
 
 
-def test_the_file_does_not_appear_before_it_is_whole(tmp_path: Path) -> None:
-    path = tmp_path / "out.txt"
+def test_the_file_does_not_appear_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, modes = tmp_path / "out.txt", []
+    monkeypatch.setattr(os, "fsync", lambda file: modes.append(fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE))
     path.write_text("earlier")
 
     def write(temporary: Path) -> None:
@@ -27,6 +28,7 @@ def test_the_file_does_not_appear_before_it_is_whole(tmp_path: Path) -> None:
 
     write_atomically(path, write)
     assert path.read_text() == "whole"
+    assert modes == [os.O_RDWR, os.O_RDONLY]  # of file and folder; Windows only syncs files that are open for writing
 
 
 @pytest.mark.parametrize("failing", ["write", "fsync", "replace", "interrupt"])

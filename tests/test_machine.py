@@ -1,11 +1,14 @@
 """What a container may use of its machine."""
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from remtta import machine
 from remtta.machine import machine_bytes, num_cores, usable_cores
+from remtta.models import peak_memory
 
 MIB = 2**20
 OLD = {
@@ -43,3 +46,9 @@ def test_a_container_has_what_its_control_groups_allow(
 def test_without_control_groups_all_usable_cores_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "_OWN", tmp_path / "missing")
     assert num_cores() == usable_cores() >= 1
+
+
+def test_where_peak_memory_cannot_be_measured_it_is_0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peak_memory, "_STATUS", tmp_path / "absent")
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    assert peak_memory.peak_bytes(torch.device("cpu")) == 0

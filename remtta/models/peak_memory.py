@@ -48,15 +48,19 @@ def resident_bytes() -> int:
 
 
 def peak_bytes(device: torch.device) -> int:
-    """Return the peak memory since `start_peak`: of the GPU's allocator, else the resident memory of the process."""
+    """Return the peak memory since `start_peak`: of the GPU's allocator, else the resident memory of the process; 0 if
+    unknown.
+    """
     if device.type == "cuda":
         import torch
 
         return int(torch.cuda.max_memory_allocated(device))
     if peak := _status_bytes("VmHWM"):
         return peak
-    import resource  # not available on Windows
-
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
