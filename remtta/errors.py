@@ -18,7 +18,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _NAMES = "pass password passwd passwort pwd pw psw token access_token auth key api_key apikey secret sig signature"
@@ -83,6 +83,12 @@ def first_line(error: BaseException) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a count with its noun: "1 frame", "2 frames"."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def listed(items: Sequence[str], most: int) -> str:
+    """Return the first items, at most so many, and the number of the others: "a, b and 3 more"."""
+    rest = len(items) - most
+    return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def needed(module: str, extra: str, what: str) -> Any:

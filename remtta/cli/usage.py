@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from remtta.cli.reporting import EXIT_CODES, discard, one_line, say
-from remtta.errors import UsageError, without_password
+from remtta.errors import UsageError, listed, without_password
 
 _NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
 """Options of several numbers, for which a single one may be given."""
@@ -201,8 +201,7 @@ def _numbers(option: str, values: list[str], words: Sequence[str]) -> list[str]:
 def _too_many(source: Sequence[str], rest: Sequence[str]) -> str:
     """Return the message for unexpected arguments; several sources suggest an unquoted pattern."""
     if not source:
-        more = f" and {len(rest) - _MAX_SHOWN} more" if len(rest) > _MAX_SHOWN else ""
-        return f"unexpected argument{'s' if rest[1:] else ''}: {', '.join(rest[:_MAX_SHOWN])}{more}"
+        return f"unexpected argument{'s' if rest[1:] else ''}: {listed(rest, _MAX_SHOWN)}"
     paths = [PurePath(path) for path in (*source, *rest)]
     folders, suffixes = {path.parent for path in paths}, {path.suffix for path in paths}
     pattern = f": '{folders.pop() / ('*' + suffixes.pop())}'" if len(folders) == len(suffixes) == 1 else ""

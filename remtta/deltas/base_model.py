@@ -164,7 +164,5 @@ def _recorded_checkpoint(delta: Delta) -> str | None:
 
 
 def _may_be_same(first: str, second: str) -> bool:
-    """Return whether two names may denote one architecture; folders, hubs and custom models cannot be compared
-    by name.
-    """
+    """Return whether two names may be one architecture's; those of folders, hubs and custom models do not tell."""
     return ":" in first + second or UNKNOWN in (first, second) or first.partition(".")[0] == second.partition(".")[0]

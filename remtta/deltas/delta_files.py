@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from remtta.deltas import DELTA
-from remtta.errors import DeltaError, UsageError
+from remtta.errors import DeltaError, UsageError, listed
 from remtta.models.tensor_files import UNREADABLE, file_sha256, read_tensors
 
 FORMAT_VERSION = "1"
@@ -25,8 +25,7 @@ def delta_file(path: Path) -> Path:
     if not file.exists():
         found = (*file.parent.glob(f"*/{DELTA}"), *file.parent.glob("deltas/*.safetensors"))
         below = sorted({str(each.parent) for each in found})  # of many streams, a demo or an evaluation
-        more = f" and {len(below) - _MAX_NAMED} more" if len(below) > _MAX_NAMED else ""
-        hint = f"; there are deltas in {', '.join(below[:_MAX_NAMED])}{more}" if below else ""
+        hint = f"; there are deltas in {listed(below, _MAX_NAMED)}" if below else ""
         raise UsageError(f"{file}: no such delta file{hint}")
     return file
 
@@ -51,9 +50,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def _fields(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
-    """Return the fields of a `Delta` except its tensors, from a file's header; raise DeltaError if one is missing or
-    damaged.
-    """
+    """Return the fields of a `Delta` except its tensors, from a file's header; raise DeltaError if one is missing."""
     if missing := [name for name in _REQUIRED if name not in header]:
         raise DeltaError(f"{path} is not a remtta delta: its header lacks {', '.join(missing)}")
     if header["format_version"] != FORMAT_VERSION:

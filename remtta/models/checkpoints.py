@@ -21,7 +21,7 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-from remtta.errors import CheckpointError, UsageError, first_line
+from remtta.errors import CheckpointError, UsageError, first_line, listed
 from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
 from remtta.models.heads import classifiers_of
 from remtta.models.inside import config_of
@@ -213,15 +213,15 @@ def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> Non
     if heads:
         classes = next((state[name].shape[0] for name in heads if state[name].ndim), "no")
         texts = [wrong[name] for name in heads]
-        problems.append(f"{_listed(texts)} (the file has {classes} classes: see --num-classes)")
+        problems.append(f"{listed(texts, _SHOWN)} (the file has {classes} classes: see --num-classes)")
     if others := [text for name, text in wrong.items() if name not in heads]:
-        problems.append(_listed(others))
+        problems.append(listed(others, _SHOWN))
     for title, names in (
         ("missing in the file", [name for name in own if name not in state and not name.endswith(_COUNTER)]),
         ("unknown to the model", [name for name in state if name not in own]),
     ):
         if names:
-            problems.append(f"{title}: {_listed(names)}")
+            problems.append(f"{title}: {listed(names, _SHOWN)}")
     fitting = sum(name in state and name not in wrong for name in own)
     if fitting < len(own) / 2:
         share = f"only {fitting} of the model's {len(own)} tensors are in it, by name and shape"
@@ -234,11 +234,6 @@ def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> Non
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(str(size) for size in tensor.shape) or "a scalar"
-
-
-def _listed(items: list[str]) -> str:
-    rest = len(items) - _SHOWN
-    return ", ".join(items[:_SHOWN]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def _load_npz(model: nn.Module, path: Path, use_ema: bool) -> None:
@@ -260,6 +255,6 @@ def _load_npz(model: nn.Module, path: Path, use_ema: bool) -> None:
     # timm's reader silently skips a head of another size: values left unset did not fit.
     if left := [name for name, value in filled.named_parameters() if value.isnan().any()]:
         raise CheckpointError(
-            f"{path} does not fit the model: nothing usable for {_listed(left)} (see --num-classes and --model)"
+            f"{path} does not fit the model: nothing usable for {listed(left, _SHOWN)} (see --num-classes and --model)"
         )
     model.load_state_dict(filled.state_dict())
