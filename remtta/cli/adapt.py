@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import sys
 from functools import partial
 from pathlib import Path
@@ -24,15 +23,12 @@ from remtta.runs.folder import run_folder
 if TYPE_CHECKING:
     from torch import nn
 
-    from remtta.adapt.planning import Setup
     from remtta.adapt.site import SiteSummary
     from remtta.runs.scribe import Viewer
     from remtta.runs.summary import RunSummary
     from remtta.streams.sources import Stream
 
 _FAILURE, _STOPPED_BY_GUARD = 1, 5
-
-_log = logging.getLogger("remtta")
 
 
 def adapt(
@@ -77,19 +73,19 @@ def adapt(
             load()
         config = method.config(run.batch_size)
         load()
-        from remtta.adapt.planning import Setup
         from remtta.methods.source_data import check_source_data
 
-        check_source_data([method.method], method.shared.source_data, calibrates=run.estimate is not None)
+        source_data = method.shared.source_data
+        check_source_data([method.method], source_data, calibrates=run.estimate is not None)
         start = load_start(method.shared.delta)
         running.set_threads(1 if own.divides else None)
         loaded = load_classifier(model, running.device, start=start, quiet=running.quiet)
         running.compile(loaded)
         advance = during.enter_context(progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
         viewers = during.enter_context(own.viewers(folder, run))
-        setup = Setup(method.method, config, run, start, method.shared.source_data)
+        how = {"method": method.method, "config": config, "options": run, "delta": start, "source_data": source_data}
         watch = {"metrics": metrics, "on_batch": advance, "interrupts": interrupts, "health": own.health}
-        summary = _adapt(loaded, frames, folder, setup, own, viewers, watch)
+        summary = _adapt(loaded, frames, folder, how, own, viewers, watch)
         during.close()
         _report(summary, own, running)
     raise typer.Exit(_exit_code(summary))
@@ -99,29 +95,18 @@ def _adapt(
     classifier: nn.Module,
     frames: Stream | dict[str, Stream],
     folder: Path,
-    setup: Setup,
+    how: dict[str, Any],
     own: AdaptOptions,
     viewers: list[Viewer],
     watch: dict[str, Any],
 ) -> RunSummary | SiteSummary:
     from remtta.adapt.many_streams import adapt_streams
     from remtta.adapt.one_stream import adapt_stream
+    from remtta.adapt.planning import Setup
 
     if isinstance(frames, dict):
-        return adapt_streams(classifier, frames, folder, setup, engine=own.engine, jobs=own.jobs, **watch)
-    return adapt_stream(
-        classifier,
-        frames,
-        folder,
-        method=setup.method,
-        config=setup.config,
-        options=setup.options,
-        delta=setup.delta,
-        source_data=setup.source_data,
-        echo=own.echo,
-        viewers=viewers,
-        **watch,
-    )
+        return adapt_streams(classifier, frames, folder, Setup(**how), engine=own.engine, jobs=own.jobs, **watch)
+    return adapt_stream(classifier, frames, folder, **how, echo=own.echo, viewers=viewers, **watch)
 
 
 def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:

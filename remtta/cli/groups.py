@@ -16,8 +16,6 @@ import typer
 
 from remtta.options.option import PANELS, Given, Member, Only, is_list, member_of, members_of, read_pairs, read_value
 
-_Complete = Callable[[str], list[tuple[str, str]]]
-
 
 class _Leaf(NamedTuple):
     """An option or argument, and the command's own default for it."""
@@ -160,7 +158,7 @@ def _default(leaf: _Leaf) -> Any:
     return None if explained or not isinstance(member.default, (bool, int, float, str)) else member.default
 
 
-def _completion(member: Member) -> _Complete | None:
+def _completion(member: Member) -> Callable[[str], list[tuple[str, str]]] | None:
     assert member.option
     if (known := member.option.complete) is None:
         return None
