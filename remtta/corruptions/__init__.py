@@ -6,6 +6,7 @@ ICLR 2019. Importing this package loads no numpy; `corrupt` does, when it is fir
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from remtta.corruptions.parameters import (
@@ -57,7 +58,6 @@ def corrupt(
     check(image.mode == "RGB", "image", image.mode, "RGB (see PIL.Image.Image.convert)")
     from remtta.corruptions.digital import to_float, to_image
     from remtta.corruptions.filters import MAX_SIDE
-    from remtta.corruptions.functions import FUNCTIONS
 
     check(max(image.size) <= MAX_SIDE, "image", f"{image.width}x{image.height}", f"at most {MAX_SIDE} pixels a side")
     short_side = min(image.size)
@@ -65,5 +65,12 @@ def corrupt(
     scale = short_side / REFERENCE_SIZE[chosen]
     for part in parts_of(name):
         values = PARAMETERS[part].values(severity, chosen)
-        image = to_image(FUNCTIONS[part](to_float(image), rng, scale, **values))
+        image = to_image(function_of(part)(to_float(image), rng, scale, **values))
     return image
+
+
+def function_of(name: str) -> Callable[..., np.ndarray]:
+    """Return a corruption's function (image, rng, scale, **parameters) of arrays; see `noise`."""
+    from remtta.corruptions import blur, digital, noise, weather
+
+    return getattr(next(module for module in (noise, blur, weather, digital) if hasattr(module, name)), name)

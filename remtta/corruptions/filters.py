@@ -51,13 +51,11 @@ def gaussian(layer: Array, sigma: float, *, truncate: float = 4.0, reflect: bool
         return layer
     border = cv2.BORDER_REFLECT if reflect else cv2.BORDER_REPLICATE
     side = 2 * reach + 1
-    blurred: Array
     if reach <= _WIDE_REACH or side > min(layer.shape[:2]):
-        blurred = cv2.GaussianBlur(layer, (side, side), sigma, borderType=border)
-    else:  # large kernels use the Fourier transform, which is faster for photographs of many megapixels
-        line = cv2.getGaussianKernel(side, sigma, cv2.CV_32F)
-        blurred = cv2.filter2D(layer, -1, line @ line.T, borderType=border)
-    return blurred
+        return cv2.GaussianBlur(layer, (side, side), sigma, borderType=border)
+    # Large kernels use the Fourier transform, which is faster for photographs of many megapixels.
+    line = cv2.getGaussianKernel(side, sigma, cv2.CV_32F)
+    return cv2.filter2D(layer, -1, line @ line.T, borderType=border)
 
 
 def motion(layer: Array, radius: float, sigma: float, angle: float) -> Array:

@@ -86,7 +86,7 @@ def corrupt_tree(
     options = options or CorruptOptions()
     interrupts = interrupts or Interrupts()
     images = find_images(source, destination, options.limit)
-    from remtta.corruptions import functions  # noqa: F401 - without OpenCV, nothing is to be touched
+    from remtta.corruptions import filters  # noqa: F401 - without OpenCV, nothing is to be touched
 
     contents = claim(destination, source, options)
     summary = TreeSummary(destination, len(images))

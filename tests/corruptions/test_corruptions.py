@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from remtta.corruptions import CORRUPTIONS, HOLD_OUTS, SEVERITIES, STANDARD, corrupt
+from remtta.corruptions import CORRUPTIONS, HOLD_OUTS, SEVERITIES, STANDARD, corrupt, function_of
 from remtta.corruptions.blur import defocus_blur, disk, glass_blur, shuffled_nearby, zoom_blur
 from remtta.corruptions.choices import CorruptOptions, parse_corruptions
 from remtta.corruptions.digital import brightness, contrast, elastic_transform, pixelate, saturate, to_float, to_image
 from remtta.corruptions.filters import gaussian, motion_kernel, zoomed
-from remtta.corruptions.functions import FUNCTIONS
 from remtta.corruptions.ice import NUM_TEXTURES, ice_texture
 from remtta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
 from remtta.corruptions.parameters import PARAMETERS, ParameterSet, parameter_set_of
@@ -153,7 +152,7 @@ def test_blurs_leave_an_even_image_as_it_is() -> None:
     for name in ("defocus_blur", "glass_blur", "motion_blur", "zoom_blur", "gaussian_blur"):
         for scale in (0.5, 1, 3):
             values = PARAMETERS[name].values(5, "imagenet")
-            assert np.allclose(FUNCTIONS[name](GREY, rng(), scale, **values), GREY, atol=1e-5)
+            assert np.allclose(function_of(name)(GREY, rng(), scale, **values), GREY, atol=1e-5)
 
 
 def test_defocus_spreads_a_point_over_the_disk() -> None:
@@ -169,7 +168,7 @@ def test_defocus_spreads_a_point_over_the_disk() -> None:
 def test_lengths_grow_with_the_image(scale: float) -> None:
     line = np.zeros((9, 201, 3), dtype=np.float32)
     line[:, 100] = 1
-    profile = FUNCTIONS["gaussian_blur"](line, rng(), scale, sigma=4)[4, :, 0]
+    profile = function_of("gaussian_blur")(line, rng(), scale, sigma=4)[4, :, 0]
     assert math.sqrt(float((profile * (np.arange(201) - 100) ** 2).sum())) == pytest.approx(4 * scale, rel=0.02)
 
 
