@@ -49,11 +49,11 @@ class Budget:
     def share(self) -> Iterator[None]:
         """Reserve memory for images decoded by this thread in the block; release it at the end."""
         share = Share(self)
-        token = _share.set(share)
+        token = CURRENT_SHARE.set(share)
         try:
             yield
         finally:
-            _share.reset(token)
+            CURRENT_SHARE.reset(token)
             self.give_back(share.taken)
 
     def needed(self, width: int, height: int, bytes_per_pixel: int) -> int:
@@ -100,9 +100,5 @@ class Share:
         self.taken += needed
 
 
-_share: ContextVar[Share | None] = ContextVar("share", default=None)
-
-
-def current_share() -> Share | None:
-    """Return the share of the frame that this thread decodes, or None without a budget."""
-    return _share.get()
+CURRENT_SHARE: ContextVar[Share | None] = ContextVar("share", default=None)
+"""The share of the frame that this thread decodes, or None without a budget."""

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from remtta.errors import FrameError, UsageError
 from remtta.options.stream import Sort
-from remtta.streams.decoding_budget import Share, current_share
+from remtta.streams.decoding_budget import CURRENT_SHARE, Share
 from remtta.streams.pillow import load_plugins, opened
 
 _log = logging.getLogger("remtta")
@@ -125,7 +125,7 @@ def load_image(path: Path) -> Image.Image:
     """
     try:
         with opened(path) as image:
-            if share := current_share():
+            if share := CURRENT_SHARE.get():
                 _make_room(image, share)
             image.load()
             if _is_turned(image):
@@ -223,9 +223,7 @@ def _on_white(image: Image.Image) -> Image.Image:
 
 
 def _full_scale(image: Image.Image) -> float:
-    """Return the white level of 16-bit, 32-bit and float greys: from the mode if it implies one, else from the
-    values.
-    """
+    """Return the white level of greys beyond 8 bits: from the mode if it implies one, else from the values."""
     if image.mode.startswith("I;16"):
         bits = image.tag_v2.get(_BITS_PER_SAMPLE, (16,)) if isinstance(image, TiffImagePlugin.TiffImageFile) else (16,)
         return 2.0 ** bits[0] - 1

@@ -11,7 +11,7 @@ from PIL import Image
 
 from remtta.errors import FrameError, StreamError, without_password
 from remtta.options.stream import OPEN_TIMEOUT_S, READ_TIMEOUT_S
-from remtta.streams.decoding_budget import current_share
+from remtta.streams.decoding_budget import CURRENT_SHARE
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.opencv import bound_allocations, load_opencv
 
@@ -84,7 +84,7 @@ def video_frame(
     def load() -> Image.Image:
         if pixels is None:
             raise FrameError("cannot be decoded")
-        if share := current_share():
+        if share := CURRENT_SHARE.get():
             share.reserve(pixels.shape[1], pixels.shape[0], _FRAME_BYTES)
         return Image.fromarray(cv2.cvtColor(pixels, cv2.COLOR_BGR2RGB))
 

@@ -11,7 +11,7 @@ from PIL import Image
 from remtta import Preprocessing, open_stream
 from remtta.errors import FrameError
 from remtta.streams import decoding_budget
-from remtta.streams.decoding_budget import Budget, current_share, decoding_bytes
+from remtta.streams.decoding_budget import CURRENT_SHARE, Budget, decoding_bytes
 from remtta.streams.images import load_image
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from tests.conftest import draw_image, happens
@@ -46,7 +46,7 @@ def test_images_decode_together_only_while_there_is_room() -> None:
     def decode(num_bytes: int) -> None:
         nonlocal together, most
         with budget.share():
-            share = current_share()
+            share = CURRENT_SHARE.get()
             assert share is not None
             share.reserve(num_bytes, 1, 1)
             with lock:
