@@ -133,9 +133,7 @@ def evaluate(
 
 
 def _named(model: nn.Module, names: Sequence[str]) -> nn.Module:
-    """Return a model with names of classes: its own, or else these, of folders in alphabetical order; raise UsageError
-    if folders have the names of its own classes, which are in another order.
-    """
+    """Name a model's classes by folders unless it has names; raise UsageError if folders give these another order."""
     if (own := labels_of(model)) is None:
         if not is_timm_model(model):
             return Described(model, labels=names)
@@ -154,7 +152,6 @@ class _Evaluation:
         self._packed = pickle.dumps(plan) if in_workers else None
 
     def execute(self, source_data: str | Path | None = None) -> dict[str, Any]:
-        """Run or resume the evaluation and return its results."""
         folder, options = self._folder, self._plan.options
         self._plan.check_methods()
         lock = FolderLock(folder)

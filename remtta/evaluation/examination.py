@@ -19,7 +19,7 @@ from remtta.models.card import card_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.prefetch import DecodedFrame, prefetch
-from remtta.streams.sources import Stream, open_stream
+from remtta.streams.sources import Stream
 
 MIN_IMAGES = 16  # with fewer, the right preprocessing was missed on corrupted images
 NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -73,16 +73,13 @@ class Finding:
         }
 
 
-def examine(
-    model: nn.Module, source: str | Stream, *, limit: int = 100, wait: Callable[[], None] = lambda: None
-) -> dict[str, Any]:
-    """Compare a model's predictions on images of a source under its own and under other preprocessings. Raise
-    UsageError if the source does not exist; StreamError if too few images can be read.
+def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], None]) -> dict[str, Any]:
+    """Compare a model's predictions on images of a stream under its own and under other preprocessings. Raise
+    StreamError if too few images can be read.
 
     Args:
         model: A classifier with the preprocessing to check.
-        source: Images, as accepted by `open_stream`, or the stream that it returned.
-        limit: Maximum number of images, spread evenly over the source if its length is known.
+        limit: Maximum number of images, spread evenly over the stream if its length is known.
         wait: Called between batches; may raise to stop.
 
     Returns:
@@ -90,7 +87,6 @@ def examine(
         the configured one first; the `better` one, or None; what `rem` would mask and adapt.
     """
     card = card_of(model)
-    stream = source if isinstance(source, Stream) else open_stream(source)
     frames = _read(stream, limit, card.preprocessing, wait)
     readable = [frame for frame in frames if frame.image is not None]
     images = torch.stack([frame.image for frame in readable if frame.image is not None])
