@@ -77,9 +77,7 @@ class TimeBudget:
         self._latest: float | None = None  # stream time of the last frame
 
     def allows(self, batch: Sequence[DecodedFrame]) -> bool:
-        """Return whether to adapt to this batch; raise UsageError if `realtime` is set and the frames have no
-        timestamps.
-        """
+        """Return whether to adapt to this batch; raise UsageError if `realtime` is set and frames have no times."""
         in_time = not self._realtime or self._keeps_up(batch)
         if self._per_frame is None:
             return in_time

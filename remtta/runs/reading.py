@@ -21,9 +21,7 @@ _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, 
 
 @contextlib.contextmanager
 def reading(place: Path | str, kind: type[RemttaError] = RemttaError) -> Iterator[None]:
-    """Report as an error of this kind, which names the place, any failure in this block that damaged files there can
-    cause.
-    """
+    """Report any failure in this block that damaged files can cause as an error of this kind, which names the place."""
     try:
         yield
     except RemttaError:

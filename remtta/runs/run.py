@@ -183,7 +183,6 @@ class Run:
             raise GuardStop
 
     def _close(self, *, refused: bool) -> None:
-        """Save everything, unless the run never began, and release the folder."""
         self.summary.place.seconds = time.monotonic() - self._scribe.started
         with contextlib.ExitStack() as last:
             last.callback(self._folder.release)

@@ -18,7 +18,7 @@ from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import Answers
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
-from remtta.runs.states import restore_state
+from remtta.runs.states import load_whole, other_version
 from remtta.streams.batches import Batch
 
 OUT_OF_TIME = "out of time"
@@ -152,7 +152,10 @@ class Session:
     def resume_from(self, path: Path, state: Mapping[str, Tensor]) -> None:
         """Resume from the state in a file, before the first batch; raise UsageError if it is not this session's."""
         if state:
-            self.adapter.in_turn(partial(restore_state, path, state, self.adapter))
+            try:
+                self.adapter.in_turn(partial(load_whole, state, self.adapter))
+            except ValueError as error:
+                raise other_version(path) from error
             self.committed = self.adapter.method.committed
 
     @property

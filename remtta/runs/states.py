@@ -50,14 +50,6 @@ def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
     return kind(**position), state
 
 
-def restore_state(path: Path, state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
-    """Load a state into a method; raise UsageError if it is not one that the method would save."""
-    try:
-        load_whole(state, owner)
-    except ValueError as error:
-        raise other_version(path) from error
-
-
 def load_whole(state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
     """Load a state into a method; raise ValueError if it is not exactly what the method would save."""
     try:
