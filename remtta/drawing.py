@@ -27,5 +27,4 @@ def running_error(missed: Sequence[int], window: int | None = None) -> np.ndarra
     window = window or min(200, max(20, len(missed) // 4))
     total, places = np.cumsum([0, *missed]), np.arange(len(missed))
     starts, stops = np.maximum(0, places - window // 2), np.minimum(len(missed), places + (window + 1) // 2)
-    errors: np.ndarray = 100 * (total[stops] - total[starts]) / (stops - starts)
-    return errors
+    return 100 * (total[stops] - total[starts]) / (stops - starts)

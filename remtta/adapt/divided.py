@@ -178,7 +178,6 @@ class _Tail:
         self._path, self._num_bytes = path, 0
 
     def log_new(self) -> None:
-        """Log the messages written since the last call."""
         with contextlib.suppress(OSError):  # no messages yet
             with open(self._path, "rb") as file:
                 file.seek(self._num_bytes)
@@ -246,8 +245,7 @@ def _run_in(folder: Path) -> str | None:
 def _read_reports(path: Path) -> dict[str, Any]:
     """Read a worker's latest reports on its streams; empty before the first."""
     with contextlib.suppress(OSError, ValueError):
-        reports: dict[str, Any] = json.loads(path.read_bytes())["streams"]
-        return reports
+        return json.loads(path.read_bytes())["streams"]
     return {}
 
 

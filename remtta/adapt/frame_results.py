@@ -114,11 +114,9 @@ class _FrameResults(Listener):
         self.results: list[Result] = []
 
     def finished(self, result: BatchResult) -> None:
-        """Log the guard's decisions."""
         self._adapter.log_events()
 
     def answered(self, result: BatchResult) -> None:
-        """Keep the results, and warn of frames that cannot be read."""
         for frame in result.batch.unreported:
             if frame.error:
                 _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)

@@ -1,6 +1,4 @@
-"""Adapt one model to many streams: frozen weights are shared; each stream has its own norms, optimizer, guard and
-folder.
-"""
+"""Adapt one model to many streams, each with its own norms, optimizer, guard and folder; frozen weights are shared."""
 
 from __future__ import annotations
 

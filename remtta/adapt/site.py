@@ -33,9 +33,7 @@ class SiteSummary:
 
     @property
     def exit_reason(self) -> str:
-        """ "running", "completed", a signal's name, "error: ..." or "guard": the most important of the streams'
-        reasons.
-        """
+        """The streams' most important reason: "running", "completed", a signal's name, "error: ..." or "guard"."""
         reasons = [run.exit_reason for run in self.streams.values()]
         failed = sum(reason.startswith("error") for reason in reasons)
         stopped = next((run.exit_reason for run in self.streams.values() if run.signum is not None), None)

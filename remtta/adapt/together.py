@@ -1,6 +1,4 @@
-"""Many streams on one model in this process: one thread per stream, which use the model in turns, each with its own
-weights in place.
-"""
+"""Many streams on one model in this process: a thread each, which use the model in turns, with their own weights."""
 
 from __future__ import annotations
 

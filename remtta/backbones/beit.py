@@ -70,8 +70,6 @@ class _KeptBias(TorchFunctionMode):
 
 
 def gather_bias(bias: Tensor, kept: Tensor, num_prefix_tokens: int) -> Tensor:
-    """Select the rows and columns (B, H, P + K, P + K) of a bias (H, P + N, P + N) for the patches kept (B, K);
-    P <= 1.
-    """
+    """Select rows and columns (B, H, P + K, P + K) of a bias (H, P + N, P + N) for the patches kept (B, K); P <= 1."""
     tokens = F.pad(kept + num_prefix_tokens, (num_prefix_tokens, 0))
     return bias[:, tokens.unsqueeze(2), tokens.unsqueeze(1)].transpose(0, 1)

@@ -37,9 +37,7 @@ Layers after the stages adapt only if all norms do.
 
 
 class ImageBackbone(AnyClassifier):
-    """A classifier with stages, whose views are images; patches are the cells of its last feature map, projected onto
-    the image.
-    """
+    """A classifier with stages, whose views are images; patches are the cells of its last feature map, on the image."""
 
     kinds: ClassVar[Mapping[str, str]] = {
         "ResNet (ResNeXt, Wide ResNet, SE-ResNet)": "resnet50",

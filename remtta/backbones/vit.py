@@ -64,10 +64,7 @@ def _is_plain(layer: nn.Module, kind: type[nn.Module]) -> bool:
 
 
 def _first_tokens(block: Block, tokens: Tensor, count: int) -> Tensor:
-    """Return a block's first `count` output tokens (B, count, D).
-
-    All keys and values are computed, but only their queries and MLP outputs.
-    """
+    """Return a block's first `count` output tokens (B, count, D); only their queries and MLP outputs are computed."""
     attn: Any = block.attn
     x = block.norm1(tokens)
     read, width = x[:, :count], attn.attn_dim

@@ -35,14 +35,12 @@ MEMORY_STEPS = 2
 
 _log = logging.getLogger("remtta")
 
-Step = Callable[[], object]
-
 
 @dataclass(frozen=True)
 class Prepared:
     """A subject's step on random images, with its model, method (if any), and the number of batches in a step."""
 
-    step: Step
+    step: Callable[[], object]
     model: Any
     method: Method | None = None
     batches: int = 1

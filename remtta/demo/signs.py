@@ -165,8 +165,7 @@ def _perspective(rng: np.random.Generator, template_size: int) -> list[float]:
     for (x, y), (u, v) in zip(target, origin, strict=True):
         rows += [[x, y, 1, 0, 0, 0, -u * x, -u * y], [0, 0, 0, x, y, 1, -v * x, -v * y]]
         values += [u, v]
-    solution: list[float] = np.linalg.solve(np.array(rows), np.array(values)).tolist()
-    return solution
+    return np.linalg.solve(np.array(rows), np.array(values)).tolist()
 
 
 def render_sign(label: int, rng: np.random.Generator) -> np.ndarray:

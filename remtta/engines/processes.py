@@ -107,7 +107,6 @@ class _Worker:
         self._process: ProcessPoolExecutor | None = None
 
     def begin(self, work: Work[S, T, R], shared: S, task: T) -> Future[R]:
-        """Submit a task."""
         if self._process is None:
             # `shared` is sent with the task: sending much data at a process's start hangs forever if it is killed then.
             self._process = ProcessPoolExecutor(1, self._context, initializer=_start, initargs=(self._stop,))

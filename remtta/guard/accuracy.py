@@ -159,8 +159,7 @@ class Estimator(Observer):
         If both models contribute, `answers` is the better one's.
         """
         found = {name: self._of(window) for name, window in self._windows.items() if len(window) >= MIN_FRAMES}
-        answering = list(found.values()) if self._weight > 0 else [found[name] for name in ("source",) if name in found]
-        if answering:
+        if answering := [accuracy for name, accuracy in found.items() if self._weight > 0 or name == "source"]:
             found["answers"] = max(answering)
         return {name: round(accuracy, 4) for name, accuracy in found.items()}
 

@@ -128,7 +128,6 @@ class Guard(Observer):
         return True
 
     def _apply(self, *, undo: bool) -> None:
-        """Restore the source weights if `undo`, and set the current learning rate."""
         if undo:
             self.method.reset(keeps_source=True)
         self.method.scale_lr(self.judge.lr_scale)

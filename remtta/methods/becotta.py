@@ -163,7 +163,5 @@ class _Layer(nn.Module):
 
 
 def mutual_information(experts: Tensor) -> Tensor:
-    """Return the mutual information in nats between equally likely domains and experts, from the experts' shares (D,
-    E).
-    """
+    """Return the mutual information of equally likely domains and experts, in nats, from the experts' shares (D, E)."""
     return (experts * (experts / experts.mean(0)).log()).sum(-1).mean()

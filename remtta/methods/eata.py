@@ -66,9 +66,7 @@ class EATA(ETA):
         return {name: (total / num_batches).cpu() for name, total in zip(self.trained, sums, strict=True)}
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Weight the penalty by this Fisher information, from `source_statistics`; raise ValueError if it belongs to
-        other parameters.
-        """
+        """Weight the penalty by this Fisher information; raise ValueError if it belongs to other parameters."""
         shapes = {name: parameter.shape for name, parameter in self.trained.items()}
         if {name: tensor.shape for name, tensor in statistics.items()} != shapes:
             raise ValueError("the source statistics are of other parameters than the adapted ones")

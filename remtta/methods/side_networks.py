@@ -118,9 +118,7 @@ class SideNetworks(Objective[Config]):
 
     @torch.no_grad()
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Start from the tensors returned by `source_statistics`, of this or an equal model; raise ValueError if they
-        belong to other networks.
-        """
+        """Start from these networks of `source_statistics`; raise ValueError if they are others than the method's."""
         state = self.networks.state_dict()
         if {name: t.shape for name, t in statistics.items()} != {name: t.shape for name, t in state.items()}:
             raise ValueError("the source statistics are of other networks than these")

@@ -124,9 +124,7 @@ class MaskedViews:
 
 
 def num_kept(num_patches: int, mask_ratio: float) -> int:
-    """Return the number of `num_patches` tokens kept at a mask ratio: int(N * (1 - ratio)); raise UsageError if none
-    would be kept.
-    """
+    """Return how many of the patch tokens a mask ratio keeps, int(N * (1 - ratio)); raise UsageError if none."""
     kept = int(num_patches * (1 - mask_ratio))
     if kept < 1:
         raise UsageError(f"mask ratio {mask_ratio:g} leaves none of {num_patches} patch tokens; choose a smaller one")

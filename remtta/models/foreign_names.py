@@ -168,9 +168,7 @@ def _class_token_placed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
-    """Return the same tensors under the names that result from the rules; raise ValueError if two would have the same
-    name.
-    """
+    """Return the same tensors under the names that the rules give; raise ValueError if two would have the same name."""
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
         new = name

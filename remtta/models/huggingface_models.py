@@ -62,9 +62,7 @@ def _vit(config: Config, size: Size, num_classes: int) -> nn.Module:
 
 
 def _deit(config: Config, size: Size, num_classes: int) -> nn.Module:
-    """Build a DeiT: with a teacher, it has two heads; without one, the distillation token is a register, which no head
-    reads.
-    """
+    """Build a DeiT: with a teacher, it has two heads; else its distillation token is a register, read by no head."""
     kwargs = _transformer(config, size, num_classes, config["intermediate_size"])
     if (config.get("architectures") or [""])[0].endswith("WithTeacher"):
         return VisionTransformerDistilled(**kwargs)

@@ -202,9 +202,7 @@ def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrai
 
 
 def select_device(device: str | torch.device) -> torch.device:
-    """Return a torch device by name; "auto" selects CUDA, then MPS, then the CPU. Raise UsageError if the device does
-    not exist here.
-    """
+    """Return a device by name, or for "auto" CUDA, then MPS, then the CPU; raise UsageError if it is not there."""
     if device == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")

@@ -26,8 +26,6 @@ _MAX_TOKENS = 1024  # a larger attention map would need more memory than everyth
 
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 
-Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
-
 _Converted = dict[int, tuple[Tensor, int, Tensor]]
 """Frozen parameters by id, the versions that were converted, and their bf16 copies."""
 _CONVERTED: weakref.WeakKeyDictionary[nn.Module, _Converted] = weakref.WeakKeyDictionary()
@@ -123,7 +121,7 @@ class _Linear(torch.autograd.Function):
 
 
 @functools.cache
-def _product(dtype: torch.dtype) -> Product:
+def _product(dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """Return the product of `F.linear`, by oneDNN if the processor has AVX-512 and both agree."""
     processor = torch.backends.cpu.get_cpu_capability()
     if processor.startswith(("AVX512", "AVX10")) and torch.backends.mkldnn.is_available():

@@ -18,9 +18,7 @@ _EMBEDDINGS, _SCALE, _BIAS = "embeddings", "logit_scale", "logit_bias"
 
 
 def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:
-    """Write a zero-shot head's class embeddings, scale, bias and their origin; raise OutputError if the .safetensors
-    file cannot be written.
-    """
+    """Write a zero-shot head's class embeddings, scale, bias and their origin; raise OutputError if that fails."""
     texts = head.texts
     about = {
         "format": _FORMAT,

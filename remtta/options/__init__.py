@@ -1,6 +1,4 @@
-"""Options of commands and functions: frozen dataclasses whose fields describe themselves. Imports no torch and no
-typer.
-"""
+"""Options of commands and functions: frozen dataclasses whose fields describe themselves. Imports no torch or typer."""
 
 from __future__ import annotations
 

@@ -150,19 +150,15 @@ _MEMBERS: dict[type, tuple[Member, ...]] = {}
 def members_of(group: type) -> tuple[Member, ...]:
     """Return a dataclass's fields, in order."""
     if group not in _MEMBERS:
-        _MEMBERS[group] = _members(group)
-    return _MEMBERS[group]
-
-
-def _members(group: type) -> tuple[Member, ...]:
-    hints = get_type_hints(group, include_extras=True)
-    return tuple(
-        member_of(
-            each.name, hints[each.name], each.default if each.default_factory is MISSING else each.default_factory()
+        hints = get_type_hints(group, include_extras=True)
+        _MEMBERS[group] = tuple(
+            member_of(
+                each.name, hints[each.name], each.default if each.default_factory is MISSING else each.default_factory()
+            )
+            for each in fields(group)
+            if each.init
         )
-        for each in fields(group)
-        if each.init
-    )
+    return _MEMBERS[group]
 
 
 def member_of(name: str, annotation: Any, default: Any = MISSING) -> Member:

@@ -97,7 +97,6 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def _describe_run(folder: Path) -> dict[str, Any]:
-    """Return a run's record, a summary of its predictions, and its delta."""
     content: dict[str, Any] = {"run": _record(folder / RECORD), "alive": is_locked(folder)}
     if (folder / PREDICTIONS).is_file():
         content["predictions"] = _describe_predictions(folder / PREDICTIONS)

@@ -1,6 +1,4 @@
-"""A video of what the model saw and predicted; it remains playable, but for the last frame, if the run is
-killed.
-"""
+"""A video of what the model saw and predicted, playable but for the last frame even if the run is killed."""
 
 from __future__ import annotations
 

@@ -232,9 +232,7 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
 
 
 def _of_type(member: Member, name: str, value: Any) -> Any:
-    """Convert the value of a setting, which may be given as text, to the setting's type; raise UsageError if it is of
-    another type.
-    """
+    """Convert a setting's value, which may be text, to the setting's type; raise UsageError if it is of another."""
     wanted, or_none = member.type, " or None" if member.optional else ""
     if value is None and or_none:
         return None

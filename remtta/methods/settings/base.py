@@ -152,7 +152,6 @@ class MethodConfig:
         return cls.lr * batch_size / cls.lr_batch if cls.lr_batch else cls.lr
 
     def __post_init__(self) -> None:
-        """Raise UsageError if a value is out of range, or settings are incompatible."""
         check_options(self)
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
