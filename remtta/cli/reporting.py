@@ -102,9 +102,7 @@ def _messages(level: int, *, as_json: bool) -> Iterator[None]:
     log.handlers, log.propagate = [_StderrHandler(as_json=as_json)], False
     log.setLevel(level)
     try:
-        with warnings.catch_warnings():
-            if level > logging.DEBUG:
-                warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore" if level > logging.DEBUG else None):
             yield
     finally:
         log.handlers, log.propagate = earlier[:2]

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import PurePath
 from typing import Any
 
@@ -183,10 +183,8 @@ def spread_values(args: Sequence[str]) -> list[str]:
 
 def _leading(words: list[str], pattern: str, most: int | None = None) -> list[str]:
     """Remove and return the first words that match the pattern, at most `most`."""
-    count = 0
-    while count < len(words[:most]) and re.fullmatch(pattern, words[count], re.IGNORECASE | re.DOTALL):
-        count += 1
-    taken, words[:] = words[:count], words[count:]
+    taken = list(takewhile(re.compile(pattern, re.IGNORECASE | re.DOTALL).fullmatch, words[:most]))
+    del words[: len(taken)]
     return taken
 
 

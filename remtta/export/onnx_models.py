@@ -53,8 +53,8 @@ def _runner(content: bytes) -> Any:
 
 def _exported(adapted: AdaptedModel) -> Any:
     needed("onnxscript", "export", "an export")
-    with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):  # of others, torch cannot export those with a bias
-        warnings.simplefilter("ignore")
+    # Of other kernels, torch cannot export those with a bias.
+    with warnings.catch_warnings(action="ignore"), sdpa_kernel(SDPBackend.MATH):
         try:
             # Not optimised, so that tensors keep the model's names; runtimes optimise when they load.
             program = torch.onnx.export(
