@@ -55,16 +55,14 @@ class TextTower:
         """Return token numbers (N, context)."""
         return self.tokenizer(list(sentences)).to(self.device)
 
-    def of_tokens(self, tokens: Tensor, at_once: int = _BATCH) -> Tensor:
+    def of_tokens(self, tokens: Tensor) -> Tensor:
         """Return the embeddings (N, E) of token numbers (N, context), with gradient.
 
-        With more than `at_once` sentences, each part is recomputed in the backward pass, so that only one part's graph
-        is held.
+        Each batch of many sentences is recomputed in the backward pass, so that only one's graph is held.
         """
-        if len(tokens) <= at_once:
+        if len(tokens) <= _BATCH:
             return self._embed(tokens)
-        parts = tokens.split(at_once)
-        return torch.cat([checkpoint(self._embed, part, use_reentrant=False) for part in parts])
+        return torch.cat([checkpoint(self._embed, part, use_reentrant=False) for part in tokens.split(_BATCH)])
 
     @property
     def words(self) -> nn.Embedding:

@@ -5,7 +5,6 @@ selected norms are updated.
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,38 +14,36 @@ from torch import Tensor
 class ReferenceREM:
     """Eq. 2 to 5 for a plain timm ViT with pre-norm blocks and one class token."""
 
-    def __init__(
-        self, vit: Any, ratios: Sequence[float], weight: float, margin: float, optimizer: str, lr: float, blocks: int
-    ) -> None:
-        self.vit, self.ratios, self.weight, self.margin = vit.eval(), ratios, weight, margin
+    def __init__(self, vit: Any, config: Any) -> None:
+        self.vit, self.config = vit.eval(), config
         chosen = [
             parameter
-            for number in range(blocks)
-            for norm in (vit.blocks[number].norm1, vit.blocks[number].norm2)
+            for block in vit.blocks[:3]
+            for norm in (block.norm1, block.norm2)
             for parameter in (norm.weight, norm.bias)
         ]
         self.optimizer: torch.optim.Optimizer
-        if optimizer == "adam":
-            self.optimizer = torch.optim.Adam(chosen, lr=lr, betas=(0.9, 0.999), weight_decay=0.0)
+        if config.optimizer == "adam":
+            self.optimizer = torch.optim.Adam(chosen, lr=config.lr, betas=(0.9, 0.999), weight_decay=0.0)
         else:
-            self.optimizer = torch.optim.SGD(chosen, lr=lr, momentum=0.9)
+            self.optimizer = torch.optim.SGD(chosen, lr=config.lr, momentum=0.9)
 
     def __call__(self, images: Tensor) -> Tensor:
         plain, attention = self._forward(images, None)
         score = attention[:, :, 0, 1:].sum(1)  # Eq. 2: heads summed, class token to patches
         views = [plain]
-        for ratio in self.ratios[1:]:
+        for ratio in self.config.mask_ratios[1:]:
             count = int(score.shape[1] * (1 - ratio))
             views.append(self._forward(images, score.argsort(1)[:, :count])[0])
         probs = [view.softmax(1) for view in views]
         entropies = [-(p * p.log()).sum(1) for p in probs]
-        gap = self.margin * math.log(plain.shape[1])
+        gap = self.config.margin * math.log(plain.shape[1])
         loss = torch.zeros(())
         for i in range(len(views)):
             for j in range(i + 1, len(views)):
                 loss = loss - (probs[i].detach() * probs[j].log()).sum(1).mean()  # Eq. 3
                 ranking = (entropies[i] - entropies[j].detach() + gap).clamp(min=0).mean()  # Eq. 4
-                loss = loss + self.weight * ranking  # Eq. 5
+                loss = loss + self.config.ranking_weight * ranking  # Eq. 5
         self.vit.zero_grad()
         loss.backward()
         self.optimizer.step()

@@ -32,9 +32,7 @@ class PlainVariant(ReferenceREM):
     """The variants, one image and one pair of views after the other."""
 
     def __init__(self, config: REMConfig) -> None:
-        weight, margin = config.ranking_weight, config.margin
-        super().__init__(vivid_vit(2), config.mask_ratios, weight, margin, config.optimizer, config.lr, blocks=3)
-        self.config = config
+        super().__init__(vivid_vit(2), config)
         self.generator = torch.Generator().manual_seed(0)  # tiny_vit's seed, which torch's initial one is then
         self.confident: list[list[bool]] = []
 
@@ -54,7 +52,7 @@ class PlainVariant(ReferenceREM):
                 orders.append(strengths[0][number, 1:].pow(2).sum(-1).sqrt().argsort(descending=True))
             else:
                 orders.append(attention[number].argsort(descending=self.config.masking != "background"))
-        for ratio in self.ratios[1:]:
+        for ratio in self.config.mask_ratios[1:]:
             kept = int(attention.shape[1] * (1 - ratio))
             views.append(self._forward(images, torch.stack([order[-kept:] for order in orders]))[0])
         probs = torch.stack(views).softmax(-1)
@@ -69,9 +67,9 @@ class PlainVariant(ReferenceREM):
             for i, j in combinations(range(len(views)), 2):
                 consistency = -(probs[i, number].detach() * probs[j, number].log()).sum()
                 total = total + self.config.consistency_weight * consistency
-                gap = self.margin * math.log(NUM_CLASSES)
+                gap = self.config.margin * math.log(NUM_CLASSES)
                 if (ranking := nats[i] - nats[j].detach() + gap) > 0:
-                    total = total + self.weight * ranking
+                    total = total + self.config.ranking_weight * ranking
         self.confident.append(confident)
         if total.requires_grad:
             descend(self.optimizer, total / len(images))

@@ -1,9 +1,9 @@
 import itertools
 import os
-import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,22 +19,16 @@ T = TypeVar("T")
 
 def in_time(action: Callable[[], T], seconds: float = 10) -> T:
     """Return or raise as the action does; fail if it hangs."""
-    outcome: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+    outcome = Future[T]()
 
     def act() -> None:
         try:
-            outcome.put((action(), None))
+            outcome.set_result(action())
         except BaseException as error:
-            outcome.put((None, error))
+            outcome.set_exception(error)
 
     threading.Thread(target=act, daemon=True).start()
-    try:
-        result, error = outcome.get(timeout=seconds)
-    except queue.Empty:
-        pytest.fail(f"still waiting after {seconds} s")
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]  # None only where T is None
+    return outcome.result(seconds)
 
 
 def draw(folder: Path, *names: str) -> None:
@@ -199,12 +193,10 @@ def standard_input(pipe: tuple[int, int]) -> Iterator[int]:
 def paths_in(data: bytes, null_separated: bool = False) -> list[str]:
     """Return what `read_paths` reads from a pipe with this content."""
     read_end, write_end = os.pipe()
-    try:
+    with os.fdopen(read_end, "rb"):
         with os.fdopen(write_end, "wb") as sink:
             sink.write(data)
         return in_time(lambda: list(read_paths(read_end, null_separated)))
-    finally:
-        os.close(read_end)
 
 
 def test_a_file_whose_name_is_not_utf8_is_loaded(tmp_path: Path) -> None:
