@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import gc
@@ -11,6 +12,7 @@ import pickle
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,6 +198,15 @@ def happens(condition: Callable[[], bool], within_s: float = 5.0) -> bool:
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.01)
     return condition()
+
+
+@contextlib.contextmanager
+def meanwhile(action: Callable[[], object]) -> Iterator[None]:
+    """Do something in another thread during the block, which ends after both."""
+    with ThreadPoolExecutor(1) as other:
+        done = other.submit(action)
+        yield
+    done.result()
 
 
 @pytest.fixture(scope="session", autouse=True)

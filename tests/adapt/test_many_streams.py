@@ -30,7 +30,7 @@ from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream, open_streams
 from remtta.watching.health import HealthFile
-from tests.conftest import draw_folder, draw_image, happens, tiny_vit
+from tests.conftest import draw_folder, draw_image, happens, meanwhile, tiny_vit
 from tests.records import json_of, num_rows, record_of, rows_of
 from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import CONFIGS, GUARD, StopAfter, adapt_tiny
@@ -112,10 +112,8 @@ def test_one_that_dies_and_one_that_stalls_hold_up_nobody(
         happens(lambda: ended(["gate", "dying"]), 60)
         late_camera.captures[0].gate.set()
 
-    keeper = threading.Thread(target=open_the_gate)
-    keeper.start()
-    summary = adapt_site(streams, tmp_path / "site")
-    keeper.join()
+    with meanwhile(open_the_gate):
+        summary = adapt_site(streams, tmp_path / "site")
     assert running == ["late"]
     assert summary.exit_reason == "error: 1 of 3 streams failed"
     assert summary.streams["dying"].exit_reason.startswith("error: camera 0 was lost")
@@ -157,13 +155,10 @@ def test_a_stop_predicts_the_frames_that_wait_in_every_stream(tmp_path: Path) ->
         time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    stopper = threading.Thread(target=stop)
-    stopper.start()
-    with Interrupts() as interrupts:
+    with meanwhile(stop), Interrupts() as interrupts:
         streams = {name: Stream(name, "folder", frames()) for name in "abc"}
         adapt_site(streams, tmp_path, "source", model=slow, options={"guard": None}, interrupts=interrupts)
     stopped.set()
-    stopper.join()
     assert [num_rows(tmp_path / name) for name in "abc"] == [5, 5, 5]
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,7 @@ from remtta.engines.cluster import on_ray
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import DIED, RETRIES, in_processes
 from remtta.errors import RemttaError, UsageError
-from tests.conftest import happens
+from tests.conftest import happens, meanwhile
 
 
 def square(died: Path, number: int, stopped: Callable[[], int]) -> int:
@@ -56,8 +55,7 @@ def test_another_worker_does_what_one_died_of_and_a_stop_lets_begun_tasks_end(en
             done = on_ray(until_stopped, tmp_path, [7, 8], interrupts=interrupts)
         else:
             done = in_processes(until_stopped, tmp_path, [7, 8], jobs=2, interrupts=interrupts)
-        threading.Thread(target=stop).start()
-        with pytest.raises(Stopped, match="SIGTERM"):
+        with meanwhile(stop), pytest.raises(Stopped, match="SIGTERM"):
             ended.extend(done)  # as far as it comes
     assert sorted(ended) == [(0, 7), (1, 8)]
 

@@ -6,9 +6,9 @@ import multiprocessing
 import os
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from remtta.evaluation.domains import Dataset
 from remtta.methods import rem as rem_module
 from remtta.methods.rem import rem_loss
 from remtta.options import EvalOptions, RunOptions
-from tests.conftest import draw_image, happens, tiny_vit
+from tests.conftest import draw_image, happens, meanwhile, tiny_vit
 from tests.evaluation.trees import methods_of, open_tree
 from tests.records import json_of, rows_of
 
@@ -236,11 +236,9 @@ def test_workers_come_to_the_same_though_one_dies(tree: Dataset, tmp_path: Path)
     with pytest.raises(Stopped):  # begun here, in the first of them, and gone on with by workers
         before = EvalOptions(batch_size=5)
         evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=before, interrupts=Soon())
-    killer = threading.Thread(target=kill_a_worker, args=(tmp_path / "grid",))
-    killer.start()
-    made = evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=options)
+    with meanwhile(partial(kill_a_worker, tmp_path / "grid")):
+        made = evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=options)
     wanted = evaluate(tiny_vit(), tree, tmp_path / "serial", methods=methods, options=EvalOptions(batch_size=5))
-    killer.join()
     assert rows_of(tmp_path / "grid") == rows_of(tmp_path / "serial")
     assert list(made["methods"]) == list(wanted["methods"])
     assert without_timing(made) == without_timing(wanted)

@@ -21,7 +21,7 @@ from remtta.runs.scribe import View
 from remtta.runs.states import load_position
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
-from tests.conftest import happens
+from tests.conftest import happens, meanwhile
 from tests.records import lines_of, num_rows, record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 from tests.streams.fakes import UNDECODABLE, Clock, FakeCamera, FakeCapture, Script, noise, source_of
@@ -58,7 +58,7 @@ def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remtta.streams.batches.LOST_S", 0.05)
-    back, waited = threading.Event(), []
+    back = threading.Event()
     captures = iter([FakeCapture([noise(0), noise(1)]), FakeCapture([noise(2), noise(3)])])
 
     def connect() -> FakeCapture:
@@ -67,15 +67,13 @@ def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
         return next(captures)
 
     def watch() -> None:
-        waited.append(happens(lambda: num_rows(tmp_path) == 2))
+        assert happens(lambda: num_rows(tmp_path) == 2)
         back.set()
 
     source = source_of(connect)
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    adapt_tiny(Stream("0", "camera", islice(source.frames(), 4), live_source=source), tmp_path, options={"guard": None})
-    watcher.join()
-    assert waited == [True]
+    stream = Stream("0", "camera", islice(source.frames(), 4), live_source=source)
+    with meanwhile(watch):
+        adapt_tiny(stream, tmp_path, options={"guard": None})
     rows = [row for row in rows_of(tmp_path) if "gap" not in row]
     assert [(row["index"], row["update"]) for row in rows] == [(0, 0), (1, 0), (2, 1), (3, 1)]
 
@@ -144,8 +142,7 @@ def test_a_signal_ends_a_run_that_is_reconnecting_within_a_second(tmp_path: Path
         stopped_at.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=stop).start()
-    with Interrupts() as interrupts:
+    with meanwhile(stop), Interrupts() as interrupts:
         stream = Stream("0", "camera", source.frames(), live_source=source)
         summary = adapt_tiny(stream, tmp_path, options={"batch_size": 1}, interrupts=interrupts)
     assert time.monotonic() - stopped_at[0] < 1.5
