@@ -31,10 +31,7 @@ _log = logging.getLogger("remtta")
 
 
 def cache_folder() -> Path:
-    """Return the cache folder, which may be deleted at any time.
-
-    It is $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache.
-    """
+    """Return the cache folder, which may be deleted: $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache."""
     if own := os.environ.get("REMTTA_CACHE"):
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta"

@@ -38,9 +38,7 @@ class Transformer(Backbone):
 
     @abstractmethod
     def enter(self, patches: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[Any]]:
-        """Return the tokens entering the first block, of all patches or of those kept (B, K), and each block's further
-        argument.
-        """
+        """Return the tokens for the first block, of all patches or `kept` (B, K), and each block's further argument."""
 
     @abstractmethod
     def _run(self, block: Any, tokens: Tensor, place: Any) -> Tensor:

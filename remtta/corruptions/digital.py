@@ -1,7 +1,4 @@
-"""Digital corruptions: brightness, contrast, saturation, elastic distortion, pixelation and JPEG.
-
-See `noise` for the signature of a corruption.
-"""
+"""Brightness, contrast, saturation, elastic distortion, pixelation and JPEG; `noise` explains the signature."""
 
 from __future__ import annotations
 

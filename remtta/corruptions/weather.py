@@ -1,7 +1,4 @@
-"""Weather: snow, frost, fog, and spatter on the lens.
-
-See `noise` for the signature of a corruption. Layers are drawn at the reference size (see `filters`).
-"""
+"""Snow, frost, fog and spatter on the lens, drawn at the reference size (see `filters`); signature as in `noise`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The conditions of the demo's camera: noise, blur, fog, dusk and glare.
-
-None of these is used in training the demo model (examples/train_demo_model.py).
-"""
+"""The conditions of the demo's camera, none of which its model was trained on (examples/train_demo_model.py)."""
 
 from __future__ import annotations
 

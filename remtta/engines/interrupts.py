@@ -37,9 +37,7 @@ class Interrupts:
         self._previous: dict[int, Any] = {}
 
     def part(self) -> Interrupts:
-        """Return an object for another thread that receives the same signals but has its own `held`, and raises only in
-        `check`.
-        """
+        """Return an object for another thread: the same signals, its own `held`, and raising only in `check`."""
         part = Interrupts()
         part._received = self._received
         return part

@@ -32,9 +32,7 @@ _HALF_BAR = 0.45 / ECE_BINS
 
 
 def draw_plots(folder: Path, results: Mapping[str, Any]) -> None:
-    """Draw the errors and the calibration of an evaluation's methods into `plots` in its folder; raise OutputError if a
-    plot cannot be written.
-    """
+    """Draw the methods' errors and calibration into `plots` in the folder; raise OutputError if that is impossible."""
     if not (folder / PREDICTIONS).exists():  # of an evaluation that was complete before
         _log.warning("without its %s, no plots are drawn", PREDICTIONS)
         return

@@ -154,10 +154,7 @@ class Estimator(Observer):
 
     @property
     def estimates(self) -> dict[str, float]:
-        """Accuracies of `source`, `adapted` and `answers` in the last frames, as far as available.
-
-        If both models contribute, `answers` is the better one's.
-        """
+        """Accuracies of `source`, `adapted` and `answers` (of both: the better one's) in the last frames, if known."""
         found = {name: self._of(window) for name, window in self._windows.items() if len(window) >= MIN_FRAMES}
         if answering := [accuracy for name, accuracy in found.items() if self._weight > 0 or name == "source"]:
             found["answers"] = max(answering)

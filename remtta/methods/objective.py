@@ -168,9 +168,7 @@ class Objective(Generic[Config]):
             self.memory[name] = tensor.to(self.net.device if tensor.ndim else "cpu", copy=True)
 
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Compute statistics of at least one batch of clean source images (B, 3, H, W); return tensors on the CPU, for
-        `use_source`.
-        """
+        """Return statistics on the CPU of one or more batches of clean source images (B, 3, H, W), for `use_source`."""
         raise UsageError(f"{type(self).__name__} learns nothing from source images")
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
@@ -179,10 +177,7 @@ class Objective(Generic[Config]):
 
 
 class Descent:
-    """Gradient descent on an objective's loss.
-
-    If a batch's gradients are not finite, the batch is predicted but not adapted to.
-    """
+    """Gradient descent on an objective's loss. A batch whose gradients are not finite is only predicted."""
 
     def __init__(self, net: Net, objective: Objective[Any]) -> None:
         self._net, self._objective, self._config = net, objective, objective.config
@@ -190,10 +185,7 @@ class Descent:
 
     @torch.enable_grad()
     def batch(self, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        """Take all steps on a batch; return the views (L, B, C) of its prediction.
-
-        `targets` are the first step's, if already known.
-        """
+        """Take all steps on a batch; return its views (L, B, C). `targets` are the first step's, if known."""
         views = []
         for _ in range(self._config.steps):
             targets = self._objective.targets(images, labels) if targets is None else targets

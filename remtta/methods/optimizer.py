@@ -14,10 +14,7 @@ _PREFIX = "optimizer."
 
 
 class NamedOptimizer:
-    """The optimizer of a config over named tensors, which are made to require gradients.
-
-    Groups without a learning rate use the config's.
-    """
+    """The optimizer of a config over named tensors, which get gradients; groups without a rate use the config's."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], config: MethodConfig, groups: Sequence[Mapping[str, Any]]

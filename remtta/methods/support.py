@@ -70,10 +70,7 @@ def support_of(model: str, kind: str | None = None) -> Support:
 def support_in(
     module: nn.Module, model: str, kind: str | None = None, *, has_head: bool = True, refused: dict[str, str]
 ) -> Support:
-    """Return what remtta supports on an existing model, given the methods refused.
-
-    If its kind is unknown, the name of its class is used.
-    """
+    """Return what remtta supports on a model, given the methods refused; its kind is by default its class's name."""
     found = Support(model, kind or type(module).__name__, has_head, refused=refused)
     with logging_at(logging.CRITICAL, _log), contextlib.suppress(RemttaError):
         backbone = backbone_of(module)

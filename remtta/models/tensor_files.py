@@ -1,7 +1,4 @@
-"""Tensors with a text header in a safetensors file, written atomically, with a checksum.
-
-Torch is imported only when there are tensors.
-"""
+"""Tensors with a text header in a safetensors file, atomic and with a checksum. Imports torch only for tensors."""
 
 from __future__ import annotations
 

@@ -45,10 +45,7 @@ class Latencies:
         return [*(below[bisect(_EDGES_S, edge)] for edge in edges), below[-1]]
 
     def percentiles_ms(self) -> dict[str, float] | None:
-        """Return latency percentiles in ms, as "p50" etc.; `before` if there are no frames.
-
-        They are upper edges of the histogram's bins.
-        """
+        """Return latency percentiles in ms, as "p50" etc., upper edges of the bins; `before` if there are no frames."""
         below = list(accumulate(self._counts))
         if not below[-1]:
             return self.before

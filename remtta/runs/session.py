@@ -134,9 +134,7 @@ class Session:
         self.committed: Committed = adapter.method.committed  # as of the last finished batch
 
     def run(self, batches: Iterable[Batch]) -> None:
-        """Process batches; raise Stopped on a signal (`snapshot` is what to save), RemttaError if predictions are not
-        finite.
-        """
+        """Process batches; raise Stopped on a signal (save `snapshot` then), RemttaError if outputs are not finite."""
         for batch in batches:
             self.adapter.in_turn(partial(self._predict_early if batch.early else self._process, batch))
 
