@@ -15,11 +15,7 @@ from remtta.backbones.tokens import Transformer, gather_patches
 
 
 class ViT(Transformer):
-    """A timm VisionTransformer.
-
-    Its blocks take only tokens, so methods may insert tokens between them. The last block computes only tokens that the
-    head reads.
-    """
+    """A timm VisionTransformer. Methods may insert tokens; the last block computes only those that the head reads."""
 
     architecture = VisionTransformer
     kinds: ClassVar[Mapping[str, str]] = {

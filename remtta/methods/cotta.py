@@ -95,9 +95,6 @@ class CoTTA(Teacher[CoTTAConfig]):
 
 
 def published_confidence(num_classes: int) -> float:
-    """Return the official code's confidence threshold for augmentation, for CIFAR-10, CIFAR-100 and ImageNet.
-
-    It is interpolated in log C between them, and constant beyond.
-    """
+    """Return the official code's confidence threshold for CIFAR-10, CIFAR-100 and ImageNet, linear in log C between."""
     known = {10: 0.92, 100: 0.72, 1000: 0.1}
     return float(np.interp(math.log(num_classes), [math.log(classes) for classes in known], list(known.values())))

@@ -229,10 +229,7 @@ def _chosen_weights(backbone: Backbone, config: MethodConfig, chosen: Chosen) ->
 
 
 def _head_biases(backbone: Backbone) -> list[str]:
-    """Return the names of a classifier's biases (C,): one, two for a distilled model, or none if unknown.
-
-    A classifier may be the last layer itself, or contain it.
-    """
+    """Return the names of a classifier's biases (C,), or of the last layer in it: one, two if distilled, or none."""
     found = []
     for place, classifier in backbone.classifiers.items():
         shapes = {name: each.shape for name, each in classifier.named_parameters(prefix=place)}

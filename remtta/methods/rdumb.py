@@ -26,10 +26,7 @@ class RDumbConfig(ETAConfig):
 
 
 class RDumb(ETA):
-    """ETA that resets weights, optimizer and running mean after a fixed number of steps.
-
-    Steps in which no image passed the filters count, too.
-    """
+    """ETA that resets weights, optimizer and running mean after a number of steps, with or without an update."""
 
     settings = RDumbConfig
     config: RDumbConfig
