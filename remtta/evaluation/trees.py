@@ -48,9 +48,14 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
     if len(levels) == 3 and _are_severities(_subfolders(root / levels[0])):
         return "ImageNet-C tree", {name: _by_severity(_subfolders(folder)) for name, folder in top.items()}
     if len(levels) == 4 and _are_severities(_subfolders(root / levels[0] / levels[1])):
-        groups = [_subfolders(folder) for folder in top.values()]
-        tree = {name: _by_severity(_subfolders(folder)) for group in groups for name, folder in group.items()}
-        return "ImageNet-C tree in groups", tree
+        places = [(name, place) for folder in top.values() for name, place in _subfolders(folder).items()]
+        last = dict(places)
+        if twice := next((place for name, place in places if place != last[name]), None):
+            raise UsageError(
+                f"{root} has {twice.name} in {twice.parent.name}/ and in {last[twice.name].parent.name}/; "
+                "name one of these folders as ROOT"
+            )
+        return "ImageNet-C tree in groups", {name: _by_severity(_subfolders(place)) for name, place in last.items()}
     if len(levels) < 3:
         raise UsageError(
             f"{first} has images without class folders, but an evaluation needs labels: list them in a --labels-file"

@@ -85,7 +85,7 @@ def test_what_is_missing_is_reported_before_any_work(
         open_tree(root, **changes)
 
 
-def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -> None:
+def test_an_empty_domain_a_domain_in_two_groups_and_a_tree_without_labels_are_refused(tmp_path: Path) -> None:
     root = write_tree(tmp_path / "c")
     for path in (root / "fog" / "5").rglob("*.png"):
         path.unlink()
@@ -96,6 +96,8 @@ def test_an_empty_domain_and_a_tree_without_labels_are_refused(tmp_path: Path) -
     (tmp_path / "bare" / "corrupt.json").touch()
     with pytest.raises(UsageError, match=r"without class folders.* list them in a --labels-file"):
         open_tree(tmp_path / "bare")
+    with pytest.raises(UsageError, match=r"has fog in train/ and in val/; name one of these folders as ROOT"):
+        open_tree(write_tree(tmp_path / "splits", ["train/fog", "val/fog"]))
     with pytest.raises(UsageError, match=r"name is not UTF-8, 'f\\udcffog'; rename it"):
         wanted_domains(root, ["f\udcffog"], None, complete=False, by_severity=True)
 
