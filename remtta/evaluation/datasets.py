@@ -14,6 +14,7 @@ from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, image_sizes, wa
 from remtta.evaluation.stored import LABELS, find_arrays, find_shards, open_arrays, open_list, open_shards
 from remtta.evaluation.trees import choose_folders, scan_tree, tree_domain
 from remtta.files import read_text
+from remtta.streams.images import natural_key
 
 _AFTER_NAME = re.compile(r"(\s+[^\s./]+)+$")  # such as the class number
 
@@ -82,6 +83,8 @@ def open_dataset(
     chosen = choose_folders(place, tree, names, severities)
     folders = [folder for _, _, own in chosen for folder in own]
     mapping = map_classes(folders, num_classes=num_classes, labels=labels, class_map=class_map)
+    if mapping.how == ALPHABETICAL:
+        _warn_of_order(list(mapping.numbers))
     found = [tree_domain(*each, mapping.numbers, image_list, limit) for each in chosen]
     if len({len(domain.sources) for domain in found}) > 1:
         counts = ", ".join(f"{domain.title} {len(domain.sources)}" for domain in found)
@@ -97,6 +100,17 @@ def open_dataset(
         restricted_to=None if class_map or mapping.how == ALPHABETICAL else restricted_set(list(mapping.numbers)),
         shuffled=image_list is None,
     )
+
+
+def _warn_of_order(names: Sequence[str]) -> None:
+    """Warn if timm numbers these class folders in another order than torchvision."""
+    orders = zip(names, sorted(names, key=natural_key), strict=True)
+    if pair := next((pair for pair in orders if pair[0] != pair[1]), None):
+        _log.warning(
+            "classes are numbered as by torchvision's ImageFolder, with %s before %s; timm's has %s before %s: "
+            "if the model was trained with that, list its classes in --labels",
+            *(*pair, *reversed(pair)),
+        )
 
 
 def class_names(root: Path) -> list[str] | None:

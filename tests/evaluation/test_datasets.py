@@ -109,6 +109,16 @@ def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.
     assert caplog.messages == ["the domains differ in their number of images: snow5 21, fog5 20"]
 
 
+def test_an_alphabetical_order_that_timm_does_not_share_is_pointed_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ["b2", "b10", "c", "d", "e", "Table", "TV"]
+    (domain,) = open_tree(write_tree(tmp_path / "d", ["fog"], (), names, each=1)).domains
+    assert domain.labels.tolist() == [3, 2, 4, 5, 6, 1, 0]  # torchvision's numbers, of folders in natural order
+    (message,) = caplog.messages
+    assert "with TV before b2; timm's has b2 before TV: if the model" in message
+
+
 def test_a_limit_takes_the_same_images_of_every_domain(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "c")
     for loop in (tree / "loop", next(tree.glob("fog/5/*")) / "loop.png"):
