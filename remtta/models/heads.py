@@ -27,12 +27,17 @@ def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[No
     """Restrict a timm classifier to some of its classes, in this order, within the block, if there are numbers.
 
     Losses and thresholds of every method then refer only to these classes. Raise ModelError if its logits are not
-    computed by linear layers.
+    computed by linear layers, or it is not a timm model.
     """
     if numbers is None:
         yield
         return
-    whole, num_classes, config, labels = _heads(model), model.num_classes, model.pretrained_cfg, labels_of(model)
+    if not (whole := _heads(model)):
+        raise ModelError(
+            f"{type(model).__name__} is not a timm model, so its classes cannot be restricted; "
+            "dataclasses.replace(dataset, restricted_to=None) leaves them whole"
+        )
+    num_classes, config, labels = model.num_classes, model.pretrained_cfg, labels_of(model)
     names = None if labels is None else [labels[number] for number in numbers]
     try:
         _put(model, {place: _restricted(head, place, numbers) for place, head in whole.items()})

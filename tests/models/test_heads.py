@@ -34,9 +34,11 @@ def test_every_family_answers_with_the_chosen_classes_and_then_with_all(family: 
     assert torch.equal(model(images), whole)
 
 
-def test_a_head_that_is_no_linear_layer_keeps_its_classes() -> None:
+def test_heads_that_are_no_linear_layer_of_a_timm_model_keep_their_classes() -> None:
     model: Any = tiny_vit()
     model.head = nn.Sequential(model.head)
     refusal = "the model's head is not a linear layer, so its classes cannot be restricted"
     with pytest.raises(ModelError, match=refusal), restricted_classes(model, [0, 2]):
+        pass
+    with pytest.raises(ModelError, match="Linear is not a timm model"), restricted_classes(nn.Linear(2, 3), [0, 2]):
         pass
