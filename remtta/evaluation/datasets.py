@@ -85,6 +85,13 @@ def open_dataset(
     mapping = map_classes(folders, num_classes=num_classes, labels=labels, class_map=class_map)
     if mapping.how == ALPHABETICAL:
         _warn_of_order(list(mapping.numbers))
+    class_numbers, restricted = sorted(set(mapping.numbers.values())), restricted_set(list(mapping.numbers))
+    alone = dict.fromkeys(name for name, _, own in chosen if restricted_set(list(own)))
+    if alone and restricted is None:
+        _log.warning(
+            "%s: not restricted to its 200 classes, as other domains have more; evaluate it alone (--domains)",
+            ", ".join(alone),
+        )
     found = [tree_domain(*each, mapping.numbers, image_list, limit) for each in chosen]
     if len({len(domain.sources) for domain in found}) > 1:
         counts = ", ".join(f"{domain.title} {len(domain.sources)}" for domain in found)
@@ -94,10 +101,10 @@ def open_dataset(
         layout=layout,
         domains=found,
         classes=mapping.how,
-        class_numbers=sorted(set(mapping.numbers.values())),
+        class_numbers=class_numbers,
         sizes=image_sizes([path for domain in found for path in domain.sources]),
         names=list(mapping.numbers) if mapping.how == ALPHABETICAL else None,
-        restricted_to=None if class_map or mapping.how == ALPHABETICAL else restricted_set(list(mapping.numbers)),
+        restricted_to=restricted if len(class_numbers) < num_classes else None,
         shuffled=image_list is None,
     )
 

@@ -91,6 +91,20 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
         assert torch.equal(model(preprocessing.normalise(pixels)), before)
 
 
+def test_an_own_order_of_classes_is_restricted_too_but_not_domains_with_others(
+    variants: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset = open_dataset(variants / "r", num_classes=1000)
+    own = {Path(source).parent.name: 999 - number for number, source in enumerate(dataset.domains[0].sources)}
+    mapped = open_dataset(variants / "r", num_classes=1000, class_map=own)
+    assert mapped.restricted_to == "ImageNet-R" and mapped.class_numbers == list(range(800, 1000))
+    assert open_dataset(variants / "r", num_classes=200).restricted_to is None  # a head of just these classes
+    (tmp_path / "r").symlink_to(variants / "r")
+    _link(variants / "image.png", tmp_path / "sketch", ["n01440764"])
+    assert not caplog.messages and open_dataset(tmp_path, num_classes=1000).restricted_to is None
+    assert caplog.messages[0].startswith("r: not restricted to its 200 classes")
+
+
 def test_deltas_of_restricted_and_whole_heads_fit_each_other(variants: Path, tmp_path: Path) -> None:
     model, dataset = make("head"), few_of(variants / "r")
     options = EvalOptions(batch_size=4, order="stored")
