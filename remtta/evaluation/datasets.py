@@ -12,7 +12,7 @@ from remtta.errors import UsageError
 from remtta.evaluation.class_maps import ALPHABETICAL, map_classes, restricted_set, zero_shot_names
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, image_sizes, wanted_domains
 from remtta.evaluation.stored import LABELS, find_arrays, find_shards, open_arrays, open_list, open_shards
-from remtta.evaluation.trees import choose_folders, scan_tree, tree_domain
+from remtta.evaluation.trees import choose_folders, limited, scan_tree, tree_domain
 from remtta.files import read_text
 from remtta.streams.images import natural_key
 
@@ -92,7 +92,9 @@ def open_dataset(
             "%s: not restricted to its 200 classes, as other domains have more; evaluate it alone (--domains)",
             ", ".join(alone),
         )
-    found = [tree_domain(*each, mapping.numbers, image_list, limit) for each in chosen]
+    found = [tree_domain(*each, mapping.numbers, image_list and image_list[:limit]) for each in chosen]
+    if limit is not None:
+        found = limited(found, limit)
     if len({len(domain.sources) for domain in found}) > 1:
         counts = ", ".join(f"{domain.title} {len(domain.sources)}" for domain in found)
         _log.warning("the domains differ in their number of images: %s", counts)

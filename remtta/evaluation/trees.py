@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from os.path import isdir, isfile  # False for links in a loop, where DirEntry's methods raise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from remtta.corruptions.parameters import SEVERITIES
 from remtta.corruptions.tree_record import RECORD
 from remtta.errors import UsageError
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Domain, title_of
+from remtta.evaluation.tally import image_name
 from remtta.streams.images import has_suffix, image_suffixes, natural_key
 
 ClassFolders = dict[str, Path]
@@ -101,27 +103,38 @@ def tree_domain(
     folders: ClassFolders,
     numbers: Mapping[str, int],
     image_list: Sequence[str] | None,
-    limit: int | None,
 ) -> Domain:
-    """Return a domain with the images of its class folders, or of a list, and at most `limit` of them; raise UsageError
-    if there are no images, or images of the list are missing.
-
-    Args:
-        image_list: "class/name.JPEG" of each image to take, in order.
-        limit: Take at most this many images, the same ones in all domains.
+    """Return a domain with the images of its class folders, or of a list ("class/name.JPEG"); raise UsageError if there
+    are no images, or images of the list are missing.
     """
     title = title_of(name, severity)
     if image_list is None:
         files = [(folder, path) for folder, place in folders.items() for path in _images(place)]
-        if limit is not None and limit < len(files):
-            kept = np.sort(np.random.default_rng(_SUBSET_SEED).permutation(len(files))[:limit])
-            files = [files[position] for position in kept]
     else:
-        files = _listed(title, folders, image_list[:limit])
+        files = _listed(title, folders, image_list)
     if not files:
         raise UsageError(f"{title} is empty: no images below {next(iter(folders.values())).parent}")
     labels = np.array([numbers[folder] for folder, _ in files], dtype=np.int64)
     return Domain(name, severity, [path for _, path in files], labels)
+
+
+def limited(domains: Sequence[Domain], limit: int) -> list[Domain]:
+    """Return domains with at most `limit` images each, the same ones under all corruptions that have them."""
+    names = [[image_name(source) for source in domain.sources] for domain in domains]
+    together = _shuffled(dict.fromkeys(name for own in names for name in own))
+    found = []
+    for domain, own in zip(domains, names, strict=True):
+        places = _shuffled(own) if domain.severity is None else together
+        kept = np.sort(np.argsort([places[name] for name in own])[:limit])
+        found.append(replace(domain, sources=[domain.sources[each] for each in kept], labels=domain.labels[kept]))
+    return found
+
+
+def _shuffled(names: Iterable[str]) -> dict[str, int]:
+    """Return the place of each name in a random order."""
+    ordered = list(names)
+    drawn = np.random.default_rng(_SUBSET_SEED).permutation(len(ordered))
+    return {ordered[each]: place for place, each in enumerate(drawn)}
 
 
 def _listed(title: str, folders: Mapping[str, Path], names: Sequence[str]) -> list[tuple[str, str]]:

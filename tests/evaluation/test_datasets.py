@@ -10,7 +10,7 @@ from remtta.corruptions import STANDARD
 from remtta.errors import UsageError
 from remtta.evaluation.class_maps import map_classes, read_class_map, zero_shot_names
 from remtta.evaluation.datasets import read_image_list
-from remtta.evaluation.domains import default_order, wanted_domains
+from remtta.evaluation.domains import Dataset, default_order, wanted_domains
 from tests.conftest import draw_folder
 from tests.evaluation.trees import CLASSES, open_tree, write_tree
 
@@ -123,10 +123,17 @@ def test_a_limit_takes_the_same_images_of_every_domain(tmp_path: Path) -> None:
     tree = write_tree(tmp_path / "c")
     for loop in (tree / "loop", next(tree.glob("fog/5/*")) / "loop.png"):
         loop.symlink_to(loop.name)
-    dataset = open_tree(tree, limit=8)
-    names = [["/".join(source.split("/")[-2:]) for source in domain.sources] for domain in dataset.domains]
-    assert [len(each) for each in names] == [8, 8, 8]
-    assert names[0] == names[1] == names[2]
+    first, *others = names_of(open_tree(tree, limit=8))
+    assert len(first) == 8 and others == [first, first]
+    left_out = next(name for name in names_of(open_tree(tree))[0] if name not in first)
+    for name in (left_out, first[0]):
+        (tree / "fog" / "5" / name).unlink()
+    again, fog, other = names_of(open_tree(tree, limit=8))
+    assert again == other == first and len(fog) == 8 and set(first) - set(fog) == {first[0]}
+
+
+def names_of(dataset: Dataset) -> list[list[str]]:
+    return [["/".join(source.split("/")[-2:]) for source in domain.sources] for domain in dataset.domains]
 
 
 def test_an_image_list_gives_the_images_and_their_order(tmp_path: Path) -> None:
@@ -134,8 +141,8 @@ def test_an_image_list_gives_the_images_and_their_order(tmp_path: Path) -> None:
     names = read_image_list(tmp_path / "list.txt")
     assert names == ["class_c/1.png", "class_a/0.png", "class_b/2.png"]
     dataset = open_tree(write_tree(tmp_path / "c"), image_list=names)
+    assert names_of(dataset) == [names] * 3
     for domain in dataset.domains:
-        assert ["/".join(Path(source).parts[-2:]) for source in domain.sources] == names
         # Only three of the seven folders are in use, and still each has its own number.
         assert domain.labels.tolist() == [2, 0, 1]
     (tmp_path / "bare.txt").write_text("0.png\n")
