@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ from remtta.streams.images import natural_key
 
 LABELS = "labels.npy"
 _IMAGE, _CLASS = ".input.jpg", ".output.cls"
+_FIRST = 10  # members of an archive that show whether it is a stream
 _SPACE = re.compile(r"^([^\t,]+) (\d+|n\d{8})$")  # between path and class, as in many lists
 
 _log = logging.getLogger("remtta")
@@ -127,16 +128,15 @@ def _load_member(members: Sequence[_Member], position: int) -> Image.Image:
 
 
 def find_shards(root: Path) -> list[Path]:
-    """Return the tar files of a stored stream in natural order; none if the first holds folders, as ImageNet-C's do."""
+    """Return the tar files of a stored stream in natural order; none if the first is another archive, as a tree's."""
     shards = sorted(root.glob("*.tar"), key=lambda path: natural_key(path.name))
-    return [] if shards and _holds_folders(shards[0]) else shards
+    return shards if shards and _may_be_a_shard(shards[0]) else []
 
 
-def _holds_folders(path: Path) -> bool:
-    with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(path) as tar:  # reported when it is read
-        first = tar.next()
-        return first is not None and len(PurePosixPath(first.name).parts) + first.isdir() > 1
-    return False
+def _may_be_a_shard(path: Path) -> bool:
+    with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(path) as tar:
+        return any(member.name.endswith((_IMAGE, _CLASS)) for member in islice(tar, _FIRST))
+    return True  # the error is reported when it is read
 
 
 def open_shards(root: Path, shards: Sequence[Path], num_classes: int, limit: int | None) -> Dataset:

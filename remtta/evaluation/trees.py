@@ -36,7 +36,7 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
     """
     first = _first_with_images(root)
     if first is None:
-        others = {"*.npy": ", but arrays without labels.npy", "*.tar": ", but tar files, which must be unpacked"}
+        others = {"*.npy": ", but arrays without labels.npy", "*.tar": ", but tar files, not CCC's: unpack them"}
         found = "".join(what for pattern, what in others.items() if any(root.glob(pattern)))
         raise UsageError(f"{root}: no images in this folder or below it{found}")
     levels = first.relative_to(root).parts

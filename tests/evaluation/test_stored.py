@@ -136,15 +136,15 @@ def test_invalid_tar_streams_are_refused(stream: Path, tmp_path: Path) -> None:
         open_tree(stream, domains=["snow"])
     with pytest.raises(UsageError):
         class_names(stream)
-    others: list[tuple[list[int | str], str]] = [
-        ([7], "names class 7"),
-        (["cat"], "not a number"),
-        ([], "none with <key>"),
-    ]
+    others: list[tuple[list[int | str], str]] = [([7], "names class 7"), (["cat"], "not a number")]
     for labels, reason in others:
         write_shard(tmp_path / "other/serial_0.tar", labels)
         with pytest.raises(UsageError, match=reason):
             open_tree(tmp_path / "other")
+    with tarfile.open(tmp_path / "other/serial_0.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("0.input.jpg"))
+    with pytest.raises(UsageError, match="none with <key>"):
+        open_tree(tmp_path / "other")
     (tmp_path / "other/serial_0.tar").write_bytes(b"no tar")
     with pytest.raises(StreamError, match="cannot be read"):
         open_tree(tmp_path / "other")
@@ -154,12 +154,13 @@ def test_invalid_tar_streams_are_refused(stream: Path, tmp_path: Path) -> None:
         domain.load(0)
 
 
-def test_archives_of_folders_are_no_stream(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["fog", "."])
+def test_archives_of_folders_are_no_stream(name: str, tmp_path: Path) -> None:
     root, archive = write_tree(tmp_path / "c", ["fog"]), tmp_path / "weather.tar"
     with tarfile.open(archive, "w") as tar:
-        tar.add(root / "fog", "fog")
+        tar.add(root / name, name)
     shutil.rmtree(root)
-    with pytest.raises(UsageError, match=r"no images .*, but tar files, which must be unpacked"):
+    with pytest.raises(UsageError, match=r"no images .*, but tar files, not CCC's: unpack them"):
         open_tree(tmp_path)
     with tarfile.open(archive) as tar:
         tar.extractall(tmp_path, filter="data")
