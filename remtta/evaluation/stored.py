@@ -199,8 +199,8 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     for (_, text), label in zip(entries, labels, strict=True):
         if not 0 <= label < num_classes:
             raise UsageError(
-                f'--labels-file: {file}: the model has no class "{text}"; it has {num_classes} classes; --labels gives '
-                "their names (if a path has a comma, separate path and class by a tab)"
+                f'--labels-file: {file}: the model has no class "{text}"; it has {num_classes} classes, from 0; '
+                "--labels gives their names (if a path has a comma, separate path and class by a tab)"
             )
     sources = [str(root / image) for image, _ in entries]
     if missing := [source for source in sources if not Path(source).is_file()]:

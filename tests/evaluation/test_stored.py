@@ -193,7 +193,7 @@ def test_a_list_may_name_wnids(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text(f"{image},n01496331\n{image}\tn01496331\n{image} n01496331\n")
     dataset = open_dataset(tmp_path, num_classes=1000, labels_file=tmp_path / "mine.txt")
     assert dataset.domains[0].labels.tolist() == [5, 5, 5] and set(dataset.domains[0].sources) == {str(image)}
-    with pytest.raises(UsageError, match="it has 7 classes; --labels gives"):
+    with pytest.raises(UsageError, match="it has 7 classes, from 0; --labels gives"):
         open_dataset(tmp_path, num_classes=7, labels_file=tmp_path / "mine.txt")
 
 
@@ -202,7 +202,7 @@ def test_a_list_may_name_wnids(tmp_path: Path) -> None:
     [
         ("0.png\n", 'needs lines such as frames/1.png,3, got "0.png"'),
         ("", "needs lines such as"),
-        ("0.png,77\n", 'the model has no class "77"'),
+        ("0.png,7\n", 'the model has no class "7"; it has 7 classes, from 0'),
         ("0.png,twice\n", 'the model has no class "twice".* has a comma, separate'),
         ("0.png,1\n0.png,2\n", "lists 0.png with two classes"),
         ("1.png,1\n2.png,1\n", "2 images of .* are missing, such as .*1.png"),
