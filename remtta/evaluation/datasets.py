@@ -86,12 +86,8 @@ def open_dataset(
     if mapping.how == ALPHABETICAL:
         _warn_of_order(list(mapping.numbers))
     class_numbers, restricted = sorted(set(mapping.numbers.values())), restricted_set(list(mapping.numbers))
-    alone = dict.fromkeys(name for name, _, own in chosen if restricted_set(list(own)))
-    if alone and restricted is None:
-        _log.warning(
-            "%s: not restricted to its 200 classes, as other domains have more; evaluate it alone (--domains)",
-            ", ".join(alone),
-        )
+    if restricted is None and any(restricted_set(list(own)) for _, _, own in chosen):
+        _log.warning("ImageNet-R or -A is restricted to its 200 classes only without other domains (--domains)")
     found = [tree_domain(*each, mapping.numbers, image_list and image_list[:limit]) for each in chosen]
     if limit is not None:
         found = limited(found, limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os.path import isdir, isfile  # False for links in a loop, where DirEntry's methods raise
 from pathlib import Path
@@ -53,10 +53,8 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
         places = [(name, place) for folder in top.values() for name, place in _subfolders(folder).items()]
         last = dict(places)
         if twice := next((place for name, place in places if place != last[name]), None):
-            raise UsageError(
-                f"{root} has {twice.name} in {twice.parent.name}/ and in {last[twice.name].parent.name}/; "
-                "name one of these folders as ROOT"
-            )
+            where = f"{twice.parent.name}/ and in {last[twice.name].parent.name}/"
+            raise UsageError(f"{root} has {twice.name} in {where}; name one of these folders as ROOT")
         return "ImageNet-C tree in groups", {name: _by_severity(_subfolders(place)) for name, place in last.items()}
     if len(levels) < 3:
         raise UsageError(
@@ -121,7 +119,7 @@ def tree_domain(
 def limited(domains: Sequence[Domain], limit: int) -> list[Domain]:
     """Return domains with at most `limit` images each, the same ones under all corruptions that have them."""
     names = [[image_name(source) for source in domain.sources] for domain in domains]
-    together = _shuffled(dict.fromkeys(name for own in names for name in own))
+    together = _shuffled([*dict.fromkeys(name for own in names for name in own)])
     found = []
     for domain, own in zip(domains, names, strict=True):
         places = _shuffled(own) if domain.severity is None else together
@@ -130,11 +128,10 @@ def limited(domains: Sequence[Domain], limit: int) -> list[Domain]:
     return found
 
 
-def _shuffled(names: Iterable[str]) -> dict[str, int]:
+def _shuffled(names: Sequence[str]) -> dict[str, int]:
     """Return the place of each name in a random order."""
-    ordered = list(names)
-    drawn = np.random.default_rng(_SUBSET_SEED).permutation(len(ordered))
-    return {ordered[each]: place for place, each in enumerate(drawn)}
+    drawn = np.random.default_rng(_SUBSET_SEED).permutation(len(names))
+    return {names[each]: place for place, each in enumerate(drawn)}
 
 
 def _listed(title: str, folders: Mapping[str, Path], names: Sequence[str]) -> list[tuple[str, str]]:

@@ -102,7 +102,7 @@ def test_an_own_order_of_classes_is_restricted_too_but_not_domains_with_others(
     (tmp_path / "r").symlink_to(variants / "r")
     _link(variants / "image.png", tmp_path / "sketch", ["n01440764"])
     assert not caplog.messages and open_dataset(tmp_path, num_classes=1000).restricted_to is None
-    assert caplog.messages[0].startswith("r: not restricted to its 200 classes")
+    assert caplog.messages[0].startswith("ImageNet-R or -A is restricted to its 200 classes only without other domains")
 
 
 def test_deltas_of_restricted_and_whole_heads_fit_each_other(variants: Path, tmp_path: Path) -> None:
