@@ -119,11 +119,12 @@ def tree_domain(
 def limited(domains: Sequence[Domain], limit: int) -> list[Domain]:
     """Return domains with at most `limit` images each, the same ones under all corruptions that have them."""
     names = [[image_name(source) for source in domain.sources] for domain in domains]
-    together = _shuffled([*dict.fromkeys(name for own in names for name in own)])
-    found = []
+    largest, found = _shuffled(max(names, key=len)), []
     for domain, own in zip(domains, names, strict=True):
-        places = _shuffled(own) if domain.severity is None else together
-        kept = np.sort(np.argsort([places[name] for name in own])[:limit])
+        apart = domain.severity is None or largest.keys().isdisjoint(own)  # some names tell the corruption
+        places = _shuffled(own) if apart else largest
+        order = np.argsort([places.get(name, len(places)) for name in own], kind="stable")
+        kept = np.sort(order[:limit])
         found.append(replace(domain, sources=[domain.sources[each] for each in kept], labels=domain.labels[kept]))
     return found
 

@@ -130,6 +130,9 @@ def test_a_limit_takes_the_same_images_of_every_domain(tmp_path: Path) -> None:
         (tree / "fog" / "5" / name).unlink()
     again, fog, other = names_of(open_tree(tree, limit=8))
     assert again == other == first and len(fog) == 8 and set(first) - set(fog) == {first[0]}
+    for path in (tree / "my_own").rglob("*.png"):
+        path.rename(path.with_stem(f"{path.stem}_my_own"))
+    assert [name.replace("_my_own", "") for name in names_of(open_tree(tree, limit=8))[2]] == first
 
 
 def names_of(dataset: Dataset) -> list[list[str]]:
