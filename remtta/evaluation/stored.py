@@ -19,7 +19,7 @@ from PIL import Image
 
 from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import FrameError, StreamError, UsageError
-from remtta.evaluation.class_maps import wnids
+from remtta.evaluation.class_maps import restricted_set, wnids
 from remtta.evaluation.domains import Dataset, Domain, image_sizes
 from remtta.streams.images import natural_key
 
@@ -192,7 +192,7 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
             tab or comma, a name.
         root: Folder to which relative paths refer.
     """
-    entries = _entries(file)[:limit]
+    entries = _entries(file)
     counts = Counter(names)
     numbers = wnids(num_classes) | {name: number for number, name in enumerate(names or ()) if counts[name] == 1}
     labels = [int(label) if label.isdecimal() else numbers.get(label, -1) for _, label in entries]
@@ -202,12 +202,14 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
                 f'--labels-file: {file}: the model has no class "{text}"; it has {num_classes} classes, from 0; '
                 "--labels gives their names (if a path has a comma, separate path and class by a tab)"
             )
-    sources = [str(root / image) for image, _ in entries]
+    sources = [str(root / image) for image, _ in entries[:limit]]
     if missing := [source for source in sources if not Path(source).is_file()]:
         raise UsageError(f"--labels-file: {len(missing)} images of {file} are missing, such as {missing[0]}")
-    domain = Domain(file.stem, None, sources, np.array(labels, dtype=np.int64))
+    domain = Domain(file.stem, None, sources, np.array(labels[:limit], dtype=np.int64))
     how = " or ".join(sorted({"number" if label.isdecimal() else "class name" for _, label in entries}))
-    return Dataset(root, f"images listed in {file}", [domain], how, sorted(set(labels)), image_sizes(sources))
+    classes, layout = sorted(set(labels)), f"images listed in {file}"
+    variant = restricted_set([label for _, label in entries]) if len(classes) < num_classes else None
+    return Dataset(root, layout, [domain], how, classes, image_sizes(sources), restricted_to=variant)
 
 
 def _entries(file: Path) -> list[tuple[str, str]]:

@@ -91,7 +91,7 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
         assert torch.equal(model(preprocessing.normalise(pixels)), before)
 
 
-def test_an_own_order_of_classes_is_restricted_too_but_not_domains_with_others(
+def test_class_maps_and_lists_are_restricted_too_but_not_domains_with_others(
     variants: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = open_dataset(variants / "r", num_classes=1000)
@@ -99,6 +99,10 @@ def test_an_own_order_of_classes_is_restricted_too_but_not_domains_with_others(
     mapped = open_dataset(variants / "r", num_classes=1000, class_map=own)
     assert mapped.restricted_to == "ImageNet-R" and mapped.class_numbers == list(range(800, 1000))
     assert open_dataset(variants / "r", num_classes=200).restricted_to is None  # a head of just these classes
+    listed = tmp_path / "list.txt"
+    listed.write_text("".join(f"{name}/0.png {name}\n" for name in own))
+    few = open_dataset(variants / "r", num_classes=1000, labels_file=listed, limit=IMAGES)
+    assert few.restricted_to == "ImageNet-R" and few.class_numbers == dataset.class_numbers
     (tmp_path / "r").symlink_to(variants / "r")
     _link(variants / "image.png", tmp_path / "sketch", ["n01440764"])
     assert not caplog.messages and open_dataset(tmp_path, num_classes=1000).restricted_to is None
