@@ -119,10 +119,10 @@ def dirichlet_order(labels: np.ndarray, concentration: float, rng: np.random.Gen
     """Return an order, as positions (n,), with each class in bursts, drawn from a Dirichlet distribution over time.
 
     Time has as many slots as there are classes. Each class's images are divided among the slots by its own draw; within
-    a slot the classes follow one another. Small concentrations (0.01) make one burst per class, large ones a plain
-    shuffle.
+    a slot the classes follow one another. Small concentrations (0.01) make one burst per class, large ones a burst of
+    each class in each slot, all of about the same length.
 
-    Source: the temporally correlated streams of NOTE (Gong et al., NeurIPS 2022).
+    Source: the temporally correlated streams of NOTE (Gong et al., NeurIPS 2022), whose code also balances the slots.
     """
     classes = np.unique(labels)
     slots: list[list[np.ndarray]] = [[] for _ in classes]
