@@ -166,7 +166,7 @@ class Run:
     def _write_last_record(self) -> None:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
         self.summary.place = replace(self.summary.place)  # the session's own counts stay unchanged
-        self.summary.place.count(self._scribe.expected_rows())
+        self.summary.count_unsaved(self._scribe.expected_rows())
         self.summary.place.dropped = self.record.num_dropped
         self.record.write()
 

@@ -158,6 +158,7 @@ def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_
         adapt_tiny(source, folder, resume=True, interrupts=interrupts)
     record = record_of(folder)
     assert record["exit_reason"] == "SIGTERM" and record["counts"]["frames"] == len(rows_of(folder)) == 9
+    assert record["timing"]["images_per_s"] == pytest.approx(6 / record["timing"]["seconds"], rel=0.02)  # saved ones
     adapt_tiny(source, folder, resume=True)
     assert (folder / PREDICTIONS).read_bytes() == (tmp_path / "run" / PREDICTIONS).read_bytes()
     assert record_of(folder)["counts"] == record_of(tmp_path / "run")["counts"]
