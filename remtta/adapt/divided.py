@@ -19,6 +19,7 @@ from torch import nn
 from remtta.adapt.planning import Setup
 from remtta.adapt.site import Site, SiteSummary, StreamReport
 from remtta.adapt.together import Together
+from remtta.engines.cluster import on_ray
 from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import WorkersDied, in_processes
 from remtta.errors import OutputError, RemttaError, UsageError
@@ -124,8 +125,6 @@ class Divided(Site):
 
     def _worker_results(self) -> Generator[tuple[int, dict[str, RunSummary]]]:
         if self._engine == "ray":
-            from remtta.engines.cluster import on_ray
-
             return on_ray(_adapt, self._common, self._shares, interrupts=self._interrupts, gpus=self._gpus)
         return in_processes(_adapt, self._common, self._shares, jobs=len(self._shares), interrupts=self._interrupts)
 

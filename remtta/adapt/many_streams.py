@@ -12,6 +12,7 @@ from remtta.adapt.divided import Divided
 from remtta.adapt.planning import Setup
 from remtta.adapt.site import Site, SiteSummary
 from remtta.adapt.together import Together
+from remtta.engines.cluster import connected
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.options.run_options import Engine
@@ -65,6 +66,8 @@ def adapt_streams(
     setup, interrupts = setup or Setup(), interrupts or Interrupts()
     if not streams:
         raise UsageError("there are no streams to adapt to")
+    if engine == "ray":
+        connected()  # before a folder is touched
     with contextlib.ExitStack() as during:
         folder = during.enter_context(run_folder(output))
         check_site(folder, streams, overwrite=setup.options.overwrite, resume=setup.options.resume)

@@ -16,6 +16,7 @@ from remtta.corruptions.choices import CorruptOptions
 from remtta.corruptions.source_images import SourceImage, find_images
 from remtta.corruptions.tree_record import claim, finish
 from remtta.corruptions.worker import Outcome, corrupt_file
+from remtta.engines.cluster import connected, on_ray
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import in_processes
 from remtta.errors import StreamError, counted
@@ -88,6 +89,8 @@ def corrupt_tree(
     images = find_images(source, destination, options.limit)
     from remtta.corruptions import filters  # noqa: F401 - without OpenCV, nothing is to be touched
 
+    if options.engine == "ray":
+        connected()  # likewise
     contents = claim(destination, source, options)
     summary = TreeSummary(destination, len(images))
     started = time.monotonic()
@@ -133,8 +136,6 @@ def _outcomes(
     size = max(1, min(_LARGEST_CHUNK, len(images) // (_CHUNKS_PER_JOB * jobs)))
     chunks, shared = [images[start : start + size] for start in range(0, len(images), size)], (destination, options)
     if options.engine == "ray":
-        from remtta.engines.cluster import on_ray
-
         done = on_ray(_corrupt_files, shared, chunks, interrupts=interrupts)
     else:
         done = in_processes(_corrupt_files, shared, chunks, jobs=jobs, interrupts=interrupts)

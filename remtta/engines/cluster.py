@@ -11,10 +11,28 @@ from typing import Any
 
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import DIED, RETRIES, R, S, T, Work, WorkersDied
-from remtta.errors import needed
+from remtta.errors import RemttaError, first_line, needed
 
 _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
 _SECONDS_TO_END = 30.0  # after they are asked to stop
+
+
+def connected() -> Any:
+    """Return Ray, connected to the cluster at RAY_ADDRESS or to a local one; raise UsageError if Ray is missing,
+    RemttaError if there is no cluster.
+    """
+    ray = needed("ray", "cluster", "--engine ray")
+    if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS")
+        heeded = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            ray.init(log_to_driver=False, logging_level="error", address=address)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise RemttaError(f"Ray cannot connect to {address or 'a local cluster'}: {first_line(error)}") from error
+        if threading.current_thread() is threading.main_thread():
+            for signum, handler in heeded.items():  # Ray's own handlers would end the process at once
+                signal.signal(signum, handler)
+    return ray
 
 
 def on_ray(
@@ -26,13 +44,7 @@ def on_ray(
     Ray restarts tasks whose worker was lost. Otherwise as `in_processes`, except that a worker that ignores a request
     to stop is killed after half a minute.
     """
-    ray = needed("ray", "cluster", "--engine ray")
-    if not ray.is_initialized():
-        heeded = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-        ray.init(log_to_driver=False, logging_level="error", address=os.environ.get("RAY_ADDRESS"))
-        if threading.current_thread() is threading.main_thread():
-            for signum, handler in heeded.items():  # Ray's own handlers would end the process at once
-                signal.signal(signum, handler)
+    ray = connected()
     remote = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(_call)
     everything = ray.put(shared)
     waiting = {remote.remote(work, os.getcwd(), everything, task): position for position, task in enumerate(tasks)}

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.deltas.delta import Delta, check_base
+from remtta.engines.cluster import connected, on_ray
 from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes
 from remtta.errors import RemttaError, UsageError, counted, first_line
@@ -154,6 +155,8 @@ class _Evaluation:
     def execute(self, source_data: str | Path | None = None) -> dict[str, Any]:
         folder, options = self._folder, self._plan.options
         self._plan.check_methods()
+        if options.engine == "ray":
+            connected()  # before an earlier evaluation is touched
         lock = FolderLock(folder)
         remove_leftovers(folder, (RESULTS, TABLE, PROGRESS))
         for name, pattern in _KEPT_IN.items():
@@ -245,8 +248,6 @@ class _Evaluation:
         options, gpus = self._plan.options, int(self._plan.card.device.type == "cuda")
         shared: _Shared = self._packed, self._plan.learned, torch.get_num_threads()
         if options.engine == "ray":
-            from remtta.engines.cluster import on_ray
-
             return on_ray(_run_task, shared, tasks, interrupts=self._interrupts, gpus=gpus)
         serial = options.engine == "serial"  # it continues what workers began
         jobs = 1 if serial else options.jobs or gpus or num_cores()  # on a GPU, one unless more are requested

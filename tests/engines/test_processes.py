@@ -7,14 +7,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from remtta.corruptions.choices import CorruptOptions
+from remtta.corruptions.tree import corrupt_tree
 from remtta.engines.cluster import on_ray
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import DIED, RETRIES, in_processes
-from remtta.errors import RemttaError, UsageError
-from tests.conftest import happens, meanwhile
+from remtta.errors import RemttaError
+from remtta.evaluation import evaluate
+from remtta.options import EvalOptions
+from tests.conftest import draw_image, happens, meanwhile, raising, tiny_vit
+from tests.evaluation.trees import open_tree, write_tree
 
 
 def square(died: Path, number: int, stopped: Callable[[], int]) -> int:
@@ -80,10 +86,21 @@ def test_tasks_that_every_worker_dies_of_end_it_with_advice_once_the_others_are_
     assert (tmp_path / "long").read_text() == "begun\n"
 
 
-def test_without_ray_the_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UsageError, match=r"pip install \"remtta\[cluster\]\""):
-        next(on_ray(square, Path(), [0], interrupts=Interrupts()))
+def test_without_ray_or_its_cluster_a_line_says_so_and_nothing_is_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, made, tree = tmp_path / "a.png", tmp_path / "made", open_tree(write_tree(tmp_path / "c", ["fog"]))
+    draw_image(0).save(source)
+    corrupt_tree(source, made, CorruptOptions(corruptions=("fog",)))
+    unreachable = SimpleNamespace(is_initialized=bool, init=raising(ConnectionError("timed out")))
+    lines = (None, r'pip install "remtta\[cluster\]"'), (unreachable, "Ray cannot connect to .*: timed out")
+    for ray, line in lines:
+        monkeypatch.setitem(sys.modules, "ray", ray)
+        with pytest.raises(RemttaError, match=line):
+            corrupt_tree(source, made, CorruptOptions(corruptions=("fog",), engine="ray", overwrite=True))
+        with pytest.raises(RemttaError, match=line):
+            evaluate(tiny_vit(), tree, tmp_path / "run", methods=["source"], options=EvalOptions(engine="ray"))
+    assert len(list(made.rglob("*.png"))) == 1 and not (tmp_path / "run").exists()
 
 
 _SENDS = """
