@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from safetensors import SafetensorError
 
-from remtta.errors import OutputError, UsageError
+from remtta.errors import OutputError, UsageError, needed
 from remtta.export.adapted import AdaptedModel
 from remtta.export.onnx_models import FILE, write_onnx
 from remtta.export.peft_adapters import write_peft
@@ -22,6 +22,7 @@ Format = Literal["onnx", "peft", "timm"]
 
 _Write = Callable[[AdaptedModel, Path], None]
 _WRITERS: Mapping[Format, _Write] = {"onnx": write_onnx, "peft": write_peft, "timm": write_timm}
+_PACKAGES: Mapping[Format, Sequence[str]] = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "peft": ("peft",)}
 _MAIN: Mapping[Format, str] = {"onnx": FILE, "peft": "adapter_config.json", "timm": "config.json"}
 
 
@@ -31,6 +32,8 @@ def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool
     folder, or the format cannot hold the model; OutputError if a file cannot be written; RemttaError if the export
     fails, or its logits differ from the model's.
     """
+    for package in _PACKAGES.get(form, ()):
+        needed(package, "export", "an export")
     check_can_hold(output, "the folder of an export", "--output")
     if not overwrite and (output / _MAIN[form]).exists():  # before the work; any other file is noticed after it
         raise UsageError(f"{output / _MAIN[form]} exists; choose another --output or add --overwrite")

@@ -52,7 +52,6 @@ def _runner(content: bytes) -> Any:
 
 
 def _exported(adapted: AdaptedModel) -> Any:
-    needed("onnxscript", "export", "an export")
     # Of other kernels, torch cannot export those with a bias.
     with warnings.catch_warnings(action="ignore"), sdpa_kernel(SDPBackend.MATH):
         try:

@@ -171,8 +171,9 @@ def test_what_is_there_stays_and_what_is_missing_is_reported(
     assert "exists; choose another --output" in refusal_of(capfd, "export", delta, "-f", "onnx", *options)[1]
     for package in ("onnx", "peft"):
         monkeypatch.setitem(sys.modules, package, None)
-        code, told = refusal_of(capfd, "export", delta, "-f", package, "--overwrite", *options)
+        code, told = refusal_of(capfd, "export", delta, "-f", package, *options, "-o", tmp_path / "new")
         assert code == 2 and f'{package}, which is not installed: pip install "remtta[export]"' in told
+    assert not (tmp_path / "new").exists()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.onnx"]
     assert (tmp_path / "out" / "model.onnx").read_bytes() == before
 
