@@ -126,6 +126,7 @@ def check_base(delta: Delta, base_sha256: str) -> None:
     if delta.base_sha256 != base_sha256:
         named = "weights" if delta.model == UNKNOWN else f"{delta.model} checkpoint"
         same = "class names and templates" if is_zero_shot(delta.model) else "input size and model arguments"
+        same = f"text embeddings, {same}" if delta.model_options.get("text_embeddings") else same
         raise DeltaError(
             f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is "
             f"{base_sha256[:12]}...); load the {named} it was adapted from, with the same {same}"

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from remtta.deltas.base_model import base_options
-from remtta.deltas.delta import Delta, apply_delta, load_delta
-from remtta.errors import CheckpointError, ModelError, UsageError
+from remtta.deltas.delta import Delta, apply_delta, check_base, load_delta
+from remtta.errors import CheckpointError, DeltaError, ModelError, UsageError
 from remtta.export import formats
 from remtta.export.adapted import AdaptedModel
 from remtta.methods.method import build_method
@@ -87,6 +87,8 @@ def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(
         base_options(delta, given)
     wanted = base_options(delta, replace(given, text_embeddings=place / "texts.safetensors"))
     assert state_sha256(load(wanted)) == delta.base_sha256
+    with pytest.raises(DeltaError, match="with the same text embeddings, input size and model arguments"):
+        check_base(delta, "of other embeddings")
     frames, run = draw_folder(tmp_path / "frames", range(4)), tmp_path / "run"
     options = ["--model", "test_vit", "--checkpoint", checkpoint, "--model-kwargs", "num_classes=64", "depth=2"]
     options += ["--text-embeddings", str(place / "texts.safetensors"), "--quiet"]
