@@ -33,7 +33,7 @@ app = FastAPI(lifespan=served)
 @app.post("/predict")
 def predict(images: list[UploadFile], request: Request) -> list[dict[str, int | float]]:
     try:
-        pictures = [ImageOps.exif_transpose(Image.open(image.file)).convert("RGB") for image in images]
+        pictures = [ImageOps.exif_transpose(Image.open(image.file)) for image in images]
     except Exception as error:  # Pillow raises many types on damaged data
         raise HTTPException(422, f"no image: {error}") from error
     best = request.app.state.adapter(pictures).max(-1)  # predicts, then learns

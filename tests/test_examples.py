@@ -231,9 +231,13 @@ def test_a_service_learns_from_requests_and_continues_where_it_was(
     client = pytest.importorskip("fastapi.testclient")
     monkeypatch.chdir(tmp_path)
     service = example("serve", monkeypatch, checkpoint)
-    sent = [("images", path.read_bytes()) for path in sorted(frames.iterdir())[:8]]
+    Image.new("RGBA", (40, 36)).save("clear.png")
+    Image.new("RGB", (40, 36), "white").save("white.png")
+    paths = [*sorted(frames.iterdir())[:6], Path("clear.png"), Path("white.png")]
+    sent = [("images", path.read_bytes()) for path in paths]
     with client.TestClient(service.app) as http:
         rows = http.post("/predict", files=sent).json()
+        assert rows[6] == pytest.approx(rows[7])  # as everywhere, transparent pixels are white
         assert len(rows) == 8 and all(row.keys() == {"class", "prob"} for row in rows)
         refused = http.post("/predict", files=[("images", b"nothing")])
         assert refused.status_code == 422 and "no image: cannot identify" in refused.json()["detail"]
