@@ -100,14 +100,10 @@ def whole_text(support: Support) -> str:
 
 
 def rem_lines(masks: Sequence[str], adapts: str, weights: int) -> list[str]:
-    """Return lines on how REM masks a model, its default first, and which norms it adapts."""
-    lines = []
-    if masks:
-        default, *others = masks
-        lines.append(f"REM masks by: {', '.join([f'{default} (default)', *others, 'random'])}")
-    if weights:
-        lines.append(f"remtta adapts the norms of: {adapts}, {weights:,} weights")
-    return lines
+    """Return lines on how REM masks a model, its default first, and which norms it adapts, if there are any."""
+    ways = [f"{masks[0]} (default)", *masks[1:], "random"] if masks else ["random"]
+    lines = [f"REM masks by: {', '.join(ways)}", f"remtta adapts the norms of: {adapts}, {weights:,} weights"]
+    return lines if weights else []
 
 
 def _filled(text: str) -> str:

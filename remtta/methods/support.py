@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import get_args
+from typing import Any, get_args
 
 import timm
 import torch
@@ -58,13 +58,21 @@ def kinds() -> dict[str, str]:
 
 
 def support_of(model: str, kind: str | None = None) -> Support:
-    """Return what remtta supports on a timm model, without allocating its weights."""
-    with torch.device("meta"):
-        module = timm.create_model(model, pretrained=False)
+    """Return what remtta supports on a timm model, without allocating its weights if it is of a family."""
+    module, has_head = _built(model, "meta")
+    if not isinstance(module, tuple(FAMILIES)):  # only values show which patches can be masked
+        module, has_head = _built(model, "cpu")
+    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, METHOD_TABLE))
+
+
+def _built(model: str, device: str) -> tuple[nn.Module, bool]:
+    """Return a timm model with random weights and a head, and whether the head is timm's."""
+    with torch.device(device):
+        module: Any = timm.create_model(model, pretrained=False)
         has_head = bool(module.num_classes)
         if not has_head:
             module.reset_classifier(_CLASSES)
-    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, METHOD_TABLE))
+    return module, has_head
 
 
 def support_in(

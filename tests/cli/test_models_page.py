@@ -80,9 +80,13 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
     assert "remtta adapts the norms of: blocks 0-8 of 12, " in told
     assert "not foa: FOA changes the number of tokens" in told
     assert "not watt, rem-watt, clipartt, tpt: the method is for zero-shot models" in told
-    assert remtta_here("models", "mixer_s32_224") == 0
-    told = " ".join(capfd.readouterr().out.split())
-    assert "remtta adapts the norms of: blocks 0-5 of 8, " in told and "tent, tent-come, eta" in told
+    for name, how in (
+        ("test_vit_relpos", "random remtta adapts the norms of: blocks 0-5 of 9, "),
+        ("cait_xxs24_224", "features (default), random remtta adapts the norms of: blocks 0-17 of 24, "),
+    ):
+        assert remtta_here("models", name) == 0
+        told = " ".join(capfd.readouterr().out.split())
+        assert f"REM masks by: {how}" in told and "tent, tent-come, eta" in told
     assert remtta_here("models", "test_vit.r160_in1k", "--json") == 0
     (found,) = json.loads(capfd.readouterr().out)
     assert found["model"] == "test_vit" and list(found["refused"]) == ["norm", *ZERO_SHOT]
