@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import timm
-from timm.models import save_for_hf
+from timm.models._hub import save_config_for_hf  # its public save_for_hf refuses weights that layers share
 
+from remtta.deltas.delta import save_weights
 from remtta.errors import RemttaError, UsageError
 from remtta.export.adapted import AdaptedModel
 from remtta.models.card import card_of
@@ -31,7 +32,8 @@ def write_timm(adapted: AdaptedModel, folder: Path) -> None:
     try:
         labels = {"label_names": list(adapted.card.labels)} if adapted.card.labels else {}
         facts = {name: value for name, value in adapted.facts.items() if name not in ("labels", "preprocessing")}
-        save_for_hf(model, str(folder), model_config={**labels, "remtta": facts}, safe_serialization=True)
+        save_config_for_hf(model, str(folder / "config.json"), model_config={**labels, "remtta": facts})
+        save_weights(folder / "model.safetensors", model)
     finally:
         model.pretrained_cfg = own
     name = f"local-dir:{folder}"

@@ -26,6 +26,7 @@ from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.export import formats
 from remtta.export.adapted import AdaptedModel
 from remtta.export.onnx_models import write_onnx
+from remtta.export.timm_folders import write_timm
 from remtta.files import check_not_input
 from remtta.models.card import card_of, labels_of
 from remtta.models.hashing import state_sha256
@@ -145,6 +146,14 @@ def test_timm_and_remtta_load_the_folder(place: Path) -> None:
     assert state_sha256(model) == expected and labels_of(model) == LABELS
     assert str(place) not in (place / "1_timm" / "config.json").read_text()
     assert len({path.stat().st_mode for path in (place / "1_timm").iterdir() if path.name[0] != "."}) == 1
+
+
+@EXTERNAL
+def test_weights_that_layers_share_go_to_a_timm_folder(place: Path, tmp_path: Path) -> None:
+    model: Any = tiny_vit()
+    model.blocks[0].norm1 = model.blocks[0].norm2
+    write_timm(AdaptedModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path)
+    assert state_sha256(timm.create_model(f"local-dir:{tmp_path}", pretrained=True)) == state_sha256(model)
 
 
 def test_an_export_that_is_killed_half_way_leaves_nothing_that_looks_whole(place: Path, tmp_path: Path) -> None:
