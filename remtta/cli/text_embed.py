@@ -22,7 +22,7 @@ def text_embed(
 
       remtta text-embed --model clip:ViT-B-16/openai --labels names.txt --prompts openai80 --output names.safetensors
 
-      remtta adapt ./frames --model vit_base_patch16_clip_224.openai --text-embeddings names.safetensors
+      remtta adapt frames -m vit_base_patch16_clip_quickgelu_224.openai --crop-pct 1 --text-embeddings names.safetensors
     """
     with running.command():
         from remtta.models.prompts import is_zero_shot

@@ -1,13 +1,16 @@
 """Class embeddings in a file, for timm image towers."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import open_clip
 import pytest
 import timm
 import torch
 from safetensors.torch import load_file, save_file
+from timm.layers import QuickGELU
 from torch.nn import functional as F
 
 from remtta.deltas.base_model import base_options
@@ -25,6 +28,7 @@ from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, random_images
 from tests.models.tiny_clip import NAMES, tiny_clip
 
+PAGE = Path(__file__).parent.parent.parent / "docs" / "clip.md"
 TRUNK = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "none", "image_size": 160}
 KWARGS: dict[str, dict[str, Any]] = {"pooled": {"num_classes": 0}, "projected": {"num_classes": 64, "depth": 2}}
 
@@ -135,3 +139,11 @@ def test_what_does_not_fit_is_refused_in_a_line(place: Path, tmp_path: Path, cap
         load_model(f"clip:{place / 'clip'}", text_embeddings=texts)
     code, line = refusal_of(capfd, "text-embed", "--model", "test_vit", "--output", str(tmp_path / "o.safetensors"))
     assert code == 2 and "test_vit has no text tower" in line
+
+
+def test_the_shown_image_tower_has_the_activation_of_its_weights() -> None:
+    shown = re.findall(r"text-embed --model clip:(\S+)/(\S+) .*\n.* --model (\S+) --crop-pct 1 ", PAGE.read_text())
+    ((name, weights, tower_name),) = shown
+    with torch.device("meta"):
+        activation: Any = timm.create_model(tower_name).blocks[0].mlp.act
+    assert open_clip.get_pretrained_cfg(name, weights)["quick_gelu"] == isinstance(activation, QuickGELU)
