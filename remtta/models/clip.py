@@ -37,13 +37,15 @@ def load_zero_shot(
 
     The name is "clip:NAME/PRETRAINED" in open_clip's terms, "clip:NAME" with a checkpoint of the whole open_clip model,
     "clip:FOLDER" of an open_clip folder, or "clip:hf-hub:..."; without labels, the classes are ImageNet's 1,000. Raise
-    UsageError if the model is unknown, or open_clip is not installed; ModelError if its image tower has no equivalent
-    in timm; DownloadError if it cannot be downloaded; CheckpointError if the checkpoint is unreadable, unsafe or does
-    not fit.
+    UsageError if the model is unknown, a label is blank, or open_clip is not installed; ModelError if its image tower
+    has no equivalent in timm; DownloadError if it cannot be downloaded; CheckpointError if the checkpoint is
+    unreadable, unsafe or does not fit.
     """
     with _quiet():
         open_clip = needed("open_clip", "clip", CLIP)
     checkpoint, prompts = given.checkpoint, given.prompts
+    if blank := [number for number, label in enumerate(labels or ()) if not label.strip()]:
+        raise UsageError(f"--labels: class {blank[0]} has a blank line instead of a name; remove it")
     wanted, tag = _parsed(name, open_clip, checkpoint is not None)
     templates = templates_of(prompts or DEFAULT_PROMPTS)
     model, tokenizer = _built(name, wanted, tag, open_clip, checkpoint is not None, given.input_size)

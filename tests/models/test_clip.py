@@ -151,11 +151,12 @@ def test_invalid_zero_shot_models_are_refused_in_one_line(tmp_path: Path) -> Non
         (name, {"prompts": "none"}, 'unknown prompts "none"; choose single, openai7, openai80, watt'),
         (name, {"prompts": str(tmp_path / "bad.txt")}, 'needs one {} for the class\'s name, got "no place"'),
         (coca, {}, "as CoCa does"),
+        (name, {"labels": ["cat", " ", "dog"]}, "class 1 has a blank line instead of a name"),
         ("vit_tiny_patch16_224", {"prompts": "watt"}, "are for zero-shot models"),
     ]
     for model, given, message in refused:
         with pytest.raises(UsageError) as caught:
-            load_model(model, labels=NAMES, **given)
+            load_model(model, **{"labels": NAMES, **given})
         assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
