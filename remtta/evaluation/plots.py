@@ -144,7 +144,7 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any
         numbers, images, confidence, accuracy = together.reliability()
         places = (numbers + 0.5) / ECE_BINS
         _plain(axes).plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
-        axes.bar(places, accuracy, 2 * _HALF_BAR, color=colours[name], alpha=0.85)
+        axes.bar(places, accuracy, 2 * _HALF_BAR, color=colours[name], alpha=0.5)  # lines show on black
         axes.hlines(confidence, places - _HALF_BAR, places + _HALF_BAR, "#222222", lw=1)
         for place, count in zip(places, images, strict=True):
             axes.text(place, 1.03, _count(count), rotation=90, fontsize=6, ha="center", va="bottom")
