@@ -89,7 +89,7 @@ def open_dataset(
     if restricted is None and any(restricted_set(list(own)) for _, _, own in chosen):
         _log.warning("ImageNet-R or -A is restricted to its 200 classes only without other domains (--domains)")
     found = [tree_domain(*each, mapping.numbers, image_list and image_list[:limit]) for each in chosen]
-    if limit is not None:
+    if limit is not None and image_list is None:
         found = limited(found, limit)
     if len({len(domain.sources) for domain in found}) > 1:
         counts = ", ".join(f"{domain.title} {len(domain.sources)}" for domain in found)
