@@ -23,7 +23,7 @@ def connected() -> Any:
     """
     ray = needed("ray", "cluster", "--engine ray")
     if not ray.is_initialized():
-        address = os.environ.get("RAY_ADDRESS")
+        address = os.environ.get("RAY_ADDRESS") or None
         heeded = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
         try:
             ray.init(log_to_driver=False, logging_level="error", address=address)
