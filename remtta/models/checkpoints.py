@@ -31,7 +31,7 @@ _log = logging.getLogger("remtta")
 
 _NESTED = ("state_dict", "model", "model_state_dict")
 _NESTED_EMA = ("state_dict_ema", "model_ema")
-_WRAPPERS = ("module.", "_orig_mod.", "model.")
+_AVERAGED = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel
 _TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickle of older versions
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 _COUNTER = ".num_batches_tracked"  # of batch norms; unused where statistics are fixed
@@ -171,14 +171,14 @@ def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
 
 
 def without_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return a state without the prefixes that DataParallel, torch.compile and Lightning put before every name."""
+    """Return a state without what DataParallel, torch.compile, averaging and Lightning put before every name."""
     known = model.state_dict().keys()
-    stripped = dict(state)
+    stripped = {name: tensor for name, tensor in state.items() if name != _AVERAGED}
     while not stripped.keys() & known:
-        prefix = next((p for p in _WRAPPERS if all(name.startswith(p) for name in stripped)), None)
-        if prefix is None:
+        parts = [name.partition(".") for name in stripped]
+        if len({first for first, _, _ in parts}) != 1 or not all(rest for _, _, rest in parts):
             break
-        stripped = {name.removeprefix(prefix): tensor for name, tensor in stripped.items()}
+        stripped = {rest: stripped[first + dot + rest] for first, dot, rest in parts}
     return stripped
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from timm.models.eva import checkpoint_filter_fn as eva_filter
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from remtta.errors import CheckpointError, UsageError
 from remtta.models.checkpoints import checkpoint_dtypes, load_checkpoint
@@ -59,9 +60,10 @@ def _refusal(path: Path, **changes: Any) -> str:
         lambda state: {"model": state, "lr_scheduler": {"last_lr": [0.1]}},
         lambda state: {f"_orig_mod.{name}": tensor for name, tensor in state.items()},
         lambda state: {"state_dict": {f"_orig_mod.module.{name}": tensor for name, tensor in state.items()}},
-        lambda state: {"state_dict": {f"model.{name}": tensor for name, tensor in state.items()}},
+        lambda state: {"state_dict": {f"net.{name}": tensor for name, tensor in state.items()}},
+        lambda state: AveragedModel(_vit()).state_dict(),
     ],
-    ids=["bare", "state_dict", "model", "_orig_mod.", "both prefixes", "lightning"],
+    ids=["bare", "state_dict", "model", "_orig_mod.", "both prefixes", "lightning", "averaged"],
 )
 def test_weights_are_found_however_they_were_saved(wrap: Callable[[State], object], tmp_path: Path) -> None:
     state = _state()
