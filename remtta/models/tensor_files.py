@@ -23,8 +23,10 @@ UNREADABLE = (SafetensorError, OSError, ValueError)
 """Exceptions raised on reading a file that is damaged or not a safetensors file."""
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str], *, checksum: bool = True) -> str:
-    """Write tensors and their header atomically; return the file's SHA-256.
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str], *, checksum: bool = True
+) -> None:
+    """Write tensors and their header atomically.
 
     `read_tensors` verifies the checksum added to the header. Without it, a header of one entry gives the same bytes
     each time; safetensors writes several entries in arbitrary order. Raise OutputError if the file cannot be written.
@@ -35,7 +37,6 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str,
     # safetensors' own save_file makes files that only their owner can read.
     content = save({name: tensor.contiguous() for name, tensor in tensors.items()}, metadata=whole)
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
-    return hashlib.sha256(content).hexdigest()
 
 
 def read_tensors(path: str | Path, framework: Literal["pt", "np"] = "pt") -> tuple[dict[str, str], dict[str, Any]]:
