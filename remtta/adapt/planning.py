@@ -103,7 +103,7 @@ def set_up(
         learned = None
         if source_data is not None and built.objective.needs_source:
             learned = learn_from_source(built, source_data, name=method, wait=wait)
-        guard = guarded(built, options.guard, config)
+        guard = guarded(built, options.guard)
         estimator = _estimator(built, card, setup, earlier, wait)
         if options.max_memory is not None and config.micro_batch is None:
             config = _within_memory(built, card, config, options, earlier)

@@ -110,7 +110,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     config = method_config(subject, settings, batch_size=options.batch_size)
     method = build_method(subject, model, config)
     preset = METHOD_TABLE[subject].preset
-    guard = guarded(method, GuardOptions(preset.action, preset.answer), config)
+    guard = guarded(method, GuardOptions(preset.action, preset.answer))
     observed = ObservedMethod(method, [guard] if guard else [])
     fit = torch.ones(len(images), dtype=torch.bool)
 

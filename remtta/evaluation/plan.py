@@ -98,9 +98,9 @@ class EvalPlan:
             method.reset()
 
     def _with_additions(self, name: str, method: Method) -> ObservedMethod:
-        wanted, config = self.options.guard, self.methods[name]
+        wanted = self.options.guard
         options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
-        guard = guarded(method, options, config)
+        guard = guarded(method, options)
         added = is_guarded(name) and METHOD_TABLE[method_of(name)].preset.action == "off"
         if added and (guard is None or guard.options.action == "off"):
             raise UsageError(f"{method_of(name)} changes no weights that a guard could restore; leave +guard out")

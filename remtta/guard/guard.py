@@ -12,19 +12,19 @@ from torch import Tensor
 from remtta.guard.judge import NOT_FINITE, Judge
 from remtta.guard.observer import Answers, Observer
 from remtta.methods.method import Method
-from remtta.methods.settings import MethodConfig
 from remtta.methods.source import CentredSource, Source
 from remtta.options import GuardOptions
 
 _LOOKED = "looked"
 
 
-def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) -> Guard | None:
+def guarded(method: Method, options: GuardOptions | None) -> Guard | None:
     """Return a guard for a method, or None if it would have nothing to do; see `Guard`.
 
     Harm can only be undone for a method with lasting changes to the weights; predictions can be mixed for any method
     whose predictions differ from the source model's.
     """
+    config = method.objective.config
     forgets = config.episodic and config.answer is None  # and predicts before it learns
     same = isinstance(method.objective, CentredSource) and not method.net.batch_norms.mixes  # as the source, centred
     if options is None or type(method.objective) is Source or forgets or same:
@@ -34,7 +34,7 @@ def guarded(method: Method, options: GuardOptions | None, config: MethodConfig) 
         options = replace(options, action="off")
     if (options.action, options.answer) == ("off", "adapted"):
         return None
-    return Guard(method, options, sparing=config.adapt_every > 1)
+    return Guard(method, options)
 
 
 class Guard(Observer):
@@ -43,12 +43,11 @@ class Guard(Observer):
     A window of the last frames shows how the adapted predictions compare with the source's. Predictions are weighted
     accordingly, or left to the source model while adaptation is in doubt. If the adapted model is far behind, or in
     doubt for long, the source weights are restored, with a fresh optimizer and a lower learning rate. After too many
-    such alarms adaptation ends, and the source model predicts.
+    such alarms adaptation ends, and the source model predicts. With `adapt_every`, images that are not learned from
+    take a single forward pass, with interpolated weights if both models contribute.
 
     Args:
         method: The method; it must use gradient descent unless the guard's action is "off".
-        sparing: Whether images that are not learned from take a single forward pass, with interpolated weights if both
-            models contribute.
 
     Attributes:
         watches: Whether it does more than choose predictions.
@@ -58,10 +57,10 @@ class Guard(Observer):
 
     prefix = "guard."
 
-    def __init__(self, method: Method, options: GuardOptions, *, sparing: bool = False) -> None:
+    def __init__(self, method: Method, options: GuardOptions) -> None:
         self.method = method
-        one_pass = sparing and method.norms_only and method.adapted_names and not method.net.batch_norms.mixes
-        self._one_pass = bool(one_pass)
+        changes = method.norms_only and bool(method.adapted_names) and not method.net.batch_norms.mixes
+        self._one_pass = method.objective.config.adapt_every > 1 and changes
         self.options = options.filled()
         self.watches = self.options.action != "off"
         self.shifts = self.options.answer == "both" and not method.net.backbone.batch_norms

@@ -51,7 +51,7 @@ def test_what_is_only_predicted_takes_one_forward_pass(name: str, monkeypatch: p
     method = build_method(name, tiny_vit(), config)
     images = random_images(4)
     method(images)
-    guard = Guard(method, GuardOptions(answer="both"), sparing=True)
+    guard = Guard(method, GuardOptions(answer="both"))
     adapted = method.delta()
     halves = {name: delta / 2 for name, delta in adapted.items()}
     monkeypatch.setattr(method.net.weights, "at_source", None)
@@ -65,7 +65,7 @@ def test_what_is_only_predicted_takes_one_forward_pass(name: str, monkeypatch: p
 
 def test_centring_follows_images_that_are_only_predicted() -> None:
     method = build_method("tent", tiny_vit(), dataclasses.replace(CONFIG, centre=True))
-    observed = ObservedMethod(method, [Guard(method, GuardOptions(answer="both"), sparing=True)])
+    observed = ObservedMethod(method, [Guard(method, GuardOptions(answer="both"))])
     observed.predict(random_images(20))
     before, images = method.net.source_centre.offset, random_images(20, 2) + 1
     logits = observed.predict(images, left_out=True).logits

@@ -17,11 +17,9 @@ from remtta.guard.guard import Guard, guarded
 from remtta.guard.judge import Judge, describe
 from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import shifted
-from remtta.methods.lame import LAMEConfig
 from remtta.methods.method import build_method
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names
-from remtta.methods.source import SourceConfig
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions
 from remtta.runs.summary import RunSummary
@@ -105,7 +103,7 @@ def test_a_mixture_is_that_of_the_probabilities() -> None:
 def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
     config = dataclasses.replace(METHOD_TABLE[name].config(), **settings)
     options = GuardOptions(action=action, answer=answer, least=4, renewed=1)  # type: ignore[arg-type]
-    guard = guarded(build_method(name, tiny_vit(), config), options, config)
+    guard = guarded(build_method(name, tiny_vit(), config), options)
     assert guard is not None
     return guard
 
@@ -131,16 +129,16 @@ def test_both_models_answer_for_any_method_and_change_no_update(name: str) -> No
 
 def test_there_is_nothing_to_guard_where_nothing_is_asked_for() -> None:
     for answer in ("adapted", "both"):
-        assert guarded(build_method("source", tiny_vit()), GuardOptions(answer=answer), SourceConfig()) is None
+        assert guarded(build_method("source", tiny_vit()), GuardOptions(answer=answer)) is None
     episodic = REMConfig(episodic=True)
-    assert guarded(build_method("rem", tiny_vit(), episodic), GuardOptions(), episodic) is None
+    assert guarded(build_method("rem", tiny_vit(), episodic), GuardOptions()) is None
     lame = build_method("lame", tiny_vit())
-    assert guarded(lame, GuardOptions(), LAMEConfig()) is None
-    mixed = guarded(lame, GuardOptions(answer="both"), LAMEConfig())
+    assert guarded(lame, GuardOptions()) is None
+    mixed = guarded(lame, GuardOptions(answer="both"))
     assert mixed is not None and mixed.options.action == "off"
-    assert guarded(build_method("tent", tiny_vit()), GuardOptions(action="off"), TentConfig()) is None
+    assert guarded(build_method("tent", tiny_vit()), GuardOptions(action="off")) is None
     fast = build_method("fast", tiny_vit())  # without batch norms its weights and statistics are the source's
-    assert guarded(fast, GuardOptions(action="off", answer="both"), fast.objective.config) is None
+    assert guarded(fast, GuardOptions(action="off", answer="both")) is None
 
 
 def test_frames_that_are_not_learned_from_are_answered_alike() -> None:
@@ -173,7 +171,7 @@ def test_the_source_model_sees_shifted_images_only_if_both_models_answer() -> No
     answers = ObservedMethod(retired.method, [retired]).predict(images)
     torch.testing.assert_close(answers.logits, source(images), rtol=0, atol=1e-5)  # alone, it answers as deployed
     convolutional = build_method("tent", timm.create_model("test_efficientnet", num_classes=5), TentConfig())
-    guard = guarded(convolutional, GuardOptions("off", "both"), TentConfig())
+    guard = guarded(convolutional, GuardOptions("off", "both"))
     assert guard is not None and not guard.shifts
 
 
