@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -40,38 +40,6 @@ _FLOOR = 1e-9  # minimum probability
 
 
 @dataclass(frozen=True)
-class _Repeats:
-    """Recent shares of predictions equal to those one and two frames before."""
-
-    once: float = 0.0
-    twice: float = 0.0
-    doubt: float = 0.0  # recent mean of 1 - sum p^2
-    last: int = -1  # the last prediction; -1: none
-    before: int = -1  # the one before
-
-    def updated(self, probs: np.ndarray, newest: float) -> _Repeats:
-        """Return an update with one more frame's probabilities (C,), weighted by `newest`."""
-        prediction, kept = int(probs.argmax()), 1 - newest
-        return _Repeats(
-            once=kept * self.once + newest * (prediction == self.last),
-            twice=kept * self.twice + newest * (prediction == self.before),
-            doubt=kept * self.doubt + newest * (1 - float(probs @ probs)),
-            last=prediction,
-            before=self.last,
-        )
-
-    @property
-    def persistence(self) -> float:
-        """Probability that the next frame shows the same class."""
-        return min(self.twice / self.once, _MAX_STAYS) ** 2 if self.once > 0 else 0.0
-
-    @property
-    def independence(self) -> float:
-        """Independence of successive frames: 1 for different images, near 0 for nearly equal ones."""
-        return min((1 - self.once) / self.doubt, 1.0) ** 2 if self.doubt > 0 else 1.0
-
-
-@dataclass(frozen=True)
 class FilterState:
     """The state of the filter after the frames so far."""
 
@@ -81,7 +49,10 @@ class FilterState:
     previous: np.ndarray  # the last frame's probabilities, shape (C,)
     evidence: float = 0.0  # evidence for order, in nats
     frames: int = 0  # number of frames
-    repeats: _Repeats = _Repeats()  # rates of repeated predictions
+    once: float = 0.0  # recent share of predictions equal to that of the frame before
+    twice: float = 0.0  # of those equal to that of two frames before
+    doubt: float = 0.0  # recent mean of 1 - sum p^2
+    before: int = -1  # prediction for the frame before the last one; -1: none
 
     @classmethod
     def initial(cls, num_classes: int) -> FilterState:
@@ -94,6 +65,11 @@ class FilterState:
         """True if frames come in order."""
         return self.evidence > _ENOUGH
 
+    @property
+    def last(self) -> int:
+        """Prediction for the last frame; -1 before the first."""
+        return int(self.previous.argmax()) if self.frames else -1
+
     def after(self, logits: Tensor) -> Iterator[FilterState]:
         """Yield the state after each of the next frames, with logits (B, C) on the CPU; NaNs do not count."""
         state_now = self
@@ -104,16 +80,15 @@ class FilterState:
     def state(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on."""
         vectors = torch.from_numpy(np.stack([self.usual, self.expected, self.belief, self.previous]))
-        numbers = [self.evidence, self.frames, *astuple(self.repeats)]
+        numbers = [self.evidence, self.frames, self.once, self.twice, self.doubt, self.last, self.before]
         return {"classes": vectors, "numbers": torch.tensor(numbers, dtype=torch.float64)}
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> FilterState:
         """Restore what `state` returned."""
         usual, expected, belief, previous = state["classes"].double().numpy()
-        evidence, frames, once, twice, doubt, last, before = state["numbers"].tolist()
-        repeats = _Repeats(once, twice, doubt, int(last), int(before))
-        return cls(usual, expected, belief, previous, evidence, int(frames), repeats)
+        evidence, frames, once, twice, doubt, _, before = state["numbers"].tolist()
+        return cls(usual, expected, belief, previous, evidence, int(frames), once, twice, doubt, int(before))
 
     def _step(self, probs: np.ndarray) -> FilterState:
         """Return the state after one more frame with predicted probabilities (C,), all above 0."""
@@ -122,10 +97,14 @@ class FilterState:
         # The square root is a compromise: it corrects a model that overpredicts a class, but believes a camera that
         # sees it often.
         prior = np.sqrt(self.usual) / np.sqrt(self.usual).sum()
-        change, independence = np.abs(probs - self.previous).sum() / 2, self.repeats.independence
-        stays = self.repeats.persistence * (1 - (1 - independence) * change)
+        change = np.abs(probs - self.previous).sum() / 2
+        # 1 for different images, near 0 for nearly equal ones.
+        independence = min((1 - self.once) / self.doubt, 1.0) ** 2 if self.doubt > 0 else 1.0
+        persistence = min(self.twice / self.once, _MAX_STAYS) ** 2 if self.once > 0 else 0.0
+        stays = persistence * (1 - (1 - independence) * change)
         belief = (stays * self.belief + (1 - stays) * prior) * (probs / prior) ** max(independence, change)
         newest = max(_RENEWED, 1 / (self.frames + 1 + _UNKNOWN))
+        prediction, compared = probs.argmax(), max(_COMPARED, 1 / (self.frames + 1))
         return FilterState(
             usual=(1 - newest) * self.usual + newest * probs,
             expected=predicted / ratio,
@@ -133,7 +112,10 @@ class FilterState:
             previous=probs,
             evidence=min(max(self.evidence + math.log(ratio), _LEAST), _MAX),
             frames=self.frames + 1,
-            repeats=self.repeats.updated(probs, max(_COMPARED, 1 / (self.frames + 1))),
+            once=(1 - compared) * self.once + compared * (prediction == self.last),
+            twice=(1 - compared) * self.twice + compared * (prediction == self.before),
+            doubt=(1 - compared) * self.doubt + compared * (1 - float(probs @ probs)),
+            before=self.last,
         )
 
 
