@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from remtta._version import __version__
 from remtta.backbones.batchnorm import batch_norms, running_statistics
-from remtta.deltas.delta_files import FORMAT_VERSION, read_arrays
+from remtta.deltas.delta_files import FORMAT_VERSION, MAPPINGS, NUMBERS, TEXTS, read_arrays
 from remtta.errors import DeltaError, UsageError
 from remtta.models.card import UNKNOWN
 from remtta.models.described import Described, Output
@@ -91,16 +91,8 @@ def save_delta(path: str | Path, delta: Delta) -> None:
             raise DeltaError(f"the adapted {name} holds values that are not finite numbers; nothing was saved")
     header = {
         "format_version": FORMAT_VERSION,
-        "remtta_version": delta.remtta_version,
-        "model": delta.model,
-        "model_options": json.dumps(delta.model_options, sort_keys=True),
-        "preprocessing": json.dumps(delta.preprocessing, sort_keys=True),
-        "base_sha256": delta.base_sha256,
-        "method": delta.method,
-        "hyperparameters": json.dumps(delta.hyperparameters, sort_keys=True),
-        "frames": str(delta.frames),
-        "updates": str(delta.updates),
-        "created": delta.created,
+        **{name: str(getattr(delta, name)) for name in (*TEXTS, *NUMBERS)},
+        **{name: json.dumps(getattr(delta, name), sort_keys=True) for name in MAPPINGS},
     }
     save_tensors(Path(path), delta.tensors, header)
 

@@ -14,6 +14,9 @@ from remtta.errors import DeltaError, UsageError, listed
 from remtta.models.tensor_files import UNREADABLE, file_sha256, read_tensors
 
 FORMAT_VERSION = "1"
+TEXTS, NUMBERS = ("model", "base_sha256", "method", "created", "remtta_version"), ("frames", "updates")
+MAPPINGS = ("hyperparameters", "model_options", "preprocessing")
+"""Fields of a `Delta` in a file's header, by their kind; mappings are in JSON."""
 
 _MAX_NAMED = 5
 _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
@@ -59,11 +62,9 @@ def _fields(path: Path, header: Mapping[str, str]) -> dict[str, Any]:
         )
     try:
         return {
-            **{name: header[name] for name in ("model", "base_sha256", "method", "created", "remtta_version")},
-            **{name: int(header[name]) for name in ("frames", "updates")},
-            **{
-                name: _mapping(header.get(name, "{}")) for name in ("hyperparameters", "model_options", "preprocessing")
-            },
+            **{name: header[name] for name in TEXTS},
+            **{name: int(header[name]) for name in NUMBERS},
+            **{name: _mapping(header.get(name, "{}")) for name in MAPPINGS},
         }
     except (ValueError, RecursionError) as error:
         raise DeltaError(f"{path} has a damaged header: {error}") from error
