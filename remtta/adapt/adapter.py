@@ -170,7 +170,6 @@ class Adapter(ObservedMethod):
         """Go back to the source weights for another stream, of which nothing is known yet; `frozen` stays."""
         with self._alone():
             super().restart()
-            self._frames = 0
 
     def delta(self) -> dict[str, Tensor]:
         """Return adapted minus source weights by parameter name; a linear head's bias has the centring's offset."""

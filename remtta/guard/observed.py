@@ -143,8 +143,7 @@ class ObservedMethod:
 
     def restart(self) -> None:
         """Restore the source weights for an independent stream, of which nothing is known yet."""
-        self.method.reset()
-        self._batches = 0
+        self.reset()
         for observer in self.observers:
             observer.restart()
 

@@ -105,8 +105,7 @@ class Observer:
         """Handle the restoration of the source weights."""
 
     def restart(self) -> None:
-        """Handle the start of an independent stream, at the source weights."""
-        self.reset()
+        """Handle the start of an independent stream, after `reset`."""
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events since the last call."""
