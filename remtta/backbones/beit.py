@@ -6,7 +6,7 @@ A masked view selects the rows and columns of the bias that belong to the tokens
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from timm.models.beit import Beit
@@ -16,12 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from remtta.backbones.tokens import Transformer, gather_patches
 
-
-class _Place(NamedTuple):
-    """The bias shared by all blocks, if any, in the form of timm's blocks; and the patches kept (B, K), or None."""
-
-    shared: Tensor | None
-    kept: Tensor | None
+_Place = tuple[Tensor | None, Tensor | None]
+"""The bias shared by all blocks, if any, in the form of timm's blocks; and the patches kept (B, K), or None."""
 
 
 class BEiT(Transformer):
@@ -44,13 +40,14 @@ class BEiT(Transformer):
         if kept is not None:
             tokens = gather_patches(tokens, kept, self.num_prefix_tokens)
         shared = None if model.rel_pos_bias is None else model.rel_pos_bias()
-        return tokens, [_Place(shared, kept)] * len(self.blocks)
+        return tokens, [(shared, kept)] * len(self.blocks)
 
     def _run(self, block: Any, tokens: Tensor, place: _Place) -> Tensor:
-        if place.kept is None:
-            return block(tokens, place.shared)
-        with _KeptBias(place.kept, self.num_prefix_tokens):
-            return block.forward(tokens, place.shared)  # not compiled, which would bypass the context
+        shared, kept = place
+        if kept is None:
+            return block(tokens, shared)
+        with _KeptBias(kept, self.num_prefix_tokens):
+            return block.forward(tokens, shared)  # not compiled, which would bypass the context
 
 
 class _KeptBias(TorchFunctionMode):
