@@ -143,24 +143,20 @@ class AnyClassifier(Backbone):
 
     @torch.inference_mode(False)  # the caller may be inside one
     def _with_gradcam(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        wanted = torch.is_grad_enabled()
-        with torch.enable_grad():
-            logits, features = self._with_map(images.clone() if images.is_inference() else images)
-            scores = self._activation(logits, features, keep_graph=wanted)
-        return logits if wanted else logits.detach(), self._on_patches(scores, images)
-
-    def _activation(self, logits: Tensor, features: Tensor, *, keep_graph: bool) -> Tensor:
-        """Return Grad-CAM (B, rows, columns) of the predicted class over a feature map.
+        """Return the logits (B, C), and Grad-CAM (B, N) of the predicted class over the last feature map.
 
         Each channel is weighted by the gradient of the class's logit, averaged over all positions. Grad-CAM then clips
         negative values; that is left out, since it only creates ties in the order.
 
         Source: Grad-CAM, arXiv:1610.02391, Eq. 1 and 2.
         """
-        (gradient,) = torch.autograd.grad(logits.float().amax(-1).sum(), features, retain_graph=keep_graph)
-        axis = self.channel_axis
+        wanted, axis = torch.is_grad_enabled(), self.channel_axis
+        with torch.enable_grad():
+            logits, features = self._with_map(images.clone() if images.is_inference() else images)
+            (gradient,) = torch.autograd.grad(logits.float().amax(-1).sum(), features, retain_graph=wanted)
         weights = gradient.movedim(axis, -1).flatten(1, 2).float().mean(1)[:, None, None]  # (B, 1, 1, D)
-        return (weights * features.detach().movedim(axis, -1).float()).sum(-1)
+        scores = (weights * features.detach().movedim(axis, -1).float()).sum(-1)
+        return logits if wanted else logits.detach(), self._on_patches(scores, images)
 
     def _with_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C), and the last feature map; with gradients on, logits can be differentiated by it."""
