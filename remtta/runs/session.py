@@ -50,7 +50,6 @@ class BatchResult:
     # Predictions of the K readable frames, from before the update; their logits are finite, on the CPU.
     answers: Answers
     update: int  # number of updates since the last reset at the time of the prediction
-    updates_after: int  # the same after the batch
     counts_before: tuple[int, int]  # `frames_in_delta` and `frames_since_reset` before the batch
     adapted: bool = False  # whether the batch led to an update
     called: bool = False  # whether the method was called on the batch, and has its views in `last_views`
@@ -187,11 +186,11 @@ class Session:
             seconds, self._early_seconds = seconds + self._early_seconds, 0.0
             update, after = result.update, self.adapter.method.num_updates
             adapted = after > update or 0 < after < update  # some methods reset themselves
-            result = replace(result, updates_after=after, adapted=adapted, seconds=seconds)
+            result = replace(result, adapted=adapted, seconds=seconds)
             with self._interrupts.held():
                 if not self._answer_early:
                     self._write(result)
-                self._finish(result)
+                self._finish(result, after - update)
                 if not self._answer_early:
                     self._listener.deliver(result)
 
@@ -201,7 +200,7 @@ class Session:
         method, frames = self.adapter.method, batch.readable
         update = method.num_updates
         if not frames:
-            return BatchResult(batch, Answers(method), update, update, counts_before)
+            return BatchResult(batch, Answers(method), update, counts_before)
         images = torch.stack([frame.image for frame in frames if frame.image is not None])
         pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
         fit, excluded, left_out = self._exclusions(batch, pixels)
@@ -223,7 +222,6 @@ class Session:
         return BatchResult(
             batch,
             answers,
-            update,
             update,
             counts_before,
             adapted=learns,  # assumed, if the update comes later
@@ -264,8 +262,9 @@ class Session:
         self.counts.by_both += num_readable * (0 < result.answers.weight < 1)
         self.counts.smoothed += sum(result.answers.smoothed[result.batch.num_reported_readable :])
 
-    def _finish(self, result: BatchResult) -> None:
-        counts, made = self.counts, result.updates_after - result.update
+    def _finish(self, result: BatchResult, made: int) -> None:
+        """Count a batch after which there are `made` more updates since the last reset, fewer if there was one."""
+        counts = self.counts
         counts.frames_in_delta, counts.frames_since_reset = (
             result.num_learned + (made >= 0) * each for each in result.counts_before
         )

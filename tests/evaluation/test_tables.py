@@ -110,7 +110,7 @@ def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     tied = int(logits[3].topk(1).indices)
     batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
     assert batch.labels is not None
-    told: dict[str, Any] = {"update": 0, "updates_after": 0, "adapted": False, "excluded": {}}
+    told: dict[str, Any] = {"update": 0, "adapted": False, "excluded": {}}
     answers = Answers(cast(Any, None), logits=logits)
     result = BatchResult(batch, answers, **told, counts_before=(0, 0))
 

@@ -39,7 +39,7 @@ def _rows(frames: list[DecodedFrame], answered: torch.Tensor | None, **changes: 
     excluded, weight = changes.pop("excluded", {}), changes.pop("weight", 1.0)
     form = RowFormat(**{"labels": ["cat", "dog", "owl"], "topk": 2, **changes})
     answers = Answers(cast(Any, None), logits=torch.empty(0) if answered is None else answered, weight=weight)
-    told: dict[str, Any] = {"update": 3, "updates_after": 4, "counts_before": (0, 0), "adapted": True, "called": True}
+    told: dict[str, Any] = {"update": 3, "counts_before": (0, 0), "adapted": True, "called": True}
     result = BatchResult(Batch(frames), answers, **told, excluded=excluded)
     return prediction_rows(result, form)
 
