@@ -189,11 +189,9 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         own = {setting: value for setting, value in own.items() if setting not in _ADAMS}
     if "lr" in own:
         own = {**own, "lr": own["lr"] * min(1.0, batch_size / FULL_BATCH)}
-    settings = {**own, **settings}
+    settings = {"lr": kind.lr_at(batch_size), **own, **settings}
     if settings.get("optimizer") == "adam" or settings.get("momentum") == 0:
         settings = {"nesterov": False, **settings}  # the method's default may require it for SGD
-    if "lr" not in settings:
-        settings = {**settings, "lr": kind.lr_at(batch_size)}
     if settings.get("anchor") == "auto":
         settings = {**settings, "anchor": _anchor_for(name, settings["lr"], settings.get("optimizer", kind.optimizer))}
     members = {member.name: member for member in members_of(kind)}
