@@ -91,7 +91,7 @@ class VDP(Objective[VDPConfig]):
     def before_step(self) -> None:
         gradient = self.trained[_AGNOSTIC].grad
         assert gradient is not None
-        follow({_SENSITIVITY: self._sensitivity}, {_SENSITIVITY: gradient.abs()}, self.config.teacher_decay)
+        self._sensitivity.lerp_(gradient.abs(), 1 - self.config.teacher_decay)
 
     def after_step(self) -> None:
         follow(self._teacher, self.trained, self.config.teacher_decay)
