@@ -48,8 +48,7 @@ class TextTower:
     @torch.no_grad()
     def encode(self, sentences: Sequence[str]) -> Tensor:
         """Return the normalised embeddings (N, E)."""
-        parts = [sentences[start : start + _BATCH] for start in range(0, len(sentences), _BATCH)]
-        return torch.cat([self._embed(self.tokens(part)) for part in parts])
+        return self.of_tokens(self.tokens(sentences))
 
     def tokens(self, sentences: Sequence[str]) -> Tensor:
         """Return token numbers (N, context)."""
