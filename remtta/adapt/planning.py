@@ -24,7 +24,7 @@ from remtta.guard.smoothing import Smoother
 from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, settings_of
-from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source
+from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source, source_files
 from remtta.models.card import ModelCard
 from remtta.models.inside import look_inside
 from remtta.options import GuardOptions, RunOptions
@@ -196,7 +196,8 @@ def _estimator(
     elif source_data is None:
         calibration = Calibration.unseen(options.estimate, card.num_classes)
     else:
-        with contextlib.closing(clean_batches(source_data, card.preprocessing, card.device, WINDOW, wait)) as batches:
+        files = source_files(Path(source_data))
+        with contextlib.closing(clean_batches(files, card.preprocessing, card.device, WINDOW, wait)) as batches:
             logits = torch.cat([method.predict_source(batch).float().cpu() for batch in batches])
         if len(logits) < FEW_IMAGES:
             _log.warning(

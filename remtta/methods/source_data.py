@@ -96,15 +96,15 @@ def learn_from_source(
         _check_fits(path, found[0], made_for)
         _log.info("%s learns from the source statistics in %s", name, path)
     else:
-        files = _source_files(path)
+        files = source_files(path)
         found_files = [(str(file.relative_to(path)), file.stat()) for file in files]
         made_for["files_sha256"] = json_sha256([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found_files])
         key = json_sha256([made_for, repr(model)])  # equal weights can have other activations
         path = cache_folder() / f"{name}-{key[:32]}{_SUFFIX}"
         if (cached := _cached(path)) is None:
             _log.info("%s learns from source images (%d files), once", name, len(files))
-            transform, most = _transform(preprocessing, fitting_as_they_are), method.objective.max_source_images
-            batches = _batches(files, transform, preprocessing, method.net.device, most, wait)
+            how = method.net.device, method.objective.max_source_images, wait
+            batches = clean_batches(files, preprocessing, *how, fitting_as_they_are=fitting_as_they_are)
             found = _learned(method, path, made_for, batches)
         else:
             _log.info("%s learned from %s before; its statistics are read from %s", name, source_data, path)
@@ -121,16 +121,6 @@ def learn_from_source(
         "tensors_sha256": header["tensors_sha256"],
         "images": header["images"],
     }
-
-
-def clean_batches(
-    folder: str | Path, preprocessing: Preprocessing, device: torch.device, most: int, wait: Callable[[], None]
-) -> Generator[Tensor]:
-    """Yield preprocessed images (B, 3, H, W) of a folder, at most `most`, in an order that mixes the classes. Raise
-    UsageError if the folder does not exist, or holds no images; StreamError if none of the images can be read.
-    """
-    transform = _transform(preprocessing, False)
-    return _batches(_source_files(Path(folder)), transform, preprocessing, device, most, wait)
 
 
 _Found = tuple[Mapping[str, Any], dict[str, Tensor]]
@@ -150,7 +140,8 @@ def _made_for(model: nn.Module, method: str, config: MethodConfig, preprocessing
     }
 
 
-def _source_files(folder: Path) -> list[Path]:
+def source_files(folder: Path) -> list[Path]:
+    """Return the images in a folder or below it; raise UsageError if it does not exist, or holds none."""
     if not folder.is_dir():
         raise UsageError(f"--source-data: {folder} is neither a folder of images nor a {_SUFFIX} file of statistics")
     files = list_files(folder, image_suffixes(), "name")
@@ -184,15 +175,19 @@ def _learned(method: Method, path: Path, made_for: Mapping[str, Any], batches: G
     return header, tensors
 
 
-def _batches(
+def clean_batches(
     files: Sequence[Path],
-    transform: Callable[[Image.Image], Tensor],
     preprocessing: Preprocessing,
     device: torch.device,
     most: int | None,
     wait: Callable[[], None],
+    *,
+    fitting_as_they_are: bool = False,
 ) -> Generator[Tensor]:
-    """Yield at most `most` preprocessed images in batches (B, 3, H, W), in a fixed order that mixes the classes."""
+    """Yield at most `most` preprocessed images in batches (B, 3, H, W), in a fixed order that mixes the classes; raise
+    StreamError if none of them can be read.
+    """
+    transform = _transform(preprocessing, fitting_as_they_are)
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
     frames = open_stream([files[place] for place in order]).frames
     found = False
