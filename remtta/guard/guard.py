@@ -52,7 +52,7 @@ class Guard(Observer):
     Attributes:
         watches: Whether it does more than choose predictions.
         shifts: Whether the source model sees shifted images, as both models answer; this harms models with batch norms.
-        num_source_predictions: Images predicted by the source model.
+        num_source_predictions: Images predicted by the source model besides the adapted one.
     """
 
     prefix = "guard."
@@ -88,7 +88,8 @@ class Guard(Observer):
         if not answers.undone and self._diverged(answers):
             answers.learned, weight = torch.zeros_like(answers.learned), 0.0
         answers.mix(weight)
-        self.num_source_predictions += len(answers.images) * (answers.source is not None)
+        both = answers.source is not None and answers.adapted is not None
+        self.num_source_predictions += len(answers.images) * both
 
     def events(self) -> list[dict[str, Any]]:
         return self.judge.events()

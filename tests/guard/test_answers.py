@@ -170,6 +170,7 @@ def test_the_source_model_sees_shifted_images_only_if_both_models_answer() -> No
     retired.judge.now.retired = True
     answers = ObservedMethod(retired.method, [retired]).predict(images)
     torch.testing.assert_close(answers.logits, source(images), rtol=0, atol=1e-5)  # alone, it answers as deployed
+    assert retired.num_source_predictions == 0  # the only pass of each image
     convolutional = build_method("tent", timm.create_model("test_efficientnet", num_classes=5), TentConfig())
     guard = guarded(convolutional, GuardOptions("off", "both"))
     assert guard is not None and not guard.shifts
