@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import torch
 from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform, resolve_model_data_config
 from torch import Tensor, nn
+from torchvision.transforms.functional import normalize
 
 from remtta.errors import UsageError
 from remtta.models.inside import config_of, look_inside
@@ -71,11 +71,7 @@ class Preprocessing:
 
     def normalise(self, images: Tensor) -> Tensor:
         """Normalise uint8 images (B, 3, H, W) to the model's float32 input, on the same device."""
-        mean, std = (
-            torch.tensor(values, device=images.device, dtype=torch.float32).view(1, -1, 1, 1)
-            for values in (self.mean, self.std)
-        )
-        return (images.float() / 255 - mean) / std
+        return normalize(images.float() / 255, self.mean, self.std, inplace=True)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values, ready for JSON."""
