@@ -9,19 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, replace
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
 from remtta.options.option import PANELS, Given, Member, Only, is_list, member_of, members_of, read_pairs, read_value
-
-
-class _Leaf(NamedTuple):
-    """An option or argument, and the command's own default for it."""
-
-    member: Member
-    default: object = MISSING
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
@@ -31,8 +24,8 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     ValueError if two options have the same name.
     """
     own = _parameters(command)
-    leaves = sorted((leaf for member in own for leaf in _leaves(member)), key=_place)
-    parameters = [_parameter(leaf) for leaf in leaves]
+    members = sorted((each for member in own for each in _inside(member)), key=_place)
+    parameters = [_parameter(member) for member in members]
 
     @functools.wraps(command)
     def flattened(**values: Any) -> None:
@@ -40,7 +33,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
 
     flattened.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # read by Typer
     flattened.__annotations__ = {each.name: each.annotation for each in parameters}
-    flattened.members = {leaf.member.name: leaf.member for leaf in leaves}  # type: ignore[attr-defined]
+    flattened.members = {member.name: member for member in members}  # type: ignore[attr-defined]
     return flattened
 
 
@@ -52,30 +45,28 @@ def _parameters(command: Callable[..., None]) -> list[Member]:
     ]
 
 
-def _leaves(member: Member) -> Iterator[_Leaf]:
+def _inside(member: Member) -> Iterator[Member]:
+    """Yield the options and arguments in a parameter of a command, or in a field of a group."""
     if given := member.first(Given):
-        yield from (_Leaf(each, None) for each in members_of(given.config) if each.option)
+        yield from (replace(each, own_default=None) for each in members_of(given.config) if each.option)
     elif member.is_group:
-        yield from _chosen(member.first(Only), [leaf for each in members_of(member.type) for leaf in _leaves(each)])
+        yield from _chosen(member.first(Only), [each for field in members_of(member.type) for each in _inside(field)])
     elif member.option or member.first(typer.models.ArgumentInfo):
-        yield _Leaf(member)
+        yield member
 
 
-def _chosen(only: Only | None, leaves: list[_Leaf]) -> list[_Leaf]:
+def _chosen(only: Only | None, members: list[Member]) -> list[Member]:
     if only is None:
-        return leaves
-    if unknown := only.names - {leaf.member.name for leaf in leaves}:
+        return members
+    if unknown := only.names - {each.name for each in members}:
         raise TypeError(f"no options of the group: {', '.join(sorted(unknown))}")
-    return [
-        leaf._replace(default=only.defaults.get(leaf.member.name, leaf.default))
-        for leaf in leaves
-        if leaf.member.name in only.names
-    ]
+    chosen = [each for each in members if each.name in only.names]
+    return [replace(each, own_default=only.defaults.get(each.name, each.own_default)) for each in chosen]
 
 
-def _place(leaf: _Leaf) -> int:
+def _place(member: Member) -> int:
     """Return the position of an option's panel in `--help`."""
-    panel = leaf.member.option.panel if leaf.member.option else None
+    panel = member.option.panel if member.option else None
     return PANELS.index(panel) if panel else -1
 
 
@@ -86,11 +77,11 @@ def _value(member: Member, values: Mapping[str, Any]) -> Any:
         return {name: _read(each, values[name]) for name, each in options.items() if values.get(name) is not None}
     if not member.is_group:
         return _read(member, values[member.name])
-    own = {leaf.member.name for leaf in _leaves(member)}
+    own = {each.name for each in _inside(member)}
     chosen = {name: value for name, value in values.items() if name in own and value is not None}
     arguments = {}
     for each in members_of(member.type):
-        if any(leaf.member.name in chosen for leaf in _leaves(each)):
+        if any(option.name in chosen for option in _inside(each)):
             arguments[each.name] = _value(each, chosen)
     return None if member.optional and not arguments else member.type(**arguments)
 
@@ -108,9 +99,8 @@ def _is_text(member: Member) -> bool:
     return bool(member.option) and (is_list(member) or member.option.read is not None)  # type: ignore[union-attr]
 
 
-def _parameter(leaf: _Leaf) -> inspect.Parameter:
-    member, option = leaf.member, leaf.member.option
-    kind, default = _kind(member), _default(leaf)
+def _parameter(member: Member) -> inspect.Parameter:
+    option, kind, default = member.option, _kind(member), _default(member)
     metadata: Any = member.first(typer.models.ArgumentInfo)
     if option:
         takes_bounds = kind in (int, float)
@@ -121,7 +111,7 @@ def _parameter(leaf: _Leaf) -> inspect.Parameter:
             min=option.min if takes_bounds else None,
             max=option.max if takes_bounds else None,
             rich_help_panel=option.panel,
-            show_default=_shown_default(leaf),
+            show_default=_shown_default(member),
             autocompletion=_completion(member),
             envvar=f"REMTTA_{member.flag.removeprefix('--').replace('-', '_').upper()}",
             show_envvar=False,
@@ -130,10 +120,9 @@ def _parameter(leaf: _Leaf) -> inspect.Parameter:
     return inspect.Parameter(member.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _shown_default(leaf: _Leaf) -> bool | str:
+def _shown_default(member: Member) -> bool | str:
     """Return the default shown in `--help`; True for Typer's own value."""
-    member = leaf.member
-    if leaf.default not in (MISSING, None) or member.option is None:
+    if member.own_default not in (MISSING, None) or member.option is None:
         return True
     values = member.default if isinstance(member.default, tuple) else ()
     return member.option.default or ",".join(map(str, values)) or True
@@ -147,11 +136,10 @@ def _kind(member: Member) -> Any:
     return str if _is_text(member) else member.type
 
 
-def _default(leaf: _Leaf) -> Any:
+def _default(member: Member) -> Any:
     """Return Typer's default for an option; None if the library's default applies."""
-    member = leaf.member
-    if leaf.default is not MISSING:
-        return leaf.default
+    if member.own_default is not MISSING:
+        return member.own_default
     if member.default is MISSING:
         return None if member.optional else inspect.Parameter.empty
     explained = member.option is not None and member.option.default is not None

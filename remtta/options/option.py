@@ -122,6 +122,7 @@ class Member:
     optional: bool  # whether it may be None
     default: Any  # its default, or `dataclasses.MISSING`
     metadata: tuple[Any, ...]  # the metadata of `Annotated`
+    own_default: Any  # a command's own default for it, likewise
 
     def first(self, kind: type[T]) -> T | None:
         """Return the first metadata of a class, or None."""
@@ -170,7 +171,7 @@ def member_of(name: str, annotation: Any, default: Any = MISSING) -> Member:
     if get_origin(inner) is Annotated:
         inner, *more = get_args(inner)
         metadata += more
-    return Member(name, inner, len(known) < len(parts), default, tuple(metadata))
+    return Member(name, inner, len(known) < len(parts), default, tuple(metadata), MISSING)
 
 
 def documented(group: type[T]) -> type[T]:
