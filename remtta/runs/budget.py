@@ -35,8 +35,7 @@ class Latencies:
 
     def add(self, seconds: float, count: int) -> None:
         """Add a latency of `count` frames."""
-        place = math.log(max(seconds, _SHORTEST_S) / _SHORTEST_S) / math.log(_LONGEST_S / _SHORTEST_S)
-        self._counts[min(_BINS - 1, int(place * _BINS))] += count
+        self._counts[min(_BINS - 1, bisect(_EDGES_S, seconds))] += count
         self.seconds += seconds * count
 
     def cumulative_counts(self, edges: Sequence[float]) -> list[int]:
