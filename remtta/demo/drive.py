@@ -135,7 +135,7 @@ def run_demo(
         rows = read_rows(output / method / PREDICTIONS)
         wrong[method] = [row["class"] != frame.label for row, frame in zip(rows, frames, strict=True)]
     result = DemoResult(frames, wrong, output)
-    draw_picture(result, result.picture)
+    draw_picture(result)
     return result
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,13 +34,13 @@ _RIGHT, _WRONG = "#14783c", "#be2828"
 _STRIPES = (70, 235)  # greys of a removed patch; at least one stands out on any image
 
 
-def draw_picture(result: DemoResult, path: Path) -> None:
-    """Draw a demo's running errors, and one masked frame per condition, into a PNG."""
+def draw_picture(result: DemoResult) -> None:
+    """Draw a demo's running errors, and one masked frame per condition, into its picture."""
     figure = Figure(figsize=(9.6, 8.4), dpi=100, layout="constrained")
     errors, masks = figure.subfigures(2, 1, squeeze=False, height_ratios=(3, 4))[:, 0]
     _draw_errors(errors, result)
     _draw_masks(masks, result)
-    write_atomically(path, partial(figure.savefig, format="png"))
+    write_atomically(result.picture, partial(figure.savefig, format="png"))
 
 
 def _draw_errors(figure: FigureBase, result: DemoResult) -> None:
