@@ -40,7 +40,7 @@ class Updater(Generic[Kind]):
         self.net = Net(model, config, objective.chosen, only_predicts=objective.only_predicts)
         self.objective = objective(self.net, config)
         self.last_views: Tensor | None = None
-        self._descent = Descent(self.net, self.objective)
+        self._descent = Descent(self.objective)
         self._answered: tuple[Tensor, Targets | None] | None = None  # images and targets of `answer`
         self._has_source = not objective.needs_source
         self._descent.forget()

@@ -179,8 +179,8 @@ class Objective(Generic[Config]):
 class Descent:
     """Gradient descent on an objective's loss. A batch whose gradients are not finite is only predicted."""
 
-    def __init__(self, net: Net, objective: Objective[Any]) -> None:
-        self._net, self._objective, self._config = net, objective, objective.config
+    def __init__(self, objective: Objective[Any]) -> None:
+        self._net, self._objective, self._config = objective.net, objective, objective.config
         self.optimizer = NamedOptimizer(objective.trained, self._config, objective.groups())
 
     @torch.enable_grad()
