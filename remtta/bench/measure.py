@@ -126,10 +126,7 @@ def _model(options: BenchOptions) -> Any:
     name = given.name or ""
     if is_zero_shot(name) or name == EMBEDDED or given.checkpoint is not None:
         return load(given)
-    kwargs = dict(given.model_kwargs)
-    if given.num_classes is not None:
-        kwargs["num_classes"] = given.num_classes
-    model: Any = create(name, pretrained=False, kwargs=kwargs, input_size=given.input_size)
+    model: Any = create(name, given, pretrained=False)
     if given.input_size is not None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *given.input_size)}
     return model

@@ -9,6 +9,7 @@ import logging
 import socket
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +23,7 @@ from torch import nn
 from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError
 from remtta.models.embedded import EMBEDDED
 from remtta.models.huggingface import build_folder, transformers_folder
+from remtta.options import ModelOptions
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
 _MIN_LIKE = 0.7  # difflib's ratio below which names have little in common
@@ -37,31 +39,27 @@ _DAMAGE = (
 _log = logging.getLogger("remtta")
 
 
-def create(
-    name: str,
-    *,
-    pretrained: bool,
-    kwargs: Mapping[str, Any],
-    input_size: tuple[int, int] | None = None,
-    checkpoint: str | Path | None = None,
-) -> nn.Module:
-    """Build a timm model; an input size is ignored by models that accept any.
+def create(name: str, given: ModelOptions, *, pretrained: bool) -> nn.Module:
+    """Build a timm model with the other options given; an input size is ignored by models that accept any.
 
     A checkpoint is only read later, but a model that is far larger is rejected here. Raise UsageError if the name is
     unknown, or the model does not accept an argument; ModelError if it cannot be built; CheckpointError if its folder
     is damaged; DownloadError if its weights cannot be downloaded.
     """
     _check_name(name)
+    kwargs, size = dict(given.model_kwargs), given.input_size
+    if given.num_classes is not None:
+        kwargs["num_classes"] = given.num_classes
     if (folder := transformers_folder(name)) is not None:
-        if given := sorted(set(kwargs) - {"num_classes"}):
+        if own := sorted(set(kwargs) - {"num_classes"}):
             raise UsageError(
                 f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
-                f"({', '.join(given)})"
+                f"({', '.join(own)})"
             )
-        return build_folder(folder, kwargs.get("num_classes"), input_size)
+        return build_folder(folder, kwargs.get("num_classes"), size)
     local = name.startswith(_LOCAL)
-    sized = {} if input_size is None else {"img_size": tuple(input_size)}
-    _check_size(name, checkpoint, {**kwargs, **sized})
+    sized = {} if size is None else {"img_size": tuple(size)}
+    _check_size(name, given.checkpoint, {**kwargs, **sized})
     if pretrained and not local:
         _log.info("loading the pretrained weights of %s (downloaded on first use)", name)
     remote = not local and (pretrained or ":" in name)
@@ -70,10 +68,10 @@ def create(
             model: nn.Module = timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
     except Exception as error:  # timm and its download libraries share no base class
         if isinstance(error, TypeError) and sized and "img_size" in str(error):
-            return create(name, pretrained=pretrained, kwargs=kwargs, checkpoint=checkpoint)
+            return create(name, replace(given, input_size=None), pretrained=pretrained)
         raise _creation_failure(name, pretrained, error) from error
-    if input_size is not None:
-        _check_patches(model, input_size)
+    if size is not None:
+        _check_patches(model, size)
     return model
 
 

@@ -116,13 +116,8 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
         return _load_zero_shot(given, name, labels, place, on_texts)
     if given.prompts is not None:
         raise UsageError(f"--prompts are for zero-shot models (clip:...), and {name} has a head of its own")
-    kwargs = dict(given.model_kwargs)
-    if given.num_classes is not None:
-        kwargs["num_classes"] = given.num_classes
     pretrained = given.checkpoint is None
-    model: Any = create(
-        name, pretrained=pretrained, kwargs=kwargs, input_size=given.input_size, checkpoint=given.checkpoint
-    )
+    model: Any = create(name, given, pretrained=pretrained)
     if given.text_embeddings is None:
         _check_classifier(model, name, given.num_classes, pretrained=pretrained)
     elif labels is not None:
