@@ -6,7 +6,6 @@ import contextlib
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,7 @@ def load_zero_shot(
         raise UsageError(f"--labels: class {blank[0]} has a blank line instead of a name; remove it")
     wanted, tag = _parsed(name, open_clip, checkpoint is not None)
     templates = templates_of(prompts or DEFAULT_PROMPTS)
-    model, tokenizer = _built(name, wanted, tag, open_clip, checkpoint is not None, given.input_size)
+    model, tokenizer = _built(name, wanted, tag, open_clip, given)
     if checkpoint is not None:
         _load(model, Path(checkpoint), given.use_ema)
     if labels is None:
@@ -68,8 +67,7 @@ def load_zero_shot(
     loaded.num_classes = len(names)
     config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
     named = prompts if prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES) else list(templates)
-    origin = built_from(replace(given, name=name))
-    config["built_from"] = {**origin, "labels": None if labels is None else list(labels), "prompts": named}
+    config["built_from"] = {**built_from(given), "labels": None if labels is None else list(labels), "prompts": named}
     loaded.pretrained_cfg = loaded.default_cfg = config
     return image.model
 
@@ -108,12 +106,10 @@ def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> tuple[str, str |
     return model, tag or None
 
 
-def _built(
-    name: str, wanted: str, tag: str | None, open_clip: Any, has_checkpoint: bool, input_size: tuple[int, int] | None
-) -> tuple[Any, Any]:
+def _built(name: str, wanted: str, tag: str | None, open_clip: Any, given: ModelOptions) -> tuple[Any, Any]:
     """Build the open_clip model and its tokenizer; with random weights if a checkpoint follows."""
     about = open_clip.get_pretrained_cfg(wanted, tag) if tag else {}
-    remote = not has_checkpoint and not wanted.startswith("local-dir:")
+    remote = given.checkpoint is None and not wanted.startswith("local-dir:")
     if remote:
         _log.info("loading the pretrained weights of %s (downloaded on first use)", name)
     try:
@@ -121,11 +117,11 @@ def _built(
             model = open_clip.create_model(
                 wanted,
                 pretrained=tag if remote else None,
-                load_weights=not has_checkpoint,
+                load_weights=given.checkpoint is None,
                 pretrained_text=False,
-                require_pretrained=not has_checkpoint,
+                require_pretrained=given.checkpoint is None,
                 force_quick_gelu=bool(about.get("quick_gelu")),
-                force_image_size=input_size,
+                force_image_size=given.input_size,
                 force_preprocess_cfg={key: about[key] for key in _TAG if key in about},
             )
             return model, open_clip.get_tokenizer(wanted)
