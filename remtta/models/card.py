@@ -84,6 +84,13 @@ def built_from(given: ModelOptions) -> dict[str, Any]:
     }
 
 
+def given_preprocessing(given: ModelOptions) -> dict[str, Any]:
+    """Return the preprocessing options that are given, in the form of timm's configs."""
+    size = None if given.input_size is None else (3, *given.input_size)
+    values = {name: getattr(given, name) for name in ("mean", "std", "interpolation", "crop_pct")}
+    return {name: value for name, value in {**values, "input_size": size}.items() if value is not None}
+
+
 def labels_of(model: nn.Module) -> list[str] | None:
     """Return the class names of a model: its own, ImageNet's for 1,000 classes, or None."""
     return known_labels(num_classes_of(model), config_of(model))

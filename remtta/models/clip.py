@@ -14,7 +14,7 @@ from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, needed
 from remtta.models.building import logging_at, reachable_or_offline
-from remtta.models.card import built_from
+from remtta.models.card import built_from, given_preprocessing
 from remtta.models.checkpoints import check_fits, read_weights, without_wrappers
 from remtta.models.image_towers import timm_tower
 from remtta.models.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
@@ -36,10 +36,15 @@ def load_zero_shot(
 
     The name is "clip:NAME/PRETRAINED" in open_clip's terms, "clip:NAME" with a checkpoint of the whole open_clip model,
     "clip:FOLDER" of an open_clip folder, or "clip:hf-hub:..."; without labels, the classes are ImageNet's 1,000. Raise
-    UsageError if the model is unknown, a label is blank, or open_clip is not installed; ModelError if its image tower
-    has no equivalent in timm; DownloadError if it cannot be downloaded; CheckpointError if the checkpoint is
-    unreadable, unsafe or does not fit.
+    UsageError if the model is unknown, an option is not for it, a label is blank, or open_clip is not installed;
+    ModelError if its image tower has no equivalent in timm; DownloadError if it cannot be downloaded; CheckpointError
+    if the checkpoint is unreadable, unsafe or does not fit.
     """
+    if given.num_classes or given.model_kwargs or given.text_embeddings:
+        raise UsageError(
+            f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
+            "--text-embeddings"
+        )
     with _quiet():
         open_clip = needed("open_clip", "clip", CLIP)
     checkpoint, prompts = given.checkpoint, given.prompts
@@ -68,7 +73,7 @@ def load_zero_shot(
     config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
     named = prompts if prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES) else list(templates)
     config["built_from"] = {**built_from(given), "labels": None if labels is None else list(labels), "prompts": named}
-    loaded.pretrained_cfg = loaded.default_cfg = config
+    loaded.pretrained_cfg = loaded.default_cfg = {**config, **given_preprocessing(given)}
     return image.model
 
 

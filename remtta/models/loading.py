@@ -14,7 +14,7 @@ from torch import nn
 
 from remtta.errors import ModelError, UsageError
 from remtta.models.building import create
-from remtta.models.card import built_from, checked_labels, known_labels, read_labels
+from remtta.models.card import built_from, checked_labels, given_preprocessing, known_labels, read_labels
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.clip import load_zero_shot
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED, MODEL_KWARGS, MODEL_NAME
@@ -113,7 +113,7 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
         raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
     labels = read_labels(given.labels)
     if is_zero_shot(name):
-        return _load_zero_shot(given, name, labels, place, on_texts)
+        return load_zero_shot(given, name, labels, place, on_texts)
     if given.prompts is not None:
         raise UsageError(f"--prompts are for zero-shot models (clip:...), and {name} has a head of its own")
     pretrained = given.checkpoint is None
@@ -126,8 +126,8 @@ def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: O
     known = {} if weights is None else load_checkpoint(model, weights, use_ema=given.use_ema)
     if given.text_embeddings is not None:
         labels = classify_by_texts(model, name, given.text_embeddings)
-    config = {**model.pretrained_cfg, **known, **_preprocessing(given)}
-    if given.checkpoint is not None and not {"mean", "std"} & {*known, *_preprocessing(given)} and ":" not in name:
+    config = {**model.pretrained_cfg, **known, **given_preprocessing(given)}
+    if given.checkpoint is not None and not {"mean", "std"} & {*known, *given_preprocessing(given)} and ":" not in name:
         _tell_assumed(given.checkpoint, name, config)
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = (
@@ -144,25 +144,6 @@ def _tell_assumed(checkpoint: Path | str, name: str, config: Mapping[str, Any]) 
     mean, std = (" ".join(f"{value:.4g}" for value in config[key]) for key in ("mean", "std"))
     text = "%s does not record its preprocessing; using that of %s (--mean %s --std %s), which remtta doctor can check"
     _log.info(text, checkpoint, name, mean, std)
-
-
-def _preprocessing(given: ModelOptions) -> dict[str, Any]:
-    """Return the preprocessing options that are given, in the form of timm's configs."""
-    size = None if given.input_size is None else (3, *given.input_size)
-    values = {name: getattr(given, name) for name in ("mean", "std", "interpolation", "crop_pct")}
-    return {name: value for name, value in {**values, "input_size": size}.items() if value is not None}
-
-
-def _load_zero_shot(
-    given: ModelOptions, name: str, labels: Sequence[str] | None, place: torch.device, on_texts: OnTexts | None
-) -> nn.Module:
-    if given.num_classes or given.model_kwargs or given.text_embeddings:
-        raise UsageError(
-            f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
-            "--text-embeddings"
-        )
-    model: Any = load_zero_shot(given, name, labels, place, on_texts)
-    return _with_config(model, {**model.pretrained_cfg, **_preprocessing(given)})
 
 
 def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module:
