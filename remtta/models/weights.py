@@ -43,7 +43,7 @@ class AdaptedWeights:
         self._tracked: dict[str, Tensor] = {**named, **moving}
         self._own = frozenset(self._tracked)
         self._everything = {**frozen, **self._tracked}
-        self._source = {name: tensor.detach().clone() for name, tensor in self._tracked.items()}
+        self._source = self.copy()
         self.committed: Committed = (self._zeros(), 0)
 
     @property
