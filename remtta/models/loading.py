@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,8 +27,6 @@ from remtta.models.text_tower import OnTexts
 from remtta.options import DEFAULT_MODEL, ModelOptions
 
 _log = logging.getLogger("remtta")
-
-_PerChannel = tuple[float, float, float]
 
 
 def load_model(
@@ -82,20 +80,20 @@ def load_model(
         labels=labels,
         prompts=prompts,
         text_embeddings=text_embeddings,
-        mean=cast(_PerChannel | None, _spread(mean, 3)),
-        std=cast(_PerChannel | None, _spread(std, 3)),
-        input_size=cast(tuple[int, int] | None, _spread(input_size, 2)),
+        mean=_spread(mean, 3),
+        std=_spread(std, 3),
+        input_size=_spread(input_size, 2),
         interpolation=interpolation,
         crop_pct=crop_pct,
     )
     return load(given, device=device, on_texts=on_texts)
 
 
-def _spread(value: float | Sequence[float] | None, count: int) -> tuple[float, ...] | None:
+def _spread(value: float | Sequence[float] | None, count: int) -> Any:
     """Return several numbers as a tuple, and a single one `count` times."""
-    if value is None:
-        return None
-    return (value,) * count if isinstance(value, int | float) else tuple(value)
+    if isinstance(value, int | float):
+        return (value,) * count
+    return None if value is None else tuple(value)
 
 
 def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
