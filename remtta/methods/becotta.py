@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
         domains = self.networks.discriminator(images).argmax(-1)
 
         def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
-            layer = self.networks.layer(number)
+            layer = self.networks.layers[number]
             return layer(leaving, layer.scores(leaving, domains))
 
         return change
@@ -97,7 +98,7 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
         shared: list[Tensor] = []
 
         def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
-            layer = self.networks.layer(number)
+            layer = self.networks.layers[number]
             scores = layer.scores(leaving, domains, generator)
             shared.append(mutual_information(scores.softmax(-1).unflatten(0, (_NUM_DOMAINS, -1)).mean(1)))
             return layer(leaving, scores)
@@ -120,15 +121,10 @@ class _Experts(nn.Module):
 
     def __init__(self, depth: int, width: int, config: BECoTTAConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_Layer(width, config) for _ in range(depth))
+        self.layers: Any = nn.ModuleList(_Layer(width, config) for _ in range(depth))
         self.discriminator = nn.Sequential(
             nn.Conv2d(3, 16, 5, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, _NUM_DOMAINS)
         )
-
-    def layer(self, number: int) -> _Layer:
-        layer = self.layers[number]
-        assert isinstance(layer, _Layer)
-        return layer
 
 
 class _Layer(nn.Module):

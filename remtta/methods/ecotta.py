@@ -90,8 +90,7 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
     @torch.no_grad()
     def begin_warm_up(self, images: Tensor) -> None:
         def begin(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
-            network = self.networks[number]
-            assert isinstance(network, _MetaNetwork)
+            network: Any = self.networks[number]
             network.begin(leaving)
             return leaving
 

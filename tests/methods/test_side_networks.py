@@ -100,7 +100,7 @@ def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
             x = block(x)
             parts = ("down", "down_bias", "up", "up_bias")
             down, down_bias, up, up_bias = (learned[f"layers.{number}.{part}"] for part in parts)
-            scores = becotta.objective.networks.layer(number).router[domain].detach() @ x[0].detach().mean(0)
+            scores = becotta.objective.networks.layers[number].router[domain].detach() @ x[0].detach().mean(0)
             best = scores.argsort(descending=True)[:2]
             gates = scores[best].exp() / scores[best].exp().sum()
             hidden = [F.gelu(x @ down[e].T + down_bias[e]) for e in best]
@@ -127,7 +127,7 @@ def test_becotta_warms_up_to_separate_domains_and_distribute_experts() -> None:
         views = becotta.objective._views(random_images(8, 1))
         told = torch.stack([becotta.objective.networks.discriminator(view).argmax(-1) for view in views])
         tokens = torch.stack([vit.forward_features(view) for view in views])
-        layer, domains = becotta.objective.networks.layer(3), torch.arange(4).repeat_interleave(8)
+        layer, domains = becotta.objective.networks.layers[3], torch.arange(4).repeat_interleave(8)
         scores = layer.scores(tokens.flatten(0, 1), domains).softmax(-1).unflatten(0, (4, 8)).mean(1)
         right = (told == torch.arange(4)[:, None]).float().mean()
         return float(right), float(mutual_information(scores.detach()))
