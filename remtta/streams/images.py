@@ -16,7 +16,7 @@ from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 from remtta.errors import FrameError, UsageError
 from remtta.options.stream import Sort
 from remtta.streams.decoding_budget import CURRENT_SHARE, Share
-from remtta.streams.pillow import load_plugins, opened
+from remtta.streams.pillow import formats, opened
 
 _log = logging.getLogger("remtta")
 
@@ -31,15 +31,12 @@ _DECODER_BYTES = {"PNG": 0, "JPEG": 0, "MPO": 0, "GIF": 0, "BMP": 0, "TGA": 0, "
 _ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 0x0102  # tags of EXIF and TIFF
 
 _OPENED_AS = {"MPO": "JPEG"}  # several JPEGs in one file, of which the first is used
-_NOT_STILLS = frozenset({".pdf", ".ps", ".eps", ".mpg", ".mpeg", ".hdf", ".h5", ".grib", ".bufr"})
 
 
 def image_suffixes() -> frozenset[str]:
     """Return the lower-case suffixes of the still images that Pillow reads."""
-    load_plugins()
-    kinds = Image.registered_extensions().items()
-    readable = {suffix for suffix, kind in kinds if _OPENED_AS.get(kind, kind) in Image.OPEN}
-    return frozenset(readable) - _NOT_STILLS
+    kinds, known = Image.registered_extensions().items(), formats()
+    return frozenset(suffix for suffix, kind in kinds if _OPENED_AS.get(kind, kind) in known)
 
 
 def natural_key(path: str) -> tuple[list[list[str | int]], str]:

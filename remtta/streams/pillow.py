@@ -29,6 +29,8 @@ _BLOCK_BYTES = 64 * _MIB  # glibc returns blocks above 32 MiB to the system; sma
 _MAX_BYTES_PER_PIXEL = 32
 _READ_BY_PIXEL = ("QOI", "DDS")  # decoded in Python, reading no more than that
 _MAX_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
+_LEFT_OUT = {"BUFR", "GRIB", "HDF5", "MPEG"} | {"EPS", "IPTC"}
+"""Formats that Pillow only recognises; programs, which Ghostscript would run; any image of any size in another file."""
 
 
 @functools.cache
@@ -51,7 +53,7 @@ def load_plugins() -> None:
 def formats() -> tuple[str, ...]:
     """Return the formats in the order in which they are tried, those without a signature last."""
     load_plugins()
-    return tuple(sorted(Image.OPEN, key=lambda name: (Image.OPEN[name][1] is None, name)))
+    return tuple(sorted(Image.OPEN.keys() - _LEFT_OUT, key=lambda name: (Image.OPEN[name][1] is None, name)))
 
 
 @contextlib.contextmanager
@@ -69,6 +71,8 @@ def opened(path: Path) -> Iterator[Image.Image]:
             raise FrameError(
                 f"{image.width}x{image.height} pixels is over the limit of {MAX_PIXELS} (decompression bomb?)"
             )
+        if image.tile and image.tile[0][0] == "fits_gzip":  # decoded in Python, in ten times the memory of its pixels
+            raise FrameError("a compressed FITS file; decompress it (funpack)")
         file.header_is_read(image)
         yield image
 
