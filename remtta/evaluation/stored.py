@@ -22,9 +22,11 @@ from remtta.errors import FrameError, StreamError, UsageError
 from remtta.evaluation.class_maps import restricted_set, wnids
 from remtta.evaluation.domains import Dataset, Domain, image_sizes
 from remtta.streams.images import natural_key
+from remtta.streams.pillow import formats
 
 LABELS = "labels.npy"
 _IMAGE, _CLASS = ".input.jpg", ".output.cls"
+_LONGEST_CLASS = 20  # bytes
 _FIRST = 10  # members of an archive that show whether it is a stream
 _SPACE = re.compile(r"^([^\t,]+) (\d+|n\d{8})$")  # between path and class, as in many lists
 
@@ -122,7 +124,7 @@ def _load_member(members: Sequence[_Member], position: int) -> Image.Image:
     try:
         with open(member.path, "rb") as file:
             file.seek(member.start)
-            return Image.open(io.BytesIO(file.read(member.num_bytes))).convert("RGB")
+            return Image.open(io.BytesIO(file.read(member.num_bytes)), formats=formats()).convert("RGB")
     except Exception as error:  # Pillow's decoders raise many types on damaged data
         raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
 
@@ -164,20 +166,20 @@ def _members(path: Path) -> Iterator[_Member]:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     try:
-        with tarfile.open(path) as tar:
+        with tarfile.open(path, "r:") as tar:  # not compressed, since images are read by their place in the file
             for member in tar:
                 key = member.name.removesuffix(_IMAGE).removesuffix(_CLASS)
                 if member.name.endswith(_IMAGE):
                     images[key] = member.offset_data, member.size
                 elif member.name.endswith(_CLASS):
                     content = tar.extractfile(member)
-                    labels[key] = int(content.read()) if content else -1
+                    labels[key] = int(content.read(_LONGEST_CLASS)) if content else -1
                 if key in images and key in labels:
                     yield _Member(path, key, *images.pop(key), labels.pop(key))
     except ValueError as error:
         raise UsageError(f"{path}: a class is not a number: {error}") from error
     except (OSError, tarfile.TarError) as error:
-        raise StreamError(f"{path} cannot be read: {error}") from error
+        raise StreamError(f"{path} cannot be read as a tar file, uncompressed: {error}") from error
 
 
 # --- Lists: a path and a class per line ------------------------------------------------------------------------------

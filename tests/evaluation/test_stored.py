@@ -1,5 +1,6 @@
 """Arrays of CIFAR-C, stored streams of CCC, and lists."""
 
+import gzip
 import io
 import pickle
 import shutil
@@ -137,6 +138,7 @@ def test_invalid_tar_streams_are_refused(stream: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError):
         class_names(stream)
     others: list[tuple[list[int | str], str]] = [([7], "names class 7"), (["cat"], "not a number")]
+    others.append((["x" * 5000], f"invalid literal for int.. with base 10: b'{'x' * 20}'$"))  # of any length
     for labels, reason in others:
         write_shard(tmp_path / "other/serial_0.tar", labels)
         with pytest.raises(UsageError, match=reason):
@@ -144,6 +146,10 @@ def test_invalid_tar_streams_are_refused(stream: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "other/serial_0.tar", "w") as tar:
         tar.addfile(tarfile.TarInfo("0.input.jpg"))
     with pytest.raises(UsageError, match="none with <key>"):
+        open_tree(tmp_path / "other")
+    whole = (stream / "serial_9.tar").read_bytes()
+    (tmp_path / "other/serial_0.tar").write_bytes(gzip.compress(whole))
+    with pytest.raises(StreamError, match="cannot be read as a tar file, uncompressed"):
         open_tree(tmp_path / "other")
     (tmp_path / "other/serial_0.tar").write_bytes(b"no tar")
     with pytest.raises(StreamError, match="cannot be read"):
