@@ -41,11 +41,11 @@ class _StderrHandler(logging.Handler):
 
 
 def say(text: str, level: str = "info", *, as_json: bool = False, **more: object) -> None:
-    """Write a command's own message to standard error: as it is, or as JSON Lines with more fields."""
+    """Write a command's own message to standard error: as printable lines, or as JSON Lines with more fields."""
     if as_json:
         _write_json_line(level, text, **more)
     else:
-        _write(text)
+        _write("\n".join(map(printable, text.split("\n"))))
 
 
 def _write_json_line(level: str, message: str, **more: object) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
-from remtta.runs.reading import aligned
+from remtta.runs.reading import aligned, printable
 
 WITHIN = 2
 """A difference of up to this many standard errors is marked as insignificant (a level of about 5 %)."""
@@ -56,7 +57,7 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     }
     entries = [text for sign, text in meanings.items() if sign in cells]
     if start := results["settings"].get("start_delta"):
-        entries.append(f"all methods, source included, start from {start['path']}")
+        entries.append(f"all methods, source included, start from {printable(start['path'])}")
     if all(content["gain"] is None for content in results["methods"].values()):
         entries.append("no gains, as source is not among the methods (add it, with --resume)")
     return [*entries, "SE standard error of the mean, by the number of images"]
@@ -127,7 +128,11 @@ def markdown_table(results: Mapping[str, Any]) -> str:
 def _markdown(table: Table) -> str:
     header, rows = table
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+    return "".join(f"| {' | '.join(map(_escaped, cells))} |\n" for cells in lines)
+
+
+def _escaped(cell: str) -> str:
+    return escape(printable(cell), quote=False).replace("|", "\\|")
 
 
 def plain_table(results: Mapping[str, Any]) -> str:

@@ -83,6 +83,14 @@ def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> Non
     assert "| a | 11.59 | 11.59 | 13.98 |" in markdown_table(results)
 
 
+def test_names_of_domains_change_neither_the_table_nor_the_terminal(tmp_path: Path) -> None:
+    name = "a|<img>\n\x1b[31m"
+    rows = [{**row, "domain": name} for row in rows_from("source", "01")]
+    results = results_of(tmp_path, rows)
+    assert r"a|<img>\n\x1b[31m" in plain_table(results) and "\x1b" not in plain_table(results)
+    assert r"| error in % | a\|&lt;img&gt;\n\x1b[31m | mean |" in markdown_table(results)
+
+
 def test_errors_have_their_spread_over_seeds(tmp_path: Path) -> None:
     rows = [rows_from("rem", right, seed=seed, ranks="1116") for seed, right in enumerate(("0011", "0111"))]
     results = results_of(tmp_path, *rows, num_classes=10)
