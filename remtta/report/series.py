@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from remtta.runs.folder import EVENTS, PREDICTIONS
-from remtta.runs.reading import Row, read_rows
+from remtta.runs.reading import Row, printable, read_rows
 
 MAX_FRAMES = 8  # shown per kind
 _MAX_BINS = 120  # per curve
@@ -85,8 +85,8 @@ def binned(values: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def name_of(row: Row) -> str:
-    """Return the label of a row's class, or its number."""
-    return str(row.get("label") or row["class"])
+    """Return the label of a row's class, printable, or its number."""
+    return printable(str(row.get("label") or row["class"]))
 
 
 def _predicted(path: Path) -> Iterator[Row]:
