@@ -8,8 +8,9 @@ import json
 import logging
 import socket
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError
+from remtta.models.checkpoints import most_bytes
 from remtta.models.embedded import EMBEDDED
 from remtta.models.huggingface import build_folder, transformers_folder
 from remtta.options import ModelOptions
@@ -29,7 +31,6 @@ _LOCAL, _HUB = "local-dir:", "hf-hub:"
 _MIN_LIKE = 0.7  # difflib's ratio below which names have little in common
 _MAX_NAMED = 3  # suggestions for an unknown name
 _MAX_BYTES = 2**36  # of weights: twice timm's largest model
-_MIN_BYTES, _MAX_TIMES = 2**30, 16  # above this, weights may take this many times their file's size
 _DAMAGE = (
     *(TypeError, AttributeError, LookupError, ArithmeticError, RecursionError),
     *(json.JSONDecodeError, UnicodeDecodeError),
@@ -56,10 +57,13 @@ def create(name: str, given: ModelOptions, *, pretrained: bool) -> nn.Module:
                 f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
                 f"({', '.join(own)})"
             )
-        return build_folder(folder, kwargs.get("num_classes"), size)
+        build = partial(build_folder, folder, kwargs.get("num_classes"), size)
+        _check_size(name, given.checkpoint, build)
+        return build()
     local = name.startswith(_LOCAL)
     sized = {} if size is None else {"img_size": tuple(size)}
-    _check_size(name, given.checkpoint, {**kwargs, **sized})
+    if (kwargs or sized or local) and not name.startswith(_HUB):
+        _check_size(name, given.checkpoint, partial(timm.create_model, name, pretrained=False, **{**kwargs, **sized}))
     if pretrained and not local:
         _log.info("loading the pretrained weights of %s (downloaded on first use)", name)
     remote = not local and (pretrained or ":" in name)
@@ -107,21 +111,19 @@ def _check_name(name: str) -> None:
         raise UsageError(f'unknown weights "{name}"; choose {", ".join(known)}')
 
 
-def _check_size(name: str, checkpoint: str | Path | None, kwargs: Mapping[str, Any]) -> None:
+def _check_size(name: str, checkpoint: str | Path | None, build: Callable[[], nn.Module]) -> None:
     """Raise if a model is far larger than its weights file, or than any model, before it takes memory."""
     local = name.startswith(_LOCAL)
-    if not (kwargs or local) or name.startswith(_HUB):
-        return
     try:
-        with torch.device("meta"):  # allocates no memory
-            model = timm.create_model(name, pretrained=False, **kwargs)
+        with torch.device("meta"), logging_at(logging.ERROR, _log):  # allocates no memory, and warns only once
+            model = build()
     except Exception as error:  # building the model fails in the same way, and reports it
         _log.debug("the size of %s is not known beforehand: %s", name, error)
         return
     num_bytes = 4 * sum(parameter.numel() for parameter in model.parameters())
     files = Path(name.removeprefix(_LOCAL)).iterdir() if local and checkpoint is None else [Path(checkpoint or "")]
     largest = max((file.stat().st_size for file in files if file.is_file()), default=0)
-    if num_bytes > min(_MAX_BYTES, max(_MIN_BYTES, _MAX_TIMES * largest) if largest else _MAX_BYTES):
+    if num_bytes > min(_MAX_BYTES, most_bytes(largest) if largest else _MAX_BYTES):
         beside = f", but its weights file has only {largest / 2**20:,.1f} MiB" if largest else ""
         text = f"{name} could not be built: it would take {num_bytes / 2**20:,.0f} MiB{beside}"
         raise CheckpointError(f"{text}; its config.json is damaged") if local else ModelError(text)

@@ -131,9 +131,14 @@ def _content(path: Path) -> object:
             raise ValueError("it is a safetensors file; rename it to end in .safetensors")
         if not start.startswith(_TORCH_STARTS):
             raise ValueError(f"it starts with {start!r}" if start else "it is empty")
+        if start.startswith(b"PK"):
+            with zipfile.ZipFile(path) as archive:
+                _check_size(path, sum(each.file_size for each in archive.infolist()))
         # timm's training checkpoints store their command line as an argparse.Namespace, which is harmless.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path} holds more than weights ({_unsafe_names(path)}) and could run code, so it was not loaded; "
@@ -167,7 +172,21 @@ def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
         if not isinstance(name, str) or not isinstance(value, Tensor):
             text = f"{path} holds {type(value).__name__} at {name!r} instead of named weights"
             raise CheckpointError(f"{text}; save the model's state_dict() alone")
+    _check_size(path, sum(value.numel() * value.element_size() for value in found.values()))
     return found
+
+
+def most_bytes(file_bytes: int) -> int:
+    """Return the most memory that weights may take, given the size of their file."""
+    return max(2**30, 16 * file_bytes)
+
+
+def _check_size(path: Path, num_bytes: int) -> None:
+    """Raise CheckpointError for a compressed file, or one of tensors that repeat few values, that would fill memory."""
+    own = path.stat().st_size
+    if num_bytes > most_bytes(own):
+        shown = f"{num_bytes / 2**20:,.0f} MiB, but the file has only {own / 2**20:,.1f} MiB"
+        raise CheckpointError(f"{path} was not loaded: its weights would take {shown}; it is damaged")
 
 
 def without_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@ import argparse
 import os
 import pickle
 import warnings
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from remtta.errors import CheckpointError, UsageError
+from remtta.models import checkpoints
 from remtta.models.checkpoints import checkpoint_dtypes, load_checkpoint
 from remtta.models.hashing import state_sha256
 from remtta.models.loading import load_model
@@ -186,6 +188,16 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(how: str, tmp_path: Path) -
     assert "holds more than weights" in text
     assert "could run code, so it was not loaded; save it again with torch.save(model.state_dict(), ...)" in text
     assert how != "zip" or f"({os.mkdir.__module__}.mkdir)" in text
+
+
+def test_weights_far_larger_than_their_file_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save({"head.bias": torch.zeros(1).expand(2**29)}, path := tmp_path / "vit.pth")
+    assert "its weights would take 2,048 MiB, but the file has only 0.0 MiB" in _refusal(path)
+    torch.save(_state(), path)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("zeros", bytes(2**23))
+    monkeypatch.setattr(checkpoints, "most_bytes", lambda file_bytes: 2**23)
+    assert "its weights would take 8 MiB" in _refusal(path)
 
 
 def test_pickled_arrays_in_a_google_release_are_refused_and_not_run(tmp_path: Path) -> None:

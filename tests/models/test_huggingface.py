@@ -239,6 +239,7 @@ def test_windows_that_have_to_be_padded_are_refused(tmp_path: Path) -> None:
         (_vit, {"hidden_act": "relu"}, r"says hidden_act='relu'; timm's model supports only 'gelu'$"),
         (_vit, {"architectures": ["ViTModel"]}, r"says ViTModel; remtta reads ViTForImageClassification$"),
         (_vit, {"id2label": {"3": "cat"}}, r"id2label that does not count from 0: \{'3': 'cat'\}"),
+        (_vit, {"intermediate_size": 4_000_000}, r"it would take 1,\d+ MiB, but its weights file has only 0"),
         (_vit, {"num_attention_heads": 5}, r"describes no model that can be built \(.*divisible"),
         (_swin, {"use_absolute_embeddings": True}, r"says use_absolute_embeddings=True"),
         (_vit, {"num_hidden_layers": 1}, r"unknown to the model: blocks\.1\."),
