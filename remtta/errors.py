@@ -21,8 +21,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_NAMES = "pass password passwd passwort pwd pw psw token access_token auth key api_key apikey secret sig signature"
-_SECRETS = re.compile(rf"(?i)([?&;](?:{'|'.join(_NAMES.split(' '))})=)[^&;#]*")
+_SECRETS = re.compile(
+    r"(?i)((?:pas|pwd|psw|secret|token|signature|credential)[\w.%-]{0,32}=|(?<![^\W_])(?:pw|auth|api_?key|key|sig|jwt)=)"
+    r"[^&;#]*"
+)
 
 
 class RemttaError(Exception):

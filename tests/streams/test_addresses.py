@@ -125,7 +125,11 @@ def test_a_password_does_not_go_to_a_server_that_is_redirected_to(camera_and_str
         ("http://[::1]:80/@me/live", "http://[::1]:80/@me/live"),
         ("http://host/v.cgi?user=admin&pwd=secret&rate=0", "http://host/v.cgi?user=admin&pwd=***&rate=0"),
         ("http://host/v?Token=abc#t=1", "http://host/v?Token=***#t=1"),
-        ("http://host/v?monkey=1", "http://host/v?monkey=1"),
+        ("http://host/v?monkey=1&access_key=a&sig=b", "http://host/v?monkey=1&access_key=***&sig=***"),
+        ("srt://host:9000?mode=caller&passphrase=secret", "srt://host:9000?mode=caller&passphrase=***"),
+        ("http://host/v?loginuse=me&loginpas=secret", "http://host/v?loginuse=me&loginpas=***"),
+        ("http://host/v?X-Amz-Date=1&X-Amz-Signature=abc", "http://host/v?X-Amz-Date=1&X-Amz-Signature=***"),
+        ("rtsp://host/user=me_password=secret_channel=1.sdp", "rtsp://host/user=me_password=***"),
         ("folder/user:me@home?pwd=1.png", "folder/user:me@home?pwd=1.png"),
     ],
 )
