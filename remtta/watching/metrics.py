@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
     from remtta.runs.budget import Latencies
     from remtta.runs.run import Run
+
+_PATIENCE_S, _MOST_CLIENTS = 10.0, 16
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histograms' buckets; exact to within 4 %, the width of a bin of `Latencies`."""
@@ -62,6 +65,10 @@ class Metrics:
         except (OSError, UnicodeError) as error:  # UnicodeError: a..b is no name of a host
             where, why = f"{address[0]}:{address[1]}", getattr(error, "strerror", None) or error
             raise UsageError(f"--metrics {where}: {why}; choose another port, or a host of this machine") from error
+        # Clients that send nothing or are gone, or too many, must not use up the descriptors that the run needs.
+        self._server.RequestHandlerClass = type("_", (self._server.RequestHandlerClass,), {"timeout": _PATIENCE_S})
+        self._server.verify_request = lambda request, address: _num_clients() < _MOST_CLIENTS
+        self._server.handle_error = lambda request, address: None
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of every run, for prometheus_client."""
@@ -98,6 +105,10 @@ class Metrics:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+
+
+def _num_clients() -> int:
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
 
 
 def sample(run: Run) -> Sample:

@@ -21,6 +21,7 @@ from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import open_stream
+from remtta.watching import metrics
 from remtta.watching.metrics import BUCKETS_S, Metrics, parse_metrics_address
 from tests.command import refusal_of
 from tests.conftest import draw_folder, tiny_vit
@@ -102,6 +103,15 @@ def test_each_stream_of_a_site_is_reported_by_its_name(served: tuple[Metrics, st
     adapt_streams(tiny_vit(), streams, tmp_path / "site", setup, metrics=metrics)
     told = scrape(url)
     assert (value(told, "remtta_frames_total", "a"), value(told, "remtta_frames_total", "b")) == (2, 5)
+
+
+@pytest.mark.parametrize(("limit", "value", "first"), [("_PATIENCE_S", 0.1, 0), ("_MOST_CLIENTS", 2, 2)])
+def test_idle_clients_are_sent_away(limit: str, value: float, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, limit, value)
+    with contextlib.ExitStack() as opened:
+        opened.enter_context(contextlib.closing(Metrics(("127.0.0.1", port := free_port()))))
+        clients = [opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)) for _ in range(4)]
+        assert all(client.recv(1) == b"" for client in clients[first:])
 
 
 def test_a_histogram_counts_what_is_below_each_edge() -> None:
