@@ -107,6 +107,8 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bo
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with writing(path):
+            temporary.unlink(missing_ok=True)
+            temporary.touch(exist_ok=False)  # not through a link that somebody else has put there
             write(temporary)
             if durable:
                 with open(temporary, "r+b") as file:  # Windows only syncs files that are open for writing

@@ -13,6 +13,7 @@ from remtta import RunOptions, adapt_stream
 from remtta.errors import OutputError, UsageError
 from remtta.files import FolderLock, is_locked, remove_leftovers, write_atomically, write_json
 from remtta.runs.folder import RunFolder
+from remtta.runs.writer import RowWriter
 from tests.conftest import raising, tiny_vit
 
 
@@ -177,7 +178,7 @@ def test_a_run_removes_what_a_killed_one_was_writing(how: str, frames: Path, tmp
     assert kept.name.startswith(".mine.txt.")
 
 
-@pytest.mark.parametrize("name", [".reserve", ".lock"])
+@pytest.mark.parametrize("name", [".reserve", ".lock", "predictions.jsonl", f".run.json.{os.getpid()}.tmp"])
 def test_a_planted_link_is_not_written_through(name: str, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     folder = tmp_path / "run"
@@ -186,6 +187,8 @@ def test_a_planted_link_is_not_written_through(name: str, tmp_path: Path) -> Non
     held = RunFolder(folder)
     held.lock()
     held.reserve_space(1000)
+    RowWriter(folder / "predictions.jsonl").close()
+    write_json(folder / "run.json", {})
     assert (tmp_path / "precious").read_text() == "mine"
     held.release()
     assert (tmp_path / "precious").read_text() == "mine"

@@ -66,6 +66,8 @@ class RowWriter:
         if keep_bytes > (path.stat().st_size if keeps else 0):
             raise UsageError(f"{path} has lost lines since they were saved; start again with --overwrite")
         with writing(path):
+            if not keeps and path.is_symlink():  # do not write through a link
+                path.unlink()
             self._file = open(path, "r+b" if keeps else "w+b", buffering=0)  # noqa: SIM115 - closed by close()
             _read_into(self._digest, self._file, keep_bytes)
             if kept_sha256 is not None and self._digest.hexdigest() != kept_sha256:
