@@ -32,7 +32,8 @@ def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> Any:
 def bound_allocations(cv2: Any) -> None:
     """Limit single allocations of FFmpeg to 256 MiB from now on, if its library can be found.
 
-    Otherwise a server that never ends a picture of its MJPEG stream would fill the memory, since FFmpeg buffers it.
+    Otherwise a picture of an MJPEG stream that never ends, which FFmpeg buffers, or a huge one in a video file would
+    fill the memory.
     """
     place = Path(cv2.__file__)
     for library in [place] if place.suffix == ".so" else place.parent.glob("cv2*.so"):

@@ -101,8 +101,7 @@ def open_capture(
     if isinstance(source, int):
         return cv2.VideoCapture(source)
     _require_utf8(source)
-    if "://" in source:
-        bound_allocations(cv2)
+    bound_allocations(cv2)
     open_ms, read_ms = round(1000 * open_timeout_s), round(1000 * read_timeout_s)
     timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_ms, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
     if "://" not in source:

@@ -101,6 +101,13 @@ def test_a_text_or_a_part_named_mp4_is_a_stream_error(tmp_path: Path, content: s
         list(open_stream(path).frames)
 
 
+def test_a_frame_of_over_256_mib_is_not_decoded(tmp_path: Path) -> None:
+    Image.new("1", (9600, 9600)).save(tmp_path / "a.mp4", "PNG")
+    [frame] = open_stream(tmp_path / "a.mp4").frames
+    with pytest.raises(FrameError, match=r"^cannot be decoded$"):
+        frame.load()
+
+
 def test_a_broken_video_among_paths_is_one_unreadable_frame(tmp_path: Path) -> None:
     broken = tmp_path / "b.mp4"
     broken.write_text("not a video\n")
