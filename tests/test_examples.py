@@ -230,6 +230,7 @@ def test_a_service_learns_from_requests_and_continues_where_it_was(
 ) -> None:
     client = pytest.importorskip("fastapi.testclient")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # the service lowers it
     service = example("serve", monkeypatch, checkpoint)
     Image.new("RGBA", (40, 36)).save("clear.png")
     Image.new("RGB", (40, 36), "white").save("white.png")
@@ -239,7 +240,8 @@ def test_a_service_learns_from_requests_and_continues_where_it_was(
         rows = http.post("/predict", files=sent).json()
         assert rows[6] == pytest.approx(rows[7])  # as everywhere, transparent pixels are white
         assert len(rows) == 8 and all(row.keys() == {"class", "prob"} for row in rows)
-        refused = http.post("/predict", files=[("images", b"nothing")])
+        program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"  # for Ghostscript
+        refused = http.post("/predict", files=[("images", program)])
         assert refused.status_code == 422 and "no image: cannot identify" in refused.json()["detail"]
         learned = service.app.state.adapter.delta()
     with client.TestClient(service.app):
