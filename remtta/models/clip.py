@@ -129,7 +129,9 @@ def _built(name: str, wanted: str, tag: str | None, open_clip: Any, given: Model
                 force_image_size=given.input_size,
                 force_preprocess_cfg={key: about[key] for key in _TAG if key in about},
             )
-            return model, open_clip.get_tokenizer(wanted)
+            text = (open_clip.get_model_config(wanted) or {}).get("text_cfg", {})
+            safe = {"trust_remote_code": False} if text.get("hf_tokenizer_name") else {}  # which the config might set
+            return model, open_clip.get_tokenizer(wanted, **safe)
     except Exception as error:  # open_clip and its download libraries share no base class
         reason = first_line(error)[:200]
         if remote and not isinstance(error, (TypeError, ImportError)):

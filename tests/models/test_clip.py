@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from remtta import Delta, load_base, load_model
 from remtta.deltas.delta import check_base
-from remtta.errors import CheckpointError, DeltaError, DownloadError, UsageError
+from remtta.errors import CheckpointError, DeltaError, DownloadError, ModelError, UsageError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.hashing import state_sha256
@@ -19,7 +19,7 @@ from remtta.models.prompts import TEMPLATES
 from remtta.models.text_tower import TextTower
 from remtta.models.zero_shot import checkpoint_state, zero_shot_head
 from tests.conftest import raising, random_images
-from tests.models.tiny_clip import NAMES, VISION, tiny_clip
+from tests.models.tiny_clip import NAMES, TEXT, VISION, tiny_clip
 
 TIMM = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 160}
 SIGLIP = {"timm_model_name": "test_vit3", "timm_pool": "map", "timm_proj": "none", "image_size": 160}
@@ -158,6 +158,16 @@ def test_invalid_zero_shot_models_are_refused_in_one_line(tmp_path: Path) -> Non
         with pytest.raises(UsageError) as caught:
             load_model(model, **{"labels": NAMES, **given})
         assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_code_beside_a_tokenizer_is_not_run(tmp_path: Path) -> None:
+    own, place, ran = {"trust_remote_code": True}, tmp_path / "model", tmp_path / "ran"
+    name, _ = tiny_clip(place, text_cfg={**TEXT, "hf_tokenizer_name": "own", "tokenizer_kwargs": own})
+    (place / "own.py").write_text(f"open({str(ran)!r}, 'w')")
+    (place / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["own.T", "own.T"]}}')
+    with pytest.raises(ModelError, match=" could not be built: "):
+        load_model(name, labels=NAMES)
+    assert not ran.exists()
 
 
 def test_without_a_network_there_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
