@@ -10,7 +10,7 @@ import typer
 
 from remtta.bench.subjects import BenchOptions
 from remtta.cli.classifiers import load_torch
-from remtta.cli.running import PrintOptions, RunningOptions
+from remtta.cli.running import PrintOptions, RunningOptions, keep_compiled_code
 from remtta.errors import counted
 from remtta.options.option import Only
 
@@ -36,6 +36,8 @@ def bench(
       remtta bench --model vit_base_patch16_224 --batch-size 8
     """
     with running.command():
+        if bench.compile:
+            keep_compiled_code()
         load_torch("remtta.bench.measure", bench.model)
         from remtta.bench.measure import as_json, processor, run_bench
         from remtta.models.loading import select_device

@@ -14,7 +14,7 @@ import typer
 
 from remtta.cli.reporting import command, say
 from remtta.engines.interrupts import Interrupts
-from remtta.files import check_target
+from remtta.files import cache_folder, check_target
 from remtta.options.option import Option, in_output
 
 if TYPE_CHECKING:
@@ -22,6 +22,11 @@ if TYPE_CHECKING:
 
 
 _MAX_THREADS = 4 * (os.cpu_count() or 1)
+
+
+def keep_compiled_code() -> None:
+    """Have torch cache compiled code in remtta's folder: its own, in /tmp, may have been made by another user."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,9 @@ class RunningOptions:
         return self.log_format == "json"
 
     def command(self) -> AbstractContextManager[Interrupts]:
-        """Return `reporting.command` with these message options."""
+        """Return `reporting.command` with these message options, before torch is loaded."""
+        if self.compile_model:
+            keep_compiled_code()
         return command(verbose=self.verbose, quiet=self.quiet, debug=self.debug, as_json=self.as_json)
 
     def tell(self, text: str) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import os
 import re
 from collections import defaultdict
 from dataclasses import is_dataclass
@@ -72,6 +73,7 @@ def test_blocks_are_compiled_and_threads_set_if_asked_for(
     root, compiled, threads = write_tree(tmp_path / "c", ["fog"], classes=["0"], each=1), list[str](), list[int]()
     monkeypatch.setattr(nn.Module, "compile", lambda self, **_: compiled.append(type(self).__name__))
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    monkeypatch.setattr(os, "environ", {"REMTTA_CACHE": "mine"})
     name, *more = command
     for number, asked in enumerate(([], ["--compile", "--threads", "2"])):
         assert (compiled, threads) == ([], [])
@@ -79,6 +81,7 @@ def test_blocks_are_compiled_and_threads_set_if_asked_for(
         options += ["-o", tmp_path / str(number)]
         assert remtta_here(name, root, *options, *asked) == 0
     assert (compiled, threads) == (["Block", "Block"], [2])
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == os.path.join("mine", "compiled")  # not in /tmp
 
 
 def test_options_of_live_sources_reach_them(monkeypatch: pytest.MonkeyPatch) -> None:
