@@ -105,10 +105,11 @@ def read_class_map(path: Path) -> dict[str, int]:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".json":
             return {str(name): int(number) for name, number in json.loads(text).items()}
-        pairs = [re.split(r"[,\t ]+(?=-?\d+$)", line.strip()) for line in text.splitlines() if line.strip()]
+        parts = (re.split(r"[,\t ](?=[^,\t ]*$)", line.strip()) for line in text.splitlines() if line.strip())
+        pairs = [(name.rstrip(",\t "), int(number)) for name, number in parts]
         if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
             raise ValueError(f"{_some(twice)} is given twice")
-        return {name: int(number) for name, number in pairs}
+        return dict(pairs)
     except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(
             f'{path} is not a class map ({error}); write a line "folder number" per class, or a JSON object'

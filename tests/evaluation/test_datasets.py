@@ -214,7 +214,7 @@ def test_numbers_names_and_alphabetical_order() -> None:
 def test_class_maps_come_as_lines_or_json(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert read_class_map(tmp_path / name) == {"a": 1, "my dog": 0}
-    for wrong in ("a class without its number", "a 1\na 2\n", "[" * 100_000, '{"a": 1e999}'):
+    for wrong in ("a class without its number", "a 1\na 2\n", "[" * 100_000, '{"a": 1e999}', f"a{' ' * 10**6}b"):
         (tmp_path / name).write_text(wrong)
         with pytest.raises(UsageError, match="is not a class map"):
             read_class_map(tmp_path / name)
