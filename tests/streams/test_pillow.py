@@ -85,26 +85,15 @@ def test_an_endless_header_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
         load_image(path)
 
 
-@pytest.mark.parametrize("inside", [False, True])
-def test_a_program_is_not_run_as_an_image(inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ghostscript, path = tmp_path / "gs", tmp_path / "a.jpg"
-    ghostscript.write_text(f"#!/bin/sh\ntouch {tmp_path / 'ran'}")
-    ghostscript.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    program = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 64 64\n%%EndComments\nshowpage\n"
-    fields = [(60, b"\3\1"), (20, b"\x40"), (30, b"\x40"), (120, b"\1")]
-    around = b"".join(b"\x1c\3%c\0%c%s" % (tag, len(value), value) for tag, value in fields)
-    path.write_bytes(around + b"\x1c\x08\x0a\0%c" % len(program) + program if inside else program)
+def test_a_program_for_ghostscript_and_a_compressed_fits_file_are_not_decoded(tmp_path: Path) -> None:
+    (program := tmp_path / "a.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n")
     with pytest.raises(FrameError, match=r"^not an image that Pillow can read$"):
-        load_image(path)
-    assert not (tmp_path / "ran").exists() and not {".eps", ".iim"} & image_suffixes()
-
-
-def test_a_compressed_fits_file_is_not_decoded(tmp_path: Path) -> None:
-    primary = ["SIMPLE  = T", "BITPIX  = 8", "NAXIS   = 0", "END"]
-    table = "XTENSION= 'BINTABLE',BITPIX  = 8,NAXIS   = 2,NAXIS1  = 0,NAXIS2  = 0,ZIMAGE  = T,ZCMPTYPE= 'GZIP_1  '"
-    cards = [*table.split(","), "ZBITPIX = 32", "ZNAXIS  = 2", "ZNAXIS1 = 9000", "ZNAXIS2 = 9000", "END"]
-    headers = ("".join(card.ljust(80) for card in each).ljust(2880) for each in (primary, cards))
+        load_image(program)
+    assert not {".eps", ".iim"} & image_suffixes()
+    primary = "SIMPLE  = T|BITPIX  = 8|NAXIS   = 0|END"
+    table = "XTENSION= 'BINTABLE'|BITPIX  = 8|NAXIS   = 2|NAXIS1  = 0|NAXIS2  = 0|ZIMAGE  = T|ZCMPTYPE= 'GZIP_1  '"
+    table += "|ZBITPIX = 32|ZNAXIS  = 2|ZNAXIS1 = 9000|ZNAXIS2 = 9000|END"
+    headers = ["".join(card.ljust(80) for card in each.split("|")).ljust(2880) for each in (primary, table)]
     (tmp_path / "a.fits").write_text("".join(headers).ljust(9000))
     with pytest.raises(FrameError, match=r"^a compressed FITS file"):
         load_image(tmp_path / "a.fits")
