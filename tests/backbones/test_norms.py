@@ -26,14 +26,7 @@ def test_vit_base_adapts_as_many_parameters_as_in_the_paper(choice: str | None, 
 
 @pytest.mark.parametrize(
     ("choice", "blocks"),
-    [
-        (None, (0, 1, 2)),
-        ("0-1", (0, 1)),
-        ("0,2", (0, 2)),
-        ("3", (3,)),
-        ("0,2-3", (0, 2, 3)),
-        (" 2 , 0-1, 1 ", (0, 1, 2)),
-    ],
+    [(None, (0, 1, 2)), ("0-1", (0, 1)), ("0,2", (0, 2)), ("3", (3,)), ("0,2-3", (0, 2, 3)), (" 2, 0-1, 1", (0, 1, 2))],
 )
 def test_blocks_are_chosen_by_number_and_listed_in_model_order(choice: str | None, blocks: tuple[int, ...]) -> None:
     vit = tiny_vit(depth=4)

@@ -288,9 +288,7 @@ def test_what_the_disk_refuses_is_one_line(frames: Path, tmp_path: Path, capfd: 
     assert record_of(out)["exit_reason"] == "unfinished"
 
 
-def test_an_image_that_cannot_be_corrupted_is_named(
-    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_that_is_not_corrupted_is_named(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("remtta.corruptions.worker.corrupt", raising(MemoryError()))
     with pytest.raises(RemttaError, match=r"frame_0.png: fog at severity 5 failed: MemoryError$"):
         corrupt_tree(frames, tmp_path / "out", CorruptOptions(corruptions=("fog",), jobs=1))

@@ -44,9 +44,7 @@ def test_paths_from_a_pipe_and_predictions_to_a_pipe_and_strange_names_stay_prin
     assert b"\x1b[31m" not in out + err
 
 
-def test_a_reader_that_leaves_ends_the_run_with_0_after_a_clean_save(
-    frames: Path, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_reader_that_leaves_ends_the_run_with_0_and_a_save(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
     options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "1", "-o", str(tmp_path / "run")]
     reader, writer = os.pipe()
     with Started("adapt", frames, *options, "--predictions", "-", stdout=writer) as process:

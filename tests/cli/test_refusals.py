@@ -37,11 +37,7 @@ def _errors() -> list[Any]:
         (["adapt", "frames", "--model", "remtta-demo", "--use-ema"], 2, "one fixed model; leave --use-ema out"),
         (["adapt", "frames", "--model", "empty"], 2, "a folder is local-dir:empty"),
         (["adapt", "frames", *tiny, "--set", "lrr=1"], 2, 'unknown setting of remtta "lrr"; did you mean lr?'),
-        (
-            ["adapt", "frames", *tiny, "--input-size", "33"],
-            2,
-            "33 is not a multiple of the patch size 4; choose 32",
-        ),
+        (["adapt", "frames", *tiny, "--input-size", "33"], 2, "33 is not a multiple of the patch size 4; choose 32"),
         (["adapt", "frames", *tiny[:-1], "."], 2, ".: a folder; name the file in it"),
         (["adapt", "frames", *other], 4, "the file has 7 classes: see --num-classes"),
         (["apply", "tiny.safetensors", "-o", "out.pth"], 2, "must end in .safetensors"),

@@ -48,10 +48,7 @@ def test_sizes_of_the_model_are_taken_from_the_header(tmp_path: Path) -> None:
         ({"input_size": [99999, 32]}, "absurd input size"),
         ({"input_size": 5}, "absurd input size"),
         ({"input_size": [None, None]}, "absurd input size"),
-        *(
-            ({"preprocessing": each}, "no preprocessing")
-            for each in ({"mean": [*"abc"]}, {"std": 1}, {"crop_pct": "x"})
-        ),
+        *(({"preprocessing": each}, "preprocessing") for each in ({"mean": [*"abc"]}, {"std": 1}, {"crop_pct": "x"})),
         ({"foo": 1}, "unknown model options: foo"),
     ],
 )

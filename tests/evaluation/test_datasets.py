@@ -58,9 +58,7 @@ def test_domains_have_the_fields_order(names: list[str], all_: bool, expected: l
         (lambda root: write_tree(root, ["fog"], classes=["1", "2"]), "ImageNet-C tree", ["fog5"]),
     ],
 )
-def test_layouts_are_distinguished(
-    make: Callable[[Path], Path], layout: str, titles: list[str], tmp_path: Path
-) -> None:
+def test_layouts_are_told_apart(make: Callable[[Path], Path], layout: str, titles: list[str], tmp_path: Path) -> None:
     dataset = open_tree(make(tmp_path / "data"))
     assert (dataset.layout, [domain.title for domain in dataset.domains]) == (layout, titles)
 

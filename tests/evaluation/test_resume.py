@@ -203,9 +203,7 @@ def kill_a_worker(evaluation: Path) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def test_what_workers_began_goes_on_without_them(
-    tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_workers_began_goes_on_without(tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = list[tuple[str, int]]()
 
     def here(work: Any, shared: Any, tasks: Any, *, jobs: int, interrupts: Any) -> Iterator[tuple[int, bool]]:

@@ -82,9 +82,7 @@ def _timm_training_checkpoint(path: Path, state: State, averaged: State | None, 
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    args = argparse.Namespace(
-        lr=1e-3, **{"mean": None, "interpolation": "", "model_kwargs": {"img_size": 32}, **options}
-    )
+    args = argparse.Namespace(lr=1e-3, **{"mean": None, "interpolation": "", "model_kwargs": {"depth": 3}, **options})
     content = {"epoch": 7, "arch": "vit_tiny_patch16_224", "state_dict": state, "optimizer": optimizer.state_dict()}
     content |= {"version": 2, "args": args, "metric": 71.2, "amp_scaler": {"scale": 65536.0, "growth_interval": 2000}}
     torch.save(content if averaged is None else {**content, "state_dict_ema": averaged}, path)
@@ -315,25 +313,10 @@ REFUSED: list[tuple[str, Write, dict[str, Any], str]] = [
     ("vit.safetensors", _renamed, {}, "missing in the file: norm.weight; unknown to the model: neck.weight"),
     ("vit.pth", _saved([1, 2]), {}, "holds list instead of named weights"),
     ("vit.pth", _saved({}), {}, "holds dict instead of named weights"),
-    (
-        "vit.pth",
-        _saved({"epoch": 3}),
-        {},
-        "holds int at 'epoch' instead of named weights; save the model's state_dict()",
-    ),
-    (
-        "vit.pt",
-        _scripted,
-        {},
-        " is not a readable PyTorch checkpoint: it is a TorchScript program; save its state_dict()",
-    ),
+    ("vit.pth", _saved({"epoch": 3}), {}, "holds int at 'epoch' instead of named weights; save the model's state"),
+    ("vit.pt", _scripted, {}, " is not a readable PyTorch checkpoint: it is a TorchScript program; save its state"),
     ("vit.pth", _saved({"model": {"a": [1.0]}}), {}, "holds list at 'a' instead of named weights"),
-    (
-        "vit.pth",
-        _with_head(lambda t: t.to(torch.complex64)),
-        {},
-        "as torch.complex64; remtta takes weights in floating",
-    ),
+    ("vit.pth", _with_head(lambda t: t.to(torch.complex64)), {}, "as torch.complex64; remtta takes weights in"),
     ("vit.pth", _with_head(lambda t: t / 0), {}, "holds values in head.weight that are not finite numbers"),
     ("odd.pth", _with_head(Tensor.to_sparse), {}, "odd.pth"),
     ("vit.pth", _with_head(lambda t: t.to("meta")), {}, "as a sparse, quantised or empty tensor; save plain weights"),

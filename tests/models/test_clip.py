@@ -141,11 +141,7 @@ def test_invalid_zero_shot_models_are_refused_in_one_line(tmp_path: Path) -> Non
     (tmp_path / "bad.txt").write_text("no place\n")
     refused: list[tuple[str, dict[str, Any], str]] = [
         ("clip:ViT-Q", {}, 'unknown model "clip:ViT-Q"'),
-        (
-            "clip:ViT-B-16",
-            {},
-            "needs weights: name them (clip:NAME/WEIGHTS) or give --checkpoint; open_clip has openai",
-        ),
+        ("clip:ViT-B-16", {}, "needs weights: name them (clip:NAME/WEIGHTS) or give --checkpoint; open_clip has"),
         ("clip:ViT-B-16/other", {}, "needs weights: name them"),
         (name, {"num_classes": 3}, "takes no --num-classes"),
         (name, {"prompts": "none"}, 'unknown prompts "none"; choose single, openai7, openai80, watt'),

@@ -57,9 +57,7 @@ def value(families: dict[str, Metric], name: str, stream: str = "") -> float:
     return float(found)
 
 
-def test_counts_grow_and_agree_with_the_run_and_the_file(
-    served: tuple[Metrics, str], frames: Path, tmp_path: Path
-) -> None:
+def test_counts_grow_and_agree_with_those_of_the_run(served: tuple[Metrics, str], frames: Path, tmp_path: Path) -> None:
     metrics, url = served
     seen: list[dict[str, Metric]] = []
 

@@ -50,9 +50,7 @@ def test_frames_keep_their_times_over_videos_bursts_and_images(tmp_path: Path) -
     assert times == [0, 1, 400, 500, 540, 640, 740, 840, 1340]
 
 
-def test_a_killed_run_leaves_a_video_up_to_the_last_frame_but_one(
-    frames: Path, checkpoint: Path, tmp_path: Path
-) -> None:
+def test_a_killed_run_leaves_a_video_but_for_its_last_frame(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
     path, run = tmp_path / "out.mp4", tmp_path / "run"
     options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", run, "--batch-size", "3"]
     options += ["--annotate", path]
