@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,10 @@ COLOURS = {
     "supervised": "#14783c",
 }
 """Colours of methods, the same in every plot."""
+
+
+AS_IT_IS: Any = {"text.usetex": False, "text.parse_math": False}  # matplotlib types its keys as literals
+"""Settings of matplotlib with which names are no formulas, whatever a user's matplotlibrc says."""
 
 
 def running_error(missed: Sequence[int], window: int | None = None) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -16,7 +17,7 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
 from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import WINDOW
-from remtta.drawing import COLOURS, running_error
+from remtta.drawing import AS_IT_IS, COLOURS, running_error
 from remtta.files import write_atomically
 from remtta.methods.losses import entropy
 from remtta.methods.rem import REM
@@ -34,6 +35,7 @@ _RIGHT, _WRONG = "#14783c", "#be2828"
 _STRIPES = (70, 235)  # greys of a removed patch; at least one stands out on any image
 
 
+@rc_context(AS_IT_IS)
 def draw_picture(result: DemoResult) -> None:
     """Draw a demo's running errors, and one masked frame per condition, into its picture."""
     figure = Figure(figsize=(9.6, 8.4), dpi=100, layout="constrained")

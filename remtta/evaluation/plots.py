@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from remtta.drawing import COLOURS, running_error
+from remtta.drawing import AS_IT_IS, COLOURS, running_error
 from remtta.evaluation.ledger import PLOTS
 from remtta.evaluation.tally import ECE_BINS, Tallies, tally_of, tally_rows
 from remtta.files import write_atomically
@@ -31,6 +31,7 @@ _PANELS = 4  # reliability diagrams per row
 _HALF_BAR = 0.45 / ECE_BINS
 
 
+@rc_context(AS_IT_IS)
 def draw_plots(folder: Path, results: Mapping[str, Any]) -> None:
     """Draw the methods' errors and calibration into `plots` in the folder; raise OutputError if that is impossible."""
     if not (folder / PREDICTIONS).exists():  # of an evaluation that was complete before

@@ -1,9 +1,11 @@
 """Pictures of an evaluation."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib import rc_context
 from matplotlib.figure import Figure
 from PIL import Image
 
@@ -17,8 +19,10 @@ from tests.evaluation.trees import methods_of
 
 
 def test_pictures_are_drawn_for_every_method(tree: Dataset, tmp_path: Path) -> None:
-    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source", "rem", lr=0.01))
-    draw_plots(tmp_path / "run", results)
+    odd = replace(tree, domains=[replace(tree.domains[0], name="a $\\frac{$"), *tree.domains[1:]])
+    results = evaluate(tiny_vit(), odd, tmp_path / "run", methods=methods_of("source", "rem", lr=0.01))
+    with rc_context({"text.usetex": True}):  # as in the matplotlibrc of some
+        draw_plots(tmp_path / "run", results)
     drawn = list((tmp_path / "run" / "plots").iterdir())
     assert {path.stem for path in drawn} == {"error_per_domain", "running_error", "reliability"}
     for path in drawn:
