@@ -18,7 +18,8 @@ set +e # every part of the pipeline has a code, looked at below
 inotifywait --monitor --quiet --event close_write --event moved_to --format '%w%f' "$inbox" |
     remtta adapt - --output "$run/$(date -u +%Y%m%dT%H%M%SZ)" --predictions - --quiet --batch-size 8 "$@" |
     jq --unbuffered -r 'select(.error or .prob < 0.5)
-        | "\(.source): \(.error // "\(.label // .class) at \(.prob * 100 | floor) %, doubtful")"'
+        | "\(.source): \(.error // "\(.label // .class) at \(.prob * 100 | floor) %, doubtful")"
+        | gsub("[[:cntrl:]]"; "?")' # a file's name must not control the terminal
 codes=("${PIPESTATUS[@]}")
 
 if [ "${codes[1]}" != 0 ]; then exit "${codes[1]}"; fi
