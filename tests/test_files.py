@@ -178,12 +178,12 @@ def test_a_run_removes_what_a_killed_one_was_writing(how: str, frames: Path, tmp
     assert kept.name.startswith(".mine.txt.")
 
 
-@pytest.mark.parametrize("name", [".reserve", ".lock", "predictions.jsonl", f".run.json.{os.getpid()}.tmp"])
+@pytest.mark.parametrize("name", [".reserve", ".lock", "predictions.jsonl", ".run.json.{pid}.tmp"])
 def test_a_planted_link_is_not_written_through(name: str, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / name).symlink_to(tmp_path / "precious")
+    (folder / name.format(pid=os.getpid())).symlink_to(tmp_path / "precious")
     held = RunFolder(folder)
     held.lock()
     held.reserve_space(1000)
