@@ -21,7 +21,9 @@ import torch
 from torch import Tensor
 
 from remtta import load_model
+from remtta.backbones.families import backbone_of
 from remtta.evaluation import open_dataset
+from remtta.methods.augmentations import shuffle_patches
 from remtta.methods.centring import Centre
 from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
@@ -35,8 +37,9 @@ Order = Callable[[np.random.Generator, np.ndarray, np.ndarray, int], np.ndarray]
 
 @torch.no_grad()
 def predict(model: Any, root: str, severity: int | None, limit: int | None) -> tuple[Tensor, np.ndarray]:
-    """Return the logits of every image of every domain, shape (D, N, C), and the labels (N,)."""
+    """Return the logits of every image, plain and with shuffled patches, (2, domains, N, C), and the labels (N,)."""
     preprocessing, found = preprocessing_of(model), []
+    rows = preprocessing.input_size[0] // backbone_of(model).patch_size[0]
     transform = preprocessing.transform()
     severities = None if severity is None else [severity]
     dataset = open_dataset(root, num_classes=card_of(model).num_classes, severities=severities, limit=limit)
@@ -45,9 +48,13 @@ def predict(model: Any, root: str, severity: int | None, limit: int | None) -> t
         if not np.array_equal(domain.labels, labels):
             raise SystemExit(f"{root}: {domain.name} has other images than {dataset.domains[0].name}")
         batches = torch.arange(len(labels)).split(BATCH)
-        images = (torch.stack([transform(domain.load(int(place))) for place in places]) for places in batches)
-        found.append(torch.cat([model(preprocessing.normalise(batch)) for batch in images]))
-    return torch.stack(found), labels
+        pixels = (torch.stack([transform(domain.load(int(place))) for place in places]) for places in batches)
+        parts = []
+        for images in map(preprocessing.normalise, pixels):
+            shuffled = shuffle_patches(images, rows, torch.Generator().manual_seed(0))
+            parts.append(torch.stack([model(images), model(shuffled)]))
+        found.append(torch.cat(parts, dim=1))
+    return torch.stack(found, dim=1), labels
 
 
 def draw(rng: np.random.Generator, places: np.ndarray, count: int) -> np.ndarray:
@@ -110,9 +117,9 @@ def stream(name: str, labels: np.ndarray, domains: int, frames: int, seed: int) 
 
 
 def running_mean(batches: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Subtract the running mean of the logits, each batch included."""
+    """Subtract the running mean of the logits, each batch (2, B, C) included."""
     keep, weight, total = 0.5 ** (1 / HALF_LIFE), 0.0, torch.zeros(())
-    for batch in batches:
+    for batch, _ in batches:
         weights = keep ** torch.arange(len(batch) - 1.0, -1, -1)
         total = keep ** len(batch) * total + weights @ batch
         weight = keep ** len(batch) * weight + float(weights.sum())
@@ -122,8 +129,8 @@ def running_mean(batches: Sequence[Tensor]) -> Iterator[Tensor]:
 def centred(batches: Sequence[Tensor]) -> Iterator[Tensor]:
     """Centre the logits as remtta does."""
     centre = Centre(torch.device("cpu"))
-    for batch in batches:
-        centre.expect(torch.ones(len(batch), dtype=torch.bool))
+    for batch, shuffled in batches:
+        centre.expect(torch.ones(len(batch), dtype=torch.bool), shuffled.__getitem__)
         centre.note(batch)
         yield batch - centre.offset
 
@@ -131,9 +138,9 @@ def centred(batches: Sequence[Tensor]) -> Iterator[Tensor]:
 def change(
     logits: Tensor, labels: Tensor, batch_size: int, rule: Callable[[Sequence[Tensor]], Iterator[Tensor]]
 ) -> float:
-    """Return the change of error by a rule, on the frames of a stream, in points."""
-    after = torch.cat(list(rule(logits.split(batch_size))))
-    wrong = [(each.argmax(1) != labels).double().mean() for each in (after, logits)]
+    """Return the change of error by a rule, on the frames of a stream (2, B, C), in points."""
+    after = torch.cat(list(rule(logits.split(batch_size, dim=1))))
+    wrong = [(each.argmax(1) != labels).double().mean() for each in (after, logits[0])]
     return 100 * float(wrong[0] - wrong[1])
 
 
@@ -159,9 +166,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     logits, labels = predict(model, args.root, args.severity, args.limit)
     print("| order | source | running mean | centred |\n|---|---|---|---|", flush=True)
     for name in ORDERS:
-        streams = [stream(name, labels, len(logits), args.frames, seed) for seed in range(args.streams)]
-        picked = [(logits[numbers, places], torch.from_numpy(labels[places])) for numbers, places in streams]
-        source = np.mean([100 * float((z.argmax(1) != y).double().mean()) for z, y in picked])
+        streams = [stream(name, labels, logits.shape[1], args.frames, seed) for seed in range(args.streams)]
+        picked = [(logits[:, numbers, places], torch.from_numpy(labels[places])) for numbers, places in streams]
+        source = np.mean([100 * float((z[0].argmax(1) != y).double().mean()) for z, y in picked])
         cells = [f"{source:.1f}"]
         for rule in (running_mean, centred):
             changes = [change(z, y, args.batch_size, rule) for z, y in picked]

@@ -24,6 +24,7 @@ from remtta.evaluation.plan import EvalPlan
 from remtta.evaluation.scenarios import TimeConstrainedPolicy, Visit, plan_visits
 from remtta.files import writing
 from remtta.guard.observed import ObservedMethod
+from remtta.methods.centring import EVERY
 from remtta.methods.losses import entropy, total_variation
 from remtta.models.heads import whole_tensors
 from remtta.models.peak_memory import peak_bytes, start_peak
@@ -199,7 +200,7 @@ class Trial(Listener):
             "adapted_images": position.adapted,
             "updates": position.updates,
             "cost_ratio": position.cost_ratio,
-            "forwards_per_image": 1 + share * (forwards - 1) + looked,
+            "forwards_per_image": 1 + share * (forwards - 1) + looked + method.net.centred / EVERY,
             "backwards_per_image": share * backwards,
             "models_held": method.objective.num_models,
             "guard": guard_record(self._adapter, position),

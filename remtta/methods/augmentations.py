@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as T
 
@@ -52,6 +53,25 @@ class PixelSpace:
     def normalise(self, pixels: Tensor) -> Tensor:
         """Convert pixels in [0, 1] (..., 3, H, W) to preprocessed images."""
         return (pixels - self._mean.to(pixels.device)) / self._std.to(pixels.device)
+
+
+def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:
+    """Cut each image (B, 3, H, W) into grid x grid patches, and shuffle them, independently per image.
+
+    If the grid does not divide the size, the image is resized to the next smaller size that it divides, and back.
+    """
+    height, width = images.shape[-2:]
+    fitting = (height // grid * grid, width // grid * grid)
+    if fitting != (height, width):
+        resized = F.interpolate(images, fitting, mode="bilinear", antialias=True)
+        mixed = shuffle_patches(resized, grid, generator)
+        return F.interpolate(mixed, (height, width), mode="bilinear", antialias=True)
+    orders = torch.stack([torch.randperm(grid * grid, generator=generator) for _ in images]).to(images.device)
+    patches = images.unflatten(3, (grid, -1)).unflatten(2, (grid, -1))  # (B, 3, grid, h, grid, w)
+    patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)  # (B, grid * grid, 3, h, w)
+    patches = patches[torch.arange(len(images), device=images.device).unsqueeze(1), orders]
+    rows = patches.unflatten(1, (grid, grid)).permute(0, 3, 1, 4, 2, 5)  # (B, 3, grid, h, grid, w)
+    return rows.flatten(4, 5).flatten(2, 3)
 
 
 def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:

@@ -3,13 +3,15 @@
 Under a shift the features of all images move in the same direction, so the last linear layer adds the same offset to
 every image's logits: C numbers, estimated by the running mean of the logits. That mean also contains the stream's own
 classes; if recent images are of few classes, this part is estimated from the model's answers and stays in the logits.
+A shift towards one class is told from images of it by views with shuffled patches, which have the shift, but little of
+the class.
 
 Related: NEO (arXiv:2510.05635) centres the features of a whole domain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -19,22 +21,32 @@ from remtta.models.weights import within
 HALF_LIFE = 35
 """Half-life of an image in the mean, in images; small, so that the mean follows a change of conditions."""
 
+EVERY = 16
+"""Number of images, one of which is also seen with shuffled patches."""
+
 _MEMORY = 1000  # half-life of the evidence of few classes, in images
-_NOW = 1 / 6  # factor on the evidence in the window alone, which is noisier
+_NOW = 1 / 3  # factor on the evidence in the window alone, which is noisier
 _FEW = (0.05, 0.12)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
 _MOST = 30.0  # logits: bound on that part, and its slope if answers hardly vary, as those that are certain of one class
+_MOST_LEFT = 0.75  # bound on the fraction of an image's own logits that is left when its patches are shuffled
 _MIN_SQUARE = 1e-9
+
+Shuffled = Callable[[Tensor], Tensor]
+"""Returns the logits (K, C) of images at indices (K,) of a batch, with their patches shuffled."""
 
 
 class Centre:
     """The offset of a model's logits, updated from batch to batch.
 
     The mean of the logits z is the offset of the shift plus a part of the classes shown. The latter is estimated by
-    linear regression on the uncentred answers p = softmax(z), as cov(z, p) / var(p) * (mean p - 1 / C). It stays in
-    the logits if recent images are of few classes: if answers to different images agree, and lose certainty without
-    it. An adapted model's logits are then centred by the source model's offset, so that what it has learned of these
-    classes is not subtracted.
+    linear regression on the answers p = softmax(z - shift), as cov(z, p) / var(p) * (mean p - 1 / C). It stays in the
+    logits if recent images are of few classes: if answers to different images agree, and lose certainty without it. An
+    adapted model's logits are then centred by the source model's offset, so that what it has learned of these classes
+    is not subtracted.
+
+    The shift in p is the mean logits of views with shuffled patches, less the fraction of an image's own logits that
+    is left in its view, as far as these explain the mean of z. Without such views, p = softmax(z).
 
     Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
     if the bias is large, as in a linear probe, where it compensates for the mean of the features.
@@ -49,6 +61,7 @@ class Centre:
         self._place = torch.device("cpu") if device.type == "mps" else device  # MPS has no doubles
         self._parts: list[Tensor] = []
         self._expected: Tensor | None = None
+        self._shuffled: Shuffled | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -56,11 +69,14 @@ class Centre:
         self.offset = torch.zeros((), device=self._device)
         self.few = self._corrected = torch.zeros((), device=self._place, dtype=torch.float64)
         self._led = torch.zeros((), dtype=torch.bool)  # by the source model's centre
-        self._means = {"window": _Mean(HALF_LIFE), "corrected": _Mean(HALF_LIFE), "evidence": _Mean(_MEMORY)}
+        self._since = 0  # the last image that was also seen with shuffled patches
+        names = ("window", "answers", "corrected")
+        self._means = {name: _Mean(HALF_LIFE) for name in names}
+        self._means |= {"shuffled": _Mean(HALF_LIFE / EVERY), "evidence": _Mean(_MEMORY)}
 
-    def expect(self, fit: Tensor) -> None:
+    def expect(self, fit: Tensor, shuffled: Shuffled | None = None) -> None:
         """Start a new batch, whose logits come next; the mask (B,) selects images that count in the means."""
-        self._expected, self._parts = fit, []
+        self._expected, self._parts, self._shuffled = fit, [], shuffled
 
     @property
     def waits(self) -> bool:
@@ -80,8 +96,10 @@ class Centre:
         self._expected, self._parts = None, []
         counted = fit & torch.isfinite(whole).all(1).cpu()
         if counted.any():
+            places = counted.nonzero().flatten()
             whole = whole.to(self._place).double()  # in floats, the variance of nearly equal answers is rounding noise
-            self._follow(whole if counted.all() else whole[counted.to(whole.device)])
+            self._follow(whole[places.to(whole.device)], places)
+        self._shuffled = None  # which holds the batch's images
 
     def follow(self, source: Centre) -> None:
         """Use the source model's evidence of few classes, and its offset for them, for the next batch.
@@ -91,18 +109,45 @@ class Centre:
         self.few, self._corrected = source.few, source._corrected
         self._led = torch.ones((), dtype=torch.bool)
 
-    def _follow(self, logits: Tensor) -> None:
+    def _follow(self, logits: Tensor, places: Tensor) -> None:
         classes, window = logits.shape[1], self._means["window"]
-        answers = logits.softmax(-1)
-        z, p, zp, pp = window.add(logits, answers, (logits * answers).sum(-1), answers.square().sum(-1))
+        (z,) = window.add(logits)
         if not self._led:
+            answers = (logits - self._shift(z, logits, places)).softmax(-1)
+            each = answers, ((logits - z) * answers).sum(-1), answers.square().sum(-1)
+            p, zp, pp = self._means["answers"].add(*each)
             variance, most = pp - p @ p, _MOST if window.alike < 0.9 else 0.0  # one image shows no agreement
-            slope = torch.where(variance > _MIN_SQUARE, (zp - z @ p).clamp(min=0) / variance, most)
+            slope = torch.where(variance > _MIN_SQUARE, zp.clamp(min=0) / variance, most)
             shown = (slope * (p - 1 / classes)).clamp(-most, most)
             self._corrected = z - _FACTOR * shown
             self.few = self._few_classes((logits - z).softmax(-1), (logits - z + shown).softmax(-1))
         offset = (1 - window.alike) * torch.lerp(z, self._corrected, self.few)
         self.offset = offset.to(self._device, torch.float32)
+
+    def _shift(self, mean: Tensor, logits: Tensor, places: Tensor) -> Tensor:
+        """Return the offset of the shift alone (C,), as far as it explains the mean of the logits, up to a constant.
+
+        Args:
+            mean: The running mean of the logits, shape (C,).
+            logits: New images' logits, shape (B, C).
+            places: Their indices in the batch, shape (B,).
+        """
+        seen = self._means["shuffled"]
+        if self._shuffled is not None:
+            chosen = torch.arange(len(logits))[-self._since % EVERY :: EVERY]
+            self._since = (self._since + len(logits)) % EVERY
+            views = self._shuffled(places[chosen]).to(logits) if len(chosen) else logits[:0]
+            finite = torch.isfinite(views).all(1)
+            if finite.any():
+                own, views = logits[chosen.to(logits.device)][finite], views[finite]
+                seen.add(own, views, own.square().sum(-1), (own * views).sum(-1))
+        if not seen.values:
+            return torch.zeros_like(mean)
+        own, views, square, product = seen.values
+        left = (product - own @ views) / (square - own @ own).clamp(min=_MIN_SQUARE)
+        shift = mean - (own - views) / (1 - left.clamp(0, _MOST_LEFT))
+        shift = shift - shift.mean()
+        return (shift @ mean / (shift @ shift).clamp(min=_MIN_SQUARE)).clamp(0, 1) * shift
 
     def _few_classes(self, centred: Tensor, corrected: Tensor) -> Tensor:
         """Return how much recent images look like few classes, 0 to 1.
@@ -124,6 +169,7 @@ class Centre:
     def state(self) -> dict[str, Tensor]:
         """Return everything that the next offset depends on, on the CPU."""
         own = {"offset": self.offset, "corrected": self._corrected, "few": self.few, "led": self._led}
+        own["since"] = torch.tensor(self._since)
         means = {f"{name}.{key}": value for name, mean in self._means.items() for key, value in mean.state().items()}
         return {name: tensor.detach().cpu().clone() for name, tensor in {**own, **means}.items()}
 
@@ -132,7 +178,7 @@ class Centre:
         self.forget()
         self.offset = state["offset"].to(self._device)
         self._corrected, self.few = (state[name].to(self._place).double() for name in ("corrected", "few"))
-        self._led = state["led"]
+        self._led, self._since = state["led"], int(state["since"])
         for name, mean in self._means.items():
             mean.load_state(within(f"{name}.", state), self._place)
 
@@ -140,7 +186,7 @@ class Centre:
 class _Mean:
     """An exponentially weighted mean over images, whose weights are halved after `half_life` further images."""
 
-    def __init__(self, half_life: int) -> None:
+    def __init__(self, half_life: float) -> None:
         self._keep = 0.5 ** (1 / half_life)
         self._weight = 0.0
         self._sums: list[Tensor] = []
@@ -152,6 +198,11 @@ class _Mean:
         self._weight = keep**count * self._weight + (1 - keep**count) / (1 - keep)
         sums = self._sums or [torch.zeros_like(value[0]) for value in values]
         self._sums = [keep**count * summed + weights @ value for summed, value in zip(sums, values, strict=True)]
+        return self.values
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The mean of each kind; none before the first image."""
         return [summed / self._weight for summed in self._sums]
 
     @property

@@ -91,15 +91,16 @@ class Updater(Generic[Kind]):
         self._check_source()
         images = self.net.enter(images)
         fit = torch.zeros(len(images), dtype=torch.bool) if fit is None else fit
-        self.net.expect(fit, for_both=share is not None)
+        self.net.expect(images, fit, for_both=share is not None)
         with contextlib.nullcontext() if share is None else self.net.weights.between(share):
             return self.objective.predict(images)
 
     @torch.no_grad()
     def predict_source(self, images: Tensor, fit: Tensor | None = None) -> Tensor:
         """Return logits (B, C) of the source weights, centred by their own means, which the fit images (B,) update."""
-        parts = self.net.enter(images).split(self.objective.part_size(len(images)))
-        return self.net.centred_source(torch.cat([self.net.source_logits(part) for part in parts]), fit)
+        images = self.net.enter(images)
+        parts = images.split(self.objective.part_size(len(images)))
+        return self.net.centred_source(images, torch.cat([self.net.source_logits(part) for part in parts]), fit)
 
     @torch.inference_mode(False)  # the caller may be inside one
     def reset(self, *, keeps_source: bool = False) -> None:
@@ -195,7 +196,7 @@ class Updater(Generic[Kind]):
         if self.objective.config.episodic and self.objective.adapts:
             self.reset()
         self.net.batch_norms.warn_of_few(len(images))
-        self.net.expect(torch.ones(len(images), dtype=torch.bool))
+        self.net.expect(images, torch.ones(len(images), dtype=torch.bool))
         return images
 
     def _check_source(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -16,7 +16,7 @@ from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_sta
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
-from remtta.methods.augmentations import PixelSpace
+from remtta.methods.augmentations import PixelSpace, shuffle_patches
 from remtta.methods.centring import Centre
 from remtta.methods.settings.base import MethodConfig
 from remtta.models.inside import look_inside
@@ -90,7 +90,7 @@ class Net:
         """Number of classes C."""
         return self.backbone.num_classes
 
-    @functools.cached_property
+    @cached_property
     def pixels(self) -> PixelSpace:
         """The conversion between preprocessed images and pixels in [0, 1]."""
         preprocessing = preprocessing_of(self.model)
@@ -134,15 +134,27 @@ class Net:
         """
         return logits.float() - self.centre.offset
 
-    def expect(self, fit: Tensor, *, for_both: bool = False) -> None:
+    def expect(self, images: Tensor, fit: Tensor, *, for_both: bool = False) -> None:
         """Start a new batch, whose plain logits come next; the mask (B,) selects images that count for centring.
 
         With `for_both`, they update the source model's centre, too, in place of logits of its own.
         """
         self.batch_norms.expect(len(fit) if fit.all() else 0)
-        if self.centred:
+        if self.centred:  # single views have no statistics of a batch
+            shuffled = None if self.batch_norms.mixes else partial(self._shuffled, self._uncentred, images)
             for centre in (self.centre, self.source_centre) if for_both else (self.centre,):
-                centre.expect(fit)
+                centre.expect(fit, shuffled)
+
+    @torch.no_grad()
+    def _shuffled(self, predict: Callable[[Tensor], Tensor], images: Tensor, places: Tensor) -> Tensor:
+        """Return what `predict` returns for the images (B, 3, H, W) at some indices, with their patches shuffled."""
+        grid = max(2, min(side // of for side, of in zip(images.shape[2:], self.backbone.patch_size, strict=True)))
+        views = shuffle_patches(images[places.to(images.device)], grid, torch.Generator().manual_seed(0))
+        return torch.cat([predict(part) for part in views.split(self.part_size(len(views)))])
+
+    def _uncentred(self, images: Tensor) -> Tensor:
+        with self._source_context(images.device):
+            return self._logits(images).float()
 
     def note(self, plain: Tensor) -> Tensor:
         """Update the centre by the plain view's uncentred logits (B, C), if they are new; return them unchanged.
@@ -167,13 +179,13 @@ class Net:
 
     def source_logits(self, images: Tensor) -> Tensor:
         """Return logits (B, C) of the source weights; batch norms have the source's statistics."""
-        with self.weights.at_source(), self._source_context(images.device):
-            return self._logits(images).float()
+        with self.weights.at_source():
+            return self._uncentred(images)
 
-    def centred_source(self, logits: Tensor, fit: Tensor | None) -> Tensor:
-        """Return the source weights' logits (B, C), centred; images selected by `fit` (B,) update both centres."""
+    def centred_source(self, images: Tensor, logits: Tensor, fit: Tensor | None) -> Tensor:
+        """Return the source weights' logits (B, C), centred; those of images in `fit` (B,) update both centres."""
         if self.centred and fit is not None:
-            self.source_centre.expect(fit)
+            self.source_centre.expect(fit, partial(self._shuffled, self.source_logits, images))
             self.source_centre.note(logits)
             self.centre.follow(self.source_centre)
         return logits - self.source_centre.offset

@@ -6,6 +6,7 @@ from timm.models.levit import NormLinear
 from torch import Tensor, nn
 
 from remtta.guard.observed import ObservedMethod
+from remtta.methods.augmentations import shuffle_patches
 from remtta.methods.centring import Centre
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
@@ -24,11 +25,11 @@ def shuffled(count: int, seed: int = 0) -> Tensor:
     return torch.randint(CLASSES, (count,), generator=torch.Generator().manual_seed(seed))
 
 
-def follow(centre: Centre, logits: Tensor, batch_size: int = 20) -> Tensor:
-    """Logits as a stream in batches gets them."""
-    answers = []
-    for batch in logits.split(batch_size):
-        centre.expect(torch.ones(len(batch), dtype=torch.bool))
+def follow(centre: Centre, logits: Tensor, batch_size: int = 20, views: Tensor | None = None) -> Tensor:
+    """Logits as a stream in batches gets them, with those of views whose patches are shuffled."""
+    answers, parts = [], logits[:, :0] if views is None else views
+    for batch, others in zip(logits.split(batch_size), parts.split(batch_size), strict=True):
+        centre.expect(torch.ones(len(batch), dtype=torch.bool), None if views is None else others.__getitem__)
         centre.note(batch)
         answers.append(batch - centre.offset)
     return torch.cat(answers)
@@ -78,18 +79,23 @@ def test_a_head_whose_bias_makes_up_for_the_mean_features_is_centred_alike() -> 
     torch.testing.assert_close(answers[0], answers[1], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("classes", "favours"), [(CLASSES, 3.0), (3, 2.0)])
-def test_a_shift_towards_one_class_is_told_from_a_stream_of_it(classes: int, favours: float) -> None:
+@pytest.mark.parametrize("left", [0.0, 0.6])  # of the classes, in views with shuffled patches
+@pytest.mark.parametrize(("classes", "favours"), [(CLASSES, 6.0), (3, 4.0)])
+def test_a_shift_towards_one_class_is_told_from_a_stream_of_it(classes: int, favours: float, left: float) -> None:
     labels = shuffled(600) % classes
-    shifted = logits_of(labels) + favours * torch.nn.functional.one_hot(torch.tensor(7), CLASSES)
-    assert errors(follow(Centre(CPU), shifted), labels) < errors(shifted, labels) - 0.1
+    clean, shift = logits_of(labels), favours * torch.nn.functional.one_hot(torch.tensor(7), CLASSES)
+    views = shift + left * clean + logits_of(labels, seed=1) / 10
+    assert errors(clean + shift, labels) > 0.7
+    assert errors(follow(Centre(CPU), clean + shift, views=views), labels) < errors(clean, labels) + 0.05
 
 
+@pytest.mark.parametrize("left", [None, 0.0, 0.6])
 @pytest.mark.parametrize(("few", "surer"), [(1, 0), (2, 0), (1, 17), (1, 30)])  # 30: answers hardly vary
-def test_a_stream_of_few_classes_loses_little(few: int, surer: int) -> None:
+def test_a_stream_of_few_classes_loses_little(few: int, surer: int, left: float | None) -> None:
     labels = shuffled(600) % few
     logits = logits_of(labels) + surer * torch.nn.functional.one_hot(labels, CLASSES)
-    assert errors(follow(Centre(CPU), logits), labels) < errors(logits, labels) + 0.02
+    views = None if left is None else left * logits + torch.randn(len(labels), CLASSES) / 3
+    assert errors(follow(Centre(CPU), logits, views=views), labels) < errors(logits, labels) + 0.02
 
 
 def test_one_class_after_a_shuffled_stream_is_not_centred_away() -> None:
@@ -110,7 +116,7 @@ def test_logits_that_are_not_finite_do_not_count() -> None:
     logits, one, other = logits_of(shuffled(20)), Centre(CPU), Centre(CPU)
     broken = torch.cat([logits, torch.full((1, CLASSES), torch.nan)])
     follow(one, logits)
-    follow(other, broken, batch_size=21)
+    follow(other, broken, batch_size=21, views=broken * torch.nan)
     assert torch.equal(one.offset, other.offset)
 
 
@@ -129,7 +135,8 @@ def test_a_method_follows_each_batch_once(name: str, more: dict[str, Any]) -> No
     plain = varied_vit()(images[:6]).detach()
     alone = Centre(CPU)
     answers = adapter.predict(images[:6]).logits
-    follow(alone, plain)
+    mixed = shuffle_patches(images[:1], 8, torch.Generator().manual_seed(0))
+    follow(alone, plain, views=varied_vit()(mixed).detach().expand(6, -1))
     assert torch.allclose(net.centre.offset, alone.offset, atol=1e-5) and float(net.centre.offset.norm()) > 0
     assert torch.allclose(answers, plain - alone.offset, atol=1e-5) or more.get("augment_below")
     with torch.no_grad():

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.augmentations import PixelSpace, clean_jitter
-from remtta.methods.deyo import shuffle_patches
+from remtta.methods.augmentations import PixelSpace, clean_jitter, shuffle_patches
 from remtta.methods.method import Method, build_method
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import method_config
