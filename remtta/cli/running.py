@@ -25,7 +25,7 @@ _MAX_THREADS = 4 * (os.cpu_count() or 1)
 
 
 def keep_compiled_code() -> None:
-    """Have torch cache compiled code in remtta's folder: its own, in /tmp, may have been made by another user."""
+    """Make torch cache compiled code in remtta's folder: its own, in /tmp, may have been made by another user."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
 
 

@@ -69,9 +69,8 @@ class Centre:
         self.offset = torch.zeros((), device=self._device)
         self.few = self._corrected = torch.zeros((), device=self._place, dtype=torch.float64)
         self._led = torch.zeros((), dtype=torch.bool)  # by the source model's centre
-        self._since = 0  # the last image that was also seen with shuffled patches
-        names = ("window", "answers", "corrected")
-        self._means = {name: _Mean(HALF_LIFE) for name in names}
+        self._since = 0  # images since the last one that was also seen with shuffled patches, modulo EVERY
+        self._means = {name: _Mean(HALF_LIFE) for name in ("window", "answers", "corrected")}
         self._means |= {"shuffled": _Mean(HALF_LIFE / EVERY), "evidence": _Mean(_MEMORY)}
 
     def expect(self, fit: Tensor, shuffled: Shuffled | None = None) -> None:
