@@ -64,7 +64,8 @@ def check_can_hold(folder: Path, what: str, option: str) -> None:
     """
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        raise UsageError(f"{nearest} is a file, so {folder} cannot be {what}; choose another {option}")
+        held = "it" if nearest == folder else folder
+        raise UsageError(f"{nearest} is a file, so {held} cannot be {what}; choose another {option}")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise OutputError(f"{nearest} is not writable; make it so, or choose another {option}")
 

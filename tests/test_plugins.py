@@ -6,6 +6,7 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -104,8 +105,8 @@ def test_a_run_and_an_evaluation_take_it(
     example: None, frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2"]
-    run: list[str | Path] = ["--method", NAME, "--set", "diversity=2", "--output", tmp_path / "run"]
-    assert remtta_here("adapt", frames, *model, *run) == 0, capfd.readouterr().err
+    run = (frames, *model, "--method", NAME, "--set", "diversity=2", "--output", tmp_path / "run")
+    assert remtta_here("adapt", *run) == 0, capfd.readouterr().err
     record = json_of(tmp_path / "run" / "run.json")
     assert (record["method"]["diversity"], record["counts"]["updates"]) == (2.0, 6)
     guard = record["options"]["guard"]
@@ -114,6 +115,8 @@ def test_a_run_and_an_evaluation_take_it(
     table = f"--methods source,{NAME},more={NAME} --set more.diversity=3 --output {tmp_path / 'out'}".split()
     assert remtta_here("eval", tree, *model, *table, "--no-plots") == 0, capfd.readouterr().err
     assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"more={NAME}"]
+    with mock.patch.object(METHOD_TABLE[NAME].objective, "loss", lambda own, images, _: (own.net.logits(images), 0, 0)):
+        assert refusal_of(capfd, "adapt", *run, "--overwrite")[1].endswith("logits of shape (L, B, C), got (2, 7)")
 
 
 def test_a_variant_of_rem_runs_as_rem_does_or_by_its_preset(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ def adapt(
         own.check(run)
         frames = own.open(source, stream, run)
         folder = during.enter_context(run_folder(own.output))
-        own.check_folder(folder, run, frames, model.name or DEFAULT_MODEL)
+        own.check_folder(folder, run, frames, model.name or (DEFAULT_MODEL if method.shared.delta is None else None))
         metrics = during.enter_context(own.watched())
         load = partial(load_torch, "remtta.adapt.one_stream", model, method.shared.delta)
         if METHOD_TABLE[method.method].kind is None:

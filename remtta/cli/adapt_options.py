@@ -129,9 +129,11 @@ class AdaptOptions:
         """The stream that receives predictions as well as the file, if requested."""
         return sys.stdout.buffer if self.predictions else None
 
-    def check_folder(self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream], model: str) -> None:
-        """Raise UsageError if the run may not write to its folder, the one there to resume has another model, or the
-        health file or video cannot be written.
+    def check_folder(
+        self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream], model: str | None
+    ) -> None:
+        """Raise UsageError if the run may not write to its folder, the one there to resume has another model (None: it
+        is not known yet), or the health file or video cannot be written.
         """
         if self.health is not None:
             check_health_path(self.health, folder)
@@ -139,7 +141,7 @@ class AdaptOptions:
             check_site(folder, frames, overwrite=run.overwrite, resume=run.resume)
         else:
             check_folder(folder, overwrite=run.overwrite, resume=run.resume)
-            if run.resume:
+            if run.resume and model is not None:
                 check_same_model(folder, model)
         if self.annotate is not None:
             check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)

@@ -65,7 +65,8 @@ def apply(
         plain = None if by_texts else source
         dtypes = checkpoint_dtypes(base, plain, use_ema=wanted.use_ema) if plain else None
         widened = save_weights(target.output, base, dtypes)
-        running.tell(f"{target.output}: {_report(change, widened)}\nuse it with {_how_to_load(base, wanted)}")
+        use = f"{_how_to_load(base, wanted)} --checkpoint {shlex.quote(str(target.output))} --method source"
+        running.tell(f"{target.output}: {_report(change, widened)}\npredict with it: remtta adapt FRAMES {use}")
 
 
 def _report(change: Delta, widened: Collection[str]) -> str:

@@ -220,6 +220,9 @@ class Descent:
         for start in range(0, len(images), size):
             part = slice(start, start + size)
             logits, loss, count = self._objective.loss(images[part], tuple(rows[part] for rows in targets))
+            if logits.ndim != 3:  # of another package's method
+                kind, shape = type(self._objective).__name__, tuple(logits.shape)
+                raise UsageError(f"{kind}.loss must return logits of shape (L, B, C), got {shape}")
             if count and not loss.requires_grad:  # it may be 0, but then the logits have gradients
                 self._net.check_gradients(logits)
             if count and loss.requires_grad:

@@ -64,11 +64,13 @@ class RowWriter:
         self._digest = hashlib.sha256()
         keeps = (keep_bytes > 0 or keep_tail) and path.exists()
         if keep_bytes > (path.stat().st_size if keeps else 0):
-            raise UsageError(f"{path} has lost lines since they were saved; start again with --overwrite")
+            raise UsageError(
+                f"{path} has lost lines since they were saved; restore it, or start again with --overwrite"
+            )
         with writing(path):
             if not keeps and path.is_symlink():  # do not write through a link
                 path.unlink()
-            self._file = open(path, "r+b" if keeps else "w+b", buffering=0)  # noqa: SIM115 - closed by close()
+            self._file = open(path, "a+b", buffering=0)  # noqa: SIM115 - closed by close()
             _read_into(self._digest, self._file, keep_bytes)
             if kept_sha256 is not None and self._digest.hexdigest() != kept_sha256:
                 self._file.close()
@@ -85,7 +87,6 @@ class RowWriter:
                 )
             self._size = keep_bytes + sum(map(len, self._expected))
             self._file.truncate(self._size)  # drops an incomplete line
-            self._file.seek(self._size)
 
     def close(self) -> None:
         """Close the file; the pipe stays open."""

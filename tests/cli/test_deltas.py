@@ -55,7 +55,8 @@ def test_a_delta_brings_its_model_along(
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, "-o", first, "-b", "4") == 0
-    assert remtta_here("adapt", frames, "--delta", first, "-o", second, "-b", "4") == 0
+    for more in ([], ["--resume"]):
+        assert remtta_here("adapt", frames, "--delta", first, "-o", second, "-b", "4", *more) == 0
     assert rows_of(second)[0]["update"] == 3
     model = record_of(second)["model"]
     assert model["checkpoint"] == str(checkpoint)
@@ -83,15 +84,15 @@ def test_a_delta_brings_its_preprocessing_and_names_its_checkpoint_from_anywhere
     assert remtta_here("adapt", "frames", *options, "-o", "first") == 0
     assert remtta_here("apply", "first", "-o", "whole.safetensors") == 0
     sizes = "depth=2 embed_dim=48 img_size=32 num_heads=3 patch_size=4"
-    use = f"use it with --model vit_tiny_patch16_224 --model-kwargs {sizes} --num-classes 7"
+    use = f"predict with it: remtta adapt FRAMES --model vit_tiny_patch16_224 --model-kwargs {sizes} --num-classes 7"
     changed = f"{use} --mean 0.1 0.2 0.3 --std 0.5 0.5 0.5 --interpolation bicubic --crop-pct 1"
-    assert capfd.readouterr().err.splitlines()[-1] == changed
-    whole = [*changed.split()[3:], "--checkpoint", "whole.safetensors", "--method", "source"]
+    assert capfd.readouterr().err.splitlines()[-1] == f"{changed} --checkpoint whole.safetensors --method source"
+    whole = [*changed.split()[6:], "--checkpoint", "whole.safetensors", "--method", "source"]
     assert remtta_here("adapt", "frames", *whole, "-o", "whole") == 0
     options = ["--mean", "0.5", "--std", "0.5", "--crop-pct", "0.9", "-o", "usual", "--overwrite"]
     assert remtta_here("adapt", "frames", *TINY_OPTIONS, "--checkpoint", "tiny.safetensors", *options) == 0
     assert remtta_here("apply", "usual", "-o", "usual.safetensors") == 0
-    assert capfd.readouterr().err.splitlines()[-1] == use
+    assert capfd.readouterr().err.splitlines()[-1] == f"{use} --checkpoint usual.safetensors --method source"
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert remtta_here("adapt", "../frames", "--delta", "../first", "-o", "second") == 0

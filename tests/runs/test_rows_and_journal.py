@@ -126,6 +126,14 @@ def test_a_pipe_that_fails_otherwise_is_an_output_error(tmp_path: Path) -> None:
     assert lines_of(path) == [{"index": 0}]
 
 
+def test_rows_are_written_at_the_end_of_a_file_that_another_program_cut(tmp_path: Path) -> None:
+    with contextlib.closing(RowWriter(tmp_path / "rows.jsonl")) as writer:
+        writer.write([{"index": 0}])
+        os.truncate(tmp_path / "rows.jsonl", 0)
+        writer.write([{"index": 1}])
+    assert lines_of(tmp_path / "rows.jsonl") == [{"index": 1}]
+
+
 def test_runs_begun_in_the_same_second_get_folders_of_their_own(tmp_path: Path) -> None:
     root = tmp_path / "runs"
     with contextlib.ExitStack() as runs, ThreadPoolExecutor(8) as pool:
@@ -141,9 +149,6 @@ def test_a_folder_that_was_named_stays_as_it_is_and_one_that_cannot_be_made_is_r
     with run_folder(None, tmp_path / "runs"):
         pass
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "runs").touch()
-    with (
-        pytest.raises(OutputError, match=r"runs/.* cannot be written: Not a directory"),
-        run_folder(None, tmp_path / "runs"),
-    ):
+    (runs := tmp_path / "runs").touch()
+    with pytest.raises(OutputError, match=r"runs/.* cannot be written: Not a directory"), run_folder(None, runs):
         pass
