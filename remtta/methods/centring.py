@@ -25,8 +25,9 @@ EVERY = 16
 """Number of images, one of which is also seen with shuffled patches."""
 
 _MEMORY = 1000  # half-life of the evidence of few classes, in images
-_NOW = 1 / 3  # factor on the evidence in the window alone, which is noisier
-_FEW = (0.05, 0.12)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
+_NOW = 1 / 4  # factor on the evidence in the window alone, which is noisier
+_PRIOR = 100  # images without evidence before the first: few images can agree by chance
+_FEW = (0.03, 0.07)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
 _MOST = 30.0  # logits: bound on that part, and its slope if answers hardly vary, as those that are certain of one class
 _MOST_LEFT = 0.75  # bound on the fraction of an image's own logits that is left when its patches are shuffled
@@ -160,8 +161,9 @@ class Centre:
         mean, square, left = window.add(corrected, corrected.square().sum(-1), centred.square().sum(-1))
         certainty = torch.stack([square, left]) - 1 / classes
         now = torch.cat([torch.stack(_agreement(mean, square, window.alike)), certainty])
-        (memory,) = self._means["evidence"].add(now.expand(count, 4))
-        evidence = torch.maximum(_evidence(memory), _NOW * _evidence(now)) * classes**0.5
+        (memory,), weight = self._means["evidence"].add(now.expand(count, 4)), self._means["evidence"].weight
+        remembered = weight / (weight + _PRIOR) * _evidence(memory)
+        evidence = torch.maximum(remembered, _NOW * _evidence(now)) * classes**0.5
         low, high = _FEW
         return ((evidence - low) / (high - low)).clamp(0, 1)
 
@@ -183,18 +185,22 @@ class Centre:
 
 
 class _Mean:
-    """An exponentially weighted mean over images, whose weights are halved after `half_life` further images."""
+    """An exponentially weighted mean over images, whose weights are halved after `half_life` further images.
+
+    Attributes:
+        weight: The sum of the images' weights, the last of which is 1.
+    """
 
     def __init__(self, half_life: float) -> None:
         self._keep = 0.5 ** (1 / half_life)
-        self._weight = 0.0
+        self.weight = 0.0
         self._sums: list[Tensor] = []
 
     def add(self, *values: Tensor) -> list[Tensor]:
         """Add a batch's values (B, ...), of one or more kinds; return the mean of each kind."""
         count, keep = len(values[0]), self._keep
         weights = keep ** torch.arange(count - 1, -1, -1, device=values[0].device, dtype=values[0].dtype)
-        self._weight = keep**count * self._weight + (1 - keep**count) / (1 - keep)
+        self.weight = keep**count * self.weight + (1 - keep**count) / (1 - keep)
         sums = self._sums or [torch.zeros_like(value[0]) for value in values]
         self._sums = [keep**count * summed + weights @ value for summed, value in zip(sums, values, strict=True)]
         return self.values
@@ -202,21 +208,21 @@ class _Mean:
     @property
     def values(self) -> list[Tensor]:
         """The mean of each kind; none before the first image."""
-        return [summed / self._weight for summed in self._sums]
+        return [summed / self.weight for summed in self._sums]
 
     @property
     def alike(self) -> float:
         """Probability that two draws from it are the same image: the sum of squared weights."""
-        return (2 / self._weight - (1 - self._keep)) / (1 + self._keep)
+        return (2 / self.weight - (1 - self._keep)) / (1 + self._keep)
 
     def state(self) -> dict[str, Tensor]:
         """Return everything it holds."""
         sums = {str(number): summed for number, summed in enumerate(self._sums)}
-        return {"weight": torch.tensor(self._weight, dtype=torch.float64), **sums}
+        return {"weight": torch.tensor(self.weight, dtype=torch.float64), **sums}
 
     def load_state(self, state: Mapping[str, Tensor], device: torch.device) -> None:
         """Restore what `state` returned."""
-        self._weight = float(state["weight"])
+        self.weight = float(state["weight"])
         self._sums = [state[str(number)].to(device) for number in range(len(state) - 1)]
 
 
