@@ -192,6 +192,8 @@ class Trial(Listener):
         forwards, backwards = method.objective.passes()
         share = position.adapted / max(1, num_images)  # the other images go forward once
         looked = guard.num_source_predictions / max(1, num_images) if guard else 0.0
+        if method.trains and not position.adapted:
+            _log.warning("%s, seed %d, learned from no image", self._trial["method"], self._trial["seed"])
         return {
             **self._trial,
             "config": self._plan.methods[self._trial["method"]].used(),

@@ -135,6 +135,13 @@ def test_a_measured_cost_ratio_counts_the_source_models_pass_and_leaves_the_meth
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "again")
 
 
+def test_a_method_that_learned_nothing_is_named(
+    tree: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluate(tiny_vit(), tree, tmp_path / "run", methods={"eta": {"entropy_margin": 1e-9}, "tent": None})
+    assert [line for line in caplog.messages if "learned" in line] == ["eta, seed 0, learned from no image"]
+
+
 def test_a_method_that_does_not_suit_the_model_is_refused_before_the_first_run(tree: Dataset, tmp_path: Path) -> None:
     for name, why in (("norm", "batch norm"), ("watt", "zero-shot")):
         with pytest.raises(ModelError, match=f"^{name}: .*{why}"):
