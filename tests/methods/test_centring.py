@@ -112,6 +112,14 @@ def test_the_first_image_keeps_its_class_and_is_no_evidence() -> None:
     assert centre.few == 0  # one image is no evidence of few classes
 
 
+def test_images_that_agree_by_chance_are_no_evidence_and_sorted_classes_are() -> None:
+    for seed in range(40):
+        follow(centre := Centre(CPU), logits_of(shuffled(20, seed), seed))
+        assert centre.few == 0
+    follow(centre := Centre(CPU), logits_of(torch.arange(1800) // 20 % CLASSES))
+    assert centre.few == 1
+
+
 def test_logits_that_are_not_finite_do_not_count() -> None:
     logits, one, other = logits_of(shuffled(20)), Centre(CPU), Centre(CPU)
     broken = torch.cat([logits, torch.full((1, CLASSES), torch.nan)])
