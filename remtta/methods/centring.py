@@ -29,6 +29,7 @@ _NOW = 1 / 4  # factor on the evidence in the window alone, which is noisier
 _PRIOR = 100  # images without evidence before the first: few images can agree by chance
 _FEW = (0.03, 0.07)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
+_SHARE = 0.15  # of the shift that is taken out for that part: shuffled patches have a look of their own, too
 _MOST = 30.0  # logits: bound on that part, and its slope if answers hardly vary, as those that are certain of one class
 _MOST_LEFT = 0.75  # bound on the fraction of an image's own logits that is left when its patches are shuffled
 _MIN_SQUARE = 1e-9
@@ -41,13 +42,15 @@ class Centre:
     """The offset of a model's logits, updated from batch to batch.
 
     The mean of the logits z is the offset of the shift plus a part of the classes shown. The latter is estimated by
-    linear regression on the answers p = softmax(z - shift), as cov(z, p) / var(p) * (mean p - 1 / C). It stays in the
-    logits if recent images are of few classes: if answers to different images agree, and lose certainty without it. An
-    adapted model's logits are then centred by the source model's offset, so that what it has learned of these classes
-    is not subtracted.
+    linear regression on the answers p = softmax(z - share * shift), as cov(z, p) / var(p) * (mean p - 1 / C). It stays
+    in the logits if recent images are of few classes: if answers to different images agree, and lose certainty without
+    it. An adapted model's logits are then centred by the source model's offset, so that what it has learned of these
+    classes is not subtracted.
 
     The shift in p is the mean logits of views with shuffled patches, less the fraction of an image's own logits that
-    is left in its view, as far as these explain the mean of z. Without such views, p = softmax(z).
+    is left in its view, as far as these explain the mean of z. Without such views, p = softmax(z). Whether there are
+    few classes is decided with the whole shift, and what stays with a small share of it: a mistake in the first loses
+    less than one in the second, and models take shuffled patches for some classes rather than others.
 
     Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
     if the bias is large, as in a linear probe, where it compensates for the mean of the features.
@@ -71,7 +74,7 @@ class Centre:
         self.few = self._corrected = torch.zeros((), device=self._place, dtype=torch.float64)
         self._led = torch.zeros((), dtype=torch.bool)  # by the source model's centre
         self._since = 0  # images since the last one that was also seen with shuffled patches, modulo EVERY
-        self._means = {name: _Mean(HALF_LIFE) for name in ("window", "answers", "corrected")}
+        self._means = {name: _Mean(HALF_LIFE) for name in ("window", "answers", "unshifted", "corrected")}
         self._means |= {"shuffled": _Mean(HALF_LIFE / EVERY), "evidence": _Mean(_MEMORY)}
 
     def expect(self, fit: Tensor, shuffled: Shuffled | None = None) -> None:
@@ -110,19 +113,32 @@ class Centre:
         self._led = torch.ones((), dtype=torch.bool)
 
     def _follow(self, logits: Tensor, places: Tensor) -> None:
-        classes, window = logits.shape[1], self._means["window"]
+        window = self._means["window"]
         (z,) = window.add(logits)
         if not self._led:
-            answers = (logits - self._shift(z, logits, places)).softmax(-1)
-            each = answers, ((logits - z) * answers).sum(-1), answers.square().sum(-1)
-            p, zp, pp = self._means["answers"].add(*each)
-            variance, most = pp - p @ p, _MOST if window.alike < 0.9 else 0.0  # one image shows no agreement
-            slope = torch.where(variance > _MIN_SQUARE, zp.clamp(min=0) / variance, most)
-            shown = (slope * (p - 1 / classes)).clamp(-most, most)
-            self._corrected = z - _FACTOR * shown
+            shift = self._shift(z, logits, places)
+            shown = self._shown("unshifted", logits, z, shift)
             self.few = self._few_classes((logits - z).softmax(-1), (logits - z + shown).softmax(-1))
+            self._corrected = z - _FACTOR * self._shown("answers", logits, z, _SHARE * shift)
         offset = (1 - window.alike) * torch.lerp(z, self._corrected, self.few)
         self.offset = offset.to(self._device, torch.float32)
+
+    def _shown(self, name: str, logits: Tensor, mean: Tensor, shift: Tensor) -> Tensor:
+        """Return the part of the mean (C,) that is due to the classes shown, by the answers to logits without a shift.
+
+        Args:
+            name: The running means of these answers.
+            logits: New images' logits, shape (B, C).
+            mean: The running mean of the logits, shape (C,).
+            shift: What is subtracted from the logits first, shape (C,).
+        """
+        answers = (logits - shift).softmax(-1)
+        each = answers, ((logits - mean) * answers).sum(-1), answers.square().sum(-1)
+        p, zp, pp = self._means[name].add(*each)
+        most = _MOST if self._means["window"].alike < 0.9 else 0.0  # one image shows no agreement
+        variance = pp - p @ p
+        slope = torch.where(variance > _MIN_SQUARE, zp.clamp(min=0) / variance, most)
+        return (slope * (p - 1 / len(p))).clamp(-most, most)
 
     def _shift(self, mean: Tensor, logits: Tensor, places: Tensor) -> Tensor:
         """Return the offset of the shift alone (C,), as far as it explains the mean of the logits, up to a constant.

@@ -80,13 +80,15 @@ def test_a_head_whose_bias_makes_up_for_the_mean_features_is_centred_alike() -> 
 
 
 @pytest.mark.parametrize("left", [0.0, 0.6])  # of the classes, in views with shuffled patches
-@pytest.mark.parametrize(("classes", "favours"), [(CLASSES, 6.0), (3, 4.0)])
-def test_a_shift_towards_one_class_is_told_from_a_stream_of_it(classes: int, favours: float, left: float) -> None:
+@pytest.mark.parametrize(("classes", "favours", "most"), [(CLASSES, 6.0, 0.15), (3, 4.0, 0.8)])  # source 0.89, 0.80
+def test_a_shift_towards_one_class_is_told_from_a_stream_of_it(
+    classes: int, favours: float, most: float, left: float
+) -> None:
     labels = shuffled(600) % classes
     clean, shift = logits_of(labels), favours * torch.nn.functional.one_hot(torch.tensor(7), CLASSES)
     views = shift + left * clean + logits_of(labels, seed=1) / 10
-    assert errors(clean + shift, labels) > 0.7
-    assert errors(follow(Centre(CPU), clean + shift, views=views), labels) < errors(clean, labels) + 0.05
+    assert errors(follow(Centre(CPU), clean + shift, views=views), labels) < most
+    assert errors(follow(Centre(CPU), clean + shift), labels) > 0.85  # without views
 
 
 @pytest.mark.parametrize("left", [None, 0.0, 0.6])
