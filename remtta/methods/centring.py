@@ -26,10 +26,10 @@ EVERY = 16
 
 _MEMORY = 1000  # half-life of the evidence of few classes, in images
 _NOW = 1 / 4  # factor on the evidence in the window alone, which is noisier
-_PRIOR = 100  # images without evidence before the first: few images can agree by chance
+_PRIOR = 200  # images without evidence before the first: few images can agree by chance
 _FEW = (0.03, 0.07)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
-_SHARE = 0.15  # of the shift that is taken out for that part: shuffled patches have a look of their own, too
+_SHARE = 0.2  # of the shift that is taken out for that part: shuffled patches have a look of their own, too
 _MOST = 30.0  # logits: bound on that part, and its slope if answers hardly vary, as those that are certain of one class
 _MOST_LEFT = 0.75  # bound on the fraction of an image's own logits that is left when its patches are shuffled
 _MIN_SQUARE = 1e-9
