@@ -184,7 +184,7 @@ def test_parts_of_a_batch_are_centred_by_the_whole_as_the_method_predicts_it(nam
         only = [adapter.predict(images + 1, left_out=True).logits for adapter in (whole, parts)]
         torch.testing.assert_close(only[0], only[1], atol=1e-3, rtol=0)
         assert torch.allclose(whole.method.net.centre.offset, parts.method.net.centre.offset, atol=1e-4)
-    torch.testing.assert_close(parts.method.delta(), whole.method.delta(), atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(parts.method.delta(), whole.method.delta(), atol=1e-3, rtol=1e-5)  # of steps of 0.1
     assert "head.bias" not in whole.method.committed[0] or name in ("tent", "rem", "cotta")
 
 
