@@ -27,12 +27,14 @@ EVERY = 16
 _MEMORY = 1000  # half-life of the evidence of few classes, in images
 _NOW = 1 / 4  # factor on the evidence in the window alone, which is noisier
 _PRIOR = 200  # images without evidence before the first: few images can agree by chance
-_FEW = (0.03, 0.07)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
+_FEW = (0.02, 0.06)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
-_SHARE = 0.2  # of the shift that is taken out for that part: shuffled patches have a look of their own, too
+_SHARE = 0.15  # of the shift that is taken out for that part, while the look of shuffled patches is not known
+_LOOK = 7  # views after which half of their look is known
 _MOST = 30.0  # logits: bound on that part, and its slope if answers hardly vary, as those that are certain of one class
 _MOST_LEFT = 0.75  # bound on the fraction of an image's own logits that is left when its patches are shuffled
 _MIN_SQUARE = 1e-9
+_MIN_WEIGHT = 1e-9
 
 Shuffled = Callable[[Tensor], Tensor]
 """Returns the logits (K, C) of images at indices (K,) of a batch, with their patches shuffled."""
@@ -48,9 +50,10 @@ class Centre:
     classes is not subtracted.
 
     The shift in p is the mean logits of views with shuffled patches, less the fraction of an image's own logits that
-    is left in its view, as far as these explain the mean of z. Without such views, p = softmax(z). Whether there are
-    few classes is decided with the whole shift, and what stays with a small share of it: a mistake in the first loses
-    less than one in the second, and models take shuffled patches for some classes rather than others.
+    is left in its view, as far as these explain the mean of z. Models take shuffled patches for some classes rather
+    than others; this look is also subtracted, learned while the stream shows many classes. Whether there are few is
+    decided with the whole shift, and what stays of them with a share of it, which grows as the look becomes known: on a
+    stream of one class, what is left of an unknown look can be that class. Without views, p = softmax(z).
 
     Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
     if the bias is large, as in a linear probe, where it compensates for the mean of the features.
@@ -75,7 +78,8 @@ class Centre:
         self._led = torch.zeros((), dtype=torch.bool)  # by the source model's centre
         self._since = 0  # images since the last one that was also seen with shuffled patches, modulo EVERY
         self._means = {name: _Mean(HALF_LIFE) for name in ("window", "answers", "unshifted", "corrected")}
-        self._means |= {"shuffled": _Mean(HALF_LIFE / EVERY), "evidence": _Mean(_MEMORY)}
+        self._means |= {"shuffled": _Mean(HALF_LIFE / EVERY), "look": _Mean(_MEMORY / EVERY)}
+        self._means |= {"evidence": _Mean(_MEMORY)}
 
     def expect(self, fit: Tensor, shuffled: Shuffled | None = None) -> None:
         """Start a new batch, whose logits come next; the mask (B,) selects images that count in the means."""
@@ -119,7 +123,8 @@ class Centre:
             shift = self._shift(z, logits, places)
             shown = self._shown("unshifted", logits, z, shift)
             self.few = self._few_classes((logits - z).softmax(-1), (logits - z + shown).softmax(-1))
-            self._corrected = z - _FACTOR * self._shown("answers", logits, z, _SHARE * shift)
+            share = _SHARE + (1 - _SHARE) * self._means["look"].known(_LOOK)
+            self._corrected = z - _FACTOR * self._shown("answers", logits, z, share * shift)
         offset = (1 - window.alike) * torch.lerp(z, self._corrected, self.few)
         self.offset = offset.to(self._device, torch.float32)
 
@@ -148,7 +153,7 @@ class Centre:
             logits: New images' logits, shape (B, C).
             places: Their indices in the batch, shape (B,).
         """
-        seen = self._means["shuffled"]
+        seen, look = self._means["shuffled"], self._means["look"]
         if self._shuffled is not None:
             chosen = torch.arange(len(logits))[-self._since % EVERY :: EVERY]
             self._since = (self._since + len(logits)) % EVERY
@@ -157,10 +162,15 @@ class Centre:
             if finite.any():
                 own, views = logits[chosen.to(logits.device)][finite], views[finite]
                 seen.add(own, views, own.square().sum(-1), (own * views).sum(-1))
+                look.take(float(self.few) * len(views))
+                if not self.few:
+                    look.add(views - own)
         if not seen.values:
             return torch.zeros_like(mean)
         own, views, square, product = seen.values
         left = (product - own @ views) / (square - own @ own).clamp(min=_MIN_SQUARE)
+        if look.values:
+            views = views - look.known(_LOOK) * look.values[0]
         shift = mean - (own - views) / (1 - left.clamp(0, _MOST_LEFT))
         shift = shift - shift.mean()
         return (shift @ mean / (shift @ shift).clamp(min=_MIN_SQUARE)).clamp(0, 1) * shift
@@ -177,9 +187,8 @@ class Centre:
         mean, square, left = window.add(corrected, corrected.square().sum(-1), centred.square().sum(-1))
         certainty = torch.stack([square, left]) - 1 / classes
         now = torch.cat([torch.stack(_agreement(mean, square, window.alike)), certainty])
-        (memory,), weight = self._means["evidence"].add(now.expand(count, 4)), self._means["evidence"].weight
-        remembered = weight / (weight + _PRIOR) * _evidence(memory)
-        evidence = torch.maximum(remembered, _NOW * _evidence(now)) * classes**0.5
+        (memory,), known = self._means["evidence"].add(now.expand(count, 4)), self._means["evidence"].known(_PRIOR)
+        evidence = torch.maximum(known * _evidence(memory), _NOW * _evidence(now)) * classes**0.5
         low, high = _FEW
         return ((evidence - low) / (high - low)).clamp(0, 1)
 
@@ -221,10 +230,20 @@ class _Mean:
         self._sums = [keep**count * summed + weights @ value for summed, value in zip(sums, values, strict=True)]
         return self.values
 
+    def take(self, weight: float) -> None:
+        """Remove as much weight, if there is, from all images alike."""
+        left = max(0.0, self.weight - weight)
+        self._sums = [left / max(self.weight, _MIN_WEIGHT) * summed for summed in self._sums]
+        self.weight = left
+
+    def known(self, prior: float) -> float:
+        """Return the share of the weights, 0 to 1, beside `prior` images without evidence."""
+        return self.weight / (self.weight + prior)
+
     @property
     def values(self) -> list[Tensor]:
         """The mean of each kind; none before the first image."""
-        return [summed / self.weight for summed in self._sums]
+        return [summed / max(self.weight, _MIN_WEIGHT) for summed in self._sums]
 
     @property
     def alike(self) -> float:

@@ -107,6 +107,16 @@ def test_one_class_after_a_shuffled_stream_is_not_centred_away() -> None:
     assert errors(follow(Centre(CPU), logits)[after], labels[after]) < errors(logits[after], labels[after])
 
 
+def test_the_classes_that_shuffled_patches_look_like_are_learned_and_are_no_shift() -> None:
+    labels = torch.cat([shuffled(1000), shuffled(600) % 3])
+    shift = torch.nn.functional.one_hot(torch.where(torch.arange(1600) < 1000, 8, 7), CLASSES) * 4.0
+    look = torch.nn.functional.one_hot(torch.tensor(3), CLASSES) * 4.0
+    logits, views = logits_of(labels) + shift, look + shift + logits_of(labels, seed=1) / 10
+    after = slice(1000, None)
+    answers = follow(Centre(CPU), logits, views=views)
+    assert errors(answers[after], labels[after]) < errors(logits[after], labels[after]) - 0.1
+
+
 def test_the_first_image_keeps_its_class_and_is_no_evidence() -> None:
     logits, centre = 4 * torch.randn(60, 1000, generator=torch.Generator().manual_seed(0)), Centre(CPU)
     assert torch.equal(follow(centre, logits[:1], batch_size=1), logits[:1])
@@ -183,7 +193,7 @@ def test_parts_of_a_batch_are_centred_by_the_whole_as_the_method_predicts_it(nam
         assert torch.allclose(whole.predict(images).logits, parts.predict(images).logits, atol=1e-3)
         only = [adapter.predict(images + 1, left_out=True).logits for adapter in (whole, parts)]
         torch.testing.assert_close(only[0], only[1], atol=1e-3, rtol=0)
-        assert torch.allclose(whole.method.net.centre.offset, parts.method.net.centre.offset, atol=1e-4)
+        assert torch.allclose(whole.method.net.centre.offset, parts.method.net.centre.offset, atol=1e-3)
     torch.testing.assert_close(parts.method.delta(), whole.method.delta(), atol=1e-3, rtol=1e-5)  # of steps of 0.1
     assert "head.bias" not in whole.method.committed[0] or name in ("tent", "rem", "cotta")
 
