@@ -27,7 +27,7 @@ EVERY = 16
 _MEMORY = 1000  # half-life of the evidence of few classes, in images
 _NOW = 1 / 4  # factor on the evidence in the window alone, which is noisier
 _PRIOR = 200  # images without evidence before the first: few images can agree by chance
-_FEW = (0.02, 0.06)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
+_FEW = (0.0063, 0.019)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
 _SHARE = 0.15  # of the shift that is taken out for that part, while the look of shuffled patches is not known
 _LOOK = 7  # views after which half of their look is known
@@ -188,7 +188,7 @@ class Centre:
         certainty = torch.stack([square, left]) - 1 / classes
         now = torch.cat([torch.stack(_agreement(mean, square, window.alike)), certainty])
         (memory,), known = self._means["evidence"].add(now.expand(count, 4)), self._means["evidence"].known(_PRIOR)
-        evidence = torch.maximum(known * _evidence(memory), _NOW * _evidence(now)) * classes**0.5
+        evidence = torch.maximum(known * _evidence(memory), _NOW * _evidence(now))
         low, high = _FEW
         return ((evidence - low) / (high - low)).clamp(0, 1)
 
