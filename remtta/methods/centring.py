@@ -31,7 +31,7 @@ _FEW = (0.0063, 0.019)  # evidence: the part of the shown classes starts to stay
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
 _SHARE = 0.15  # of the shift that is taken out for that part, while the look of shuffled patches is not known
 _LOOK = 7  # views after which half of their look is known
-_MOST = 30.0  # logits: bound on that part, and its slope if answers hardly vary, as those that are certain of one class
+_SLOPE = (5.0, 30.0)  # logits: bounds on the slope of that fit; if images hardly vary, there is nothing to fit it to
 _MOST_LEFT = 0.75  # bound on the fraction of an image's own logits that is left when its patches are shuffled
 _MIN_SQUARE = 1e-9
 _MIN_WEIGHT = 1e-9
@@ -140,10 +140,10 @@ class Centre:
         answers = (logits - shift).softmax(-1)
         each = answers, ((logits - mean) * answers).sum(-1), answers.square().sum(-1)
         p, zp, pp = self._means[name].add(*each)
-        most = _MOST if self._means["window"].alike < 0.9 else 0.0  # one image shows no agreement
-        variance = pp - p @ p
-        slope = torch.where(variance > _MIN_SQUARE, zp.clamp(min=0) / variance, most)
-        return (slope * (p - 1 / len(p))).clamp(-most, most)
+        if self._means["window"].alike > 0.9:  # one image shows no agreement
+            return torch.zeros_like(p)
+        slope = (zp / (pp - p @ p).clamp(min=_MIN_SQUARE)).clamp(*_SLOPE)
+        return slope * (p - 1 / len(p))
 
     def _shift(self, mean: Tensor, logits: Tensor, places: Tensor) -> Tensor:
         """Return the offset of the shift alone (C,), as far as it explains the mean of the logits, up to a constant.

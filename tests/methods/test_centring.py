@@ -100,6 +100,15 @@ def test_a_stream_of_few_classes_loses_little(few: int, surer: int, left: float 
     assert errors(follow(Centre(CPU), logits, views=views), labels) < errors(logits, labels) + 0.02
 
 
+def test_one_image_under_changing_conditions_keeps_its_class() -> None:
+    for seed in range(3):
+        noise, labels = torch.Generator().manual_seed(seed), torch.full((1000,), 3)
+        conditions = 1.5 * torch.randn(8, CLASSES, generator=noise).repeat_interleave(125, 0)
+        logits = 3.0 * torch.nn.functional.one_hot(labels, CLASSES) + conditions
+        logits = logits + torch.randn(1000, CLASSES, generator=noise) / 20
+        assert errors(follow(Centre(CPU), logits), labels) < errors(logits, labels) + 0.06
+
+
 def test_one_class_after_a_shuffled_stream_is_not_centred_away() -> None:
     labels = torch.cat([shuffled(2500), torch.full((300,), 3)])
     logits = logits_of(labels) + torch.linspace(-1, 1, CLASSES)
