@@ -33,8 +33,7 @@ _SHARE = 0.15  # of the shift that is taken out for that part, while the look of
 _LOOK = 7  # views after which half of their look is known
 _SLOPE = (5.0, 30.0)  # logits: bounds on the slope of that fit; if images hardly vary, there is nothing to fit it to
 _MOST_LEFT = 0.75  # bound on the fraction of an image's own logits that is left when its patches are shuffled
-_MIN_SQUARE = 1e-9
-_MIN_WEIGHT = 1e-9
+_TINY = 1e-9  # bound on divisors
 
 Shuffled = Callable[[Tensor], Tensor]
 """Returns the logits (K, C) of images at indices (K,) of a batch, with their patches shuffled."""
@@ -78,8 +77,7 @@ class Centre:
         self._led = torch.zeros((), dtype=torch.bool)  # by the source model's centre
         self._since = 0  # images since the last one that was also seen with shuffled patches, modulo EVERY
         self._means = {name: _Mean(HALF_LIFE) for name in ("window", "answers", "unshifted", "corrected")}
-        self._means |= {"shuffled": _Mean(HALF_LIFE / EVERY), "look": _Mean(_MEMORY / EVERY)}
-        self._means |= {"evidence": _Mean(_MEMORY)}
+        self._means |= {"views": _Mean(HALF_LIFE / EVERY), "look": _Mean(_MEMORY / EVERY), "evidence": _Mean(_MEMORY)}
 
     def expect(self, fit: Tensor, shuffled: Shuffled | None = None) -> None:
         """Start a new batch, whose logits come next; the mask (B,) selects images that count in the means."""
@@ -142,7 +140,7 @@ class Centre:
         p, zp, pp = self._means[name].add(*each)
         if self._means["window"].alike > 0.9:  # one image shows no agreement
             return torch.zeros_like(p)
-        slope = (zp / (pp - p @ p).clamp(min=_MIN_SQUARE)).clamp(*_SLOPE)
+        slope = (zp / (pp - p @ p).clamp(min=_TINY)).clamp(*_SLOPE)
         return slope * (p - 1 / len(p))
 
     def _shift(self, mean: Tensor, logits: Tensor, places: Tensor) -> Tensor:
@@ -153,7 +151,7 @@ class Centre:
             logits: New images' logits, shape (B, C).
             places: Their indices in the batch, shape (B,).
         """
-        seen, look = self._means["shuffled"], self._means["look"]
+        seen, look = self._means["views"], self._means["look"]
         if self._shuffled is not None:
             chosen = torch.arange(len(logits))[-self._since % EVERY :: EVERY]
             self._since = (self._since + len(logits)) % EVERY
@@ -168,12 +166,12 @@ class Centre:
         if not seen.values:
             return torch.zeros_like(mean)
         own, views, square, product = seen.values
-        left = (product - own @ views) / (square - own @ own).clamp(min=_MIN_SQUARE)
+        left = (product - own @ views) / (square - own @ own).clamp(min=_TINY)
         if look.values:
             views = views - look.known(_LOOK) * look.values[0]
         shift = mean - (own - views) / (1 - left.clamp(0, _MOST_LEFT))
         shift = shift - shift.mean()
-        return (shift @ mean / (shift @ shift).clamp(min=_MIN_SQUARE)).clamp(0, 1) * shift
+        return (shift @ mean / (shift @ shift).clamp(min=_TINY)).clamp(0, 1) * shift
 
     def _few_classes(self, centred: Tensor, corrected: Tensor) -> Tensor:
         """Return how much recent images look like few classes, 0 to 1.
@@ -233,7 +231,7 @@ class _Mean:
     def take(self, weight: float) -> None:
         """Remove as much weight, if there is, from all images alike."""
         left = max(0.0, self.weight - weight)
-        self._sums = [left / max(self.weight, _MIN_WEIGHT) * summed for summed in self._sums]
+        self._sums = [left / max(self.weight, _TINY) * summed for summed in self._sums]
         self.weight = left
 
     def known(self, prior: float) -> float:
@@ -243,7 +241,7 @@ class _Mean:
     @property
     def values(self) -> list[Tensor]:
         """The mean of each kind; none before the first image."""
-        return [summed / max(self.weight, _MIN_WEIGHT) for summed in self._sums]
+        return [summed / max(self.weight, _TINY) for summed in self._sums]
 
     @property
     def alike(self) -> float:
@@ -269,10 +267,10 @@ def _agreement(mean: Tensor, square: Tensor, alike: float) -> tuple[Tensor, Tens
     """
     spread = (square - mean.square().sum()) / max(1 - alike, 0.5)
     common = mean.square().sum() - 1 / len(mean) - alike * spread
-    return common.clamp(min=0), spread.clamp(min=_MIN_SQUARE)
+    return common.clamp(min=0), spread.clamp(min=_TINY)
 
 
 def _evidence(parts: Tensor) -> Tensor:
     """Return the agreement of answers times the certainty that is lost by centring, from means of both, shape (4,)."""
     common, spread, certainty, left = parts
-    return common / (common + spread) * (1 - left / certainty.clamp(min=_MIN_SQUARE)).clamp(min=0)
+    return common / (common + spread) * (1 - left / certainty.clamp(min=_TINY)).clamp(min=0)
