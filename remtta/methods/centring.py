@@ -29,8 +29,8 @@ _NOW = 1 / 4  # factor on the evidence in the window alone, which is noisier
 _PRIOR = 200  # images without evidence before the first: few images can agree by chance
 _FEW = (0.0063, 0.019)  # evidence: the part of the shown classes starts to stay in the logits, and stays completely
 _FACTOR = 1.2  # on that part, which a linear fit underestimates
-_SHARE = 0.15  # of the shift that is taken out for that part, while the look of shuffled patches is not known
-_LOOK = 7  # views after which half of their look is known
+_SHARE = 0.15  # of the shift that is taken out for that part, while the effect of shuffling is not known
+_EFFECT = 7  # views after which half of this effect is known
 _SLOPE = (5.0, 30.0)  # logits: bounds on the slope of that fit; if images hardly vary, there is nothing to fit it to
 _MOST_LEFT = 0.75  # bound on the fraction of an image's own logits that is left when its patches are shuffled
 _TINY = 1e-9  # bound on divisors
@@ -49,10 +49,10 @@ class Centre:
     classes is not subtracted.
 
     The shift in p is the mean logits of views with shuffled patches, less the fraction of an image's own logits that
-    is left in its view, as far as these explain the mean of z. Models take shuffled patches for some classes rather
-    than others; this look is also subtracted, learned while the stream shows many classes. Whether there are few is
-    decided with the whole shift, and what stays of them with a share of it, which grows as the look becomes known: on a
-    stream of one class, what is left of an unknown look can be that class. Without views, p = softmax(z).
+    is left in its view, as far as these explain the mean of z. Shuffling itself also favours some classes; this effect
+    is learned while the stream shows many classes, and subtracted. Whether there are few is decided with the whole
+    shift, and what stays of them with a share of it, which grows as the effect becomes known: on a stream of one class,
+    an unknown effect can look like that class. Without views, p = softmax(z).
 
     Logits are centred at 0, not at the head's bias: over clean images of all classes the mean logits are near 0, even
     if the bias is large, as in a linear probe, where it compensates for the mean of the features.
@@ -77,7 +77,7 @@ class Centre:
         self._led = torch.zeros((), dtype=torch.bool)  # by the source model's centre
         self._since = 0  # images since the last one that was also seen with shuffled patches, modulo EVERY
         self._means = {name: _Mean(HALF_LIFE) for name in ("window", "answers", "unshifted", "corrected")}
-        self._means |= {"views": _Mean(HALF_LIFE / EVERY), "look": _Mean(_MEMORY / EVERY), "evidence": _Mean(_MEMORY)}
+        self._means |= {"views": _Mean(HALF_LIFE / EVERY), "effect": _Mean(_MEMORY / EVERY), "evidence": _Mean(_MEMORY)}
 
     def expect(self, fit: Tensor, shuffled: Shuffled | None = None) -> None:
         """Start a new batch, whose logits come next; the mask (B,) selects images that count in the means."""
@@ -121,7 +121,7 @@ class Centre:
             shift = self._shift(z, logits, places)
             shown = self._shown("unshifted", logits, z, shift)
             self.few = self._few_classes((logits - z).softmax(-1), (logits - z + shown).softmax(-1))
-            share = _SHARE + (1 - _SHARE) * self._means["look"].known(_LOOK)
+            share = _SHARE + (1 - _SHARE) * self._means["effect"].known(_EFFECT)
             self._corrected = z - _FACTOR * self._shown("answers", logits, z, share * shift)
         offset = (1 - window.alike) * torch.lerp(z, self._corrected, self.few)
         self.offset = offset.to(self._device, torch.float32)
@@ -151,7 +151,7 @@ class Centre:
             logits: New images' logits, shape (B, C).
             places: Their indices in the batch, shape (B,).
         """
-        seen, look = self._means["views"], self._means["look"]
+        seen, effect = self._means["views"], self._means["effect"]
         if self._shuffled is not None:
             chosen = torch.arange(len(logits))[-self._since % EVERY :: EVERY]
             self._since = (self._since + len(logits)) % EVERY
@@ -160,15 +160,15 @@ class Centre:
             if finite.any():
                 own, views = logits[chosen.to(logits.device)][finite], views[finite]
                 seen.add(own, views, own.square().sum(-1), (own * views).sum(-1))
-                look.take(float(self.few) * len(views))
+                effect.remove(float(self.few) * len(views))
                 if not self.few:
-                    look.add(views - own)
+                    effect.add(views - own)
         if not seen.values:
             return torch.zeros_like(mean)
         own, views, square, product = seen.values
         left = (product - own @ views) / (square - own @ own).clamp(min=_TINY)
-        if look.values:
-            views = views - look.known(_LOOK) * look.values[0]
+        if effect.values:
+            views = views - effect.known(_EFFECT) * effect.values[0]
         shift = mean - (own - views) / (1 - left.clamp(0, _MOST_LEFT))
         shift = shift - shift.mean()
         return (shift @ mean / (shift @ shift).clamp(min=_TINY)).clamp(0, 1) * shift
@@ -228,7 +228,7 @@ class _Mean:
         self._sums = [keep**count * summed + weights @ value for summed, value in zip(sums, values, strict=True)]
         return self.values
 
-    def take(self, weight: float) -> None:
+    def remove(self, weight: float) -> None:
         """Remove as much weight, if there is, from all images alike."""
         left = max(0.0, self.weight - weight)
         self._sums = [left / max(self.weight, _TINY) * summed for summed in self._sums]

@@ -193,7 +193,7 @@ def test_a_linear_layer_inside_the_classifier_holds_the_offset(head: Any) -> Non
 @pytest.mark.parametrize("name", ["vdp", "becotta", "tent", "rem", "cotta"])
 def test_parts_of_a_batch_are_centred_by_the_whole_as_the_method_predicts_it(name: str) -> None:
     more = {"num_augmentations": 3} if name == "cotta" else {}
-    whole, parts = (centred(name, micro_batch=size, lr=0.1, **more) for size in (6, 2))
+    whole, parts = (centred(name, micro_batch=size, lr=0.01, **more) for size in (6, 2))
     for adapter in (whole, parts):
         if adapter.method.objective.needs_source:
             adapter.method.use_source(adapter.method.source_statistics([random_images(6, seed=9)]))
@@ -202,8 +202,8 @@ def test_parts_of_a_batch_are_centred_by_the_whole_as_the_method_predicts_it(nam
         assert torch.allclose(whole.predict(images).logits, parts.predict(images).logits, atol=1e-3)
         only = [adapter.predict(images + 1, left_out=True).logits for adapter in (whole, parts)]
         torch.testing.assert_close(only[0], only[1], atol=1e-3, rtol=0)
-        assert torch.allclose(whole.method.net.centre.offset, parts.method.net.centre.offset, atol=1e-3)
-    torch.testing.assert_close(parts.method.delta(), whole.method.delta(), atol=1e-3, rtol=1e-5)  # of steps of 0.1
+        assert torch.allclose(whole.method.net.centre.offset, parts.method.net.centre.offset, atol=1e-4)
+    torch.testing.assert_close(parts.method.delta(), whole.method.delta(), atol=1e-4, rtol=1e-5)
     assert "head.bias" not in whole.method.committed[0] or name in ("tent", "rem", "cotta")
 
 
