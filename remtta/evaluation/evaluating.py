@@ -187,7 +187,8 @@ class _Evaluation:
                 progress, state = (Progress(), {}) if whole else load_position(folder / PROGRESS, Progress)
                 finished = set(earlier["methods"]) if whole else {trial["method"] for trial in progress.finished}
                 methods = plan.order_after(earlier["settings"], folder, finished)
-                if whole and list(earlier["settings"]["methods"]) == list(plan.methods):
+                same = [list(earlier["settings"]["methods"]), earlier["settings"]["options"]["seeds"]]
+                if whole and same == [list(plan.methods), list(plan.options.seeds)]:
                     _log.info("the evaluation in %s is complete", folder)
                     return earlier
                 if whole:
@@ -201,7 +202,7 @@ class _Evaluation:
             progress, state = Progress(), {}
         eventful, every_s = any(map(is_guarded, methods)), plan.options.save_every_s
         with Ledger(folder, progress, save_every_s=every_s, eventful=eventful) as ledger:
-            left = list(itertools.product(methods, plan.options.seeds))[len(progress.finished) :]
+            left = progress.left(methods, plan.options.seeds)
             while left and (self._packed is None or progress.position.frames):  # finish here what was begun here
                 ledger.finish(self._run_trial(*left.pop(0), ledger, state))
                 state = {}
@@ -272,14 +273,13 @@ class _Evaluation:
         """Return name, seed and settings of the trial that follows the finished ones, if it has begun."""
         if not progress.position.frames:
             return None
-        trials = itertools.product(methods or settings["methods"], self._plan.options.seeds)
-        name, seed = next(itertools.islice(trials, len(progress.finished), None))
+        name, seed = progress.left(methods or settings["methods"], settings["options"]["seeds"])[0]
         return name, seed, json.loads(json.dumps(settings["methods"][name]))
 
     def _resume(
         self, earlier: Mapping[str, Any], methods: Sequence[str], progress: Progress, state: Mapping[str, Tensor]
     ) -> None:
-        """Save the progress, and record methods that were added, changed or left out since."""
+        """Save the progress, and record methods and seeds that were added, changed or left out since."""
         save_state(self._folder / PROGRESS, asdict(progress), state)  # before the record claims that it exists
         if progress.finished or progress.position.frames:
             runs, images = counted(len(progress.finished), "run"), counted(progress.position.frames, "image")
@@ -292,7 +292,8 @@ class _Evaluation:
         plan, methods, rows = self._plan, list(self._plan.methods), self._folder / PREDICTIONS
         domains = list(dict.fromkeys(domain.name for domain in plan.dataset.domains))
         tallies = tally_rows(rows, by_path=len(plan.dataset.domains) == 1)
-        in_order = sorted(trials, key=lambda trial: methods.index(trial["method"]))
+        order = list(itertools.product(methods, plan.options.seeds))
+        in_order = sorted(trials, key=lambda trial: order.index((trial["method"], trial["seed"])))
         made_with = environment(plan.card.device)
         del made_with["command"]  # differs after --resume, and the settings cover it
         content: dict[str, Any] = {

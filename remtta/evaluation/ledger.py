@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -54,6 +55,11 @@ class Progress:
         if isinstance(self.position, dict):  # as read from JSON
             self.position = Position(**self.position)
 
+    def left(self, methods: Iterable[str], seeds: Iterable[int]) -> list[tuple[str, int]]:
+        """Return method and seed of the trials that are not finished, in the order in which they run."""
+        finished = {(trial["method"], trial["seed"]) for trial in self.finished}
+        return [trial for trial in itertools.product(methods, seeds) if trial not in finished]
+
     def drop_current(self) -> None:
         """Drop the rows and events of the current trial."""
         self.num_bytes, self.rows_sha256, self.event_bytes = self.at_trial_start
@@ -61,8 +67,8 @@ class Progress:
 
     @classmethod
     def of_completed(cls, folder: Path, results: Mapping[str, Any]) -> Progress:
-        """Return the progress of a completed evaluation, so that methods can be added to it; raise UsageError if its
-        rows are incomplete, or there are others.
+        """Return the progress of a completed evaluation, to which methods and seeds can be added; raise UsageError if
+        its rows are incomplete, or there are others.
         """
         finished = [seed for content in results["methods"].values() for seed in content["seeds"].values()]
         rows, events = folder / PREDICTIONS, folder / EVENTS

@@ -124,9 +124,11 @@ class EvalPlan:
 
     def order_after(self, earlier: Mapping[str, Any], folder: Path, finished: Collection[str]) -> list[str]:
         """Return methods in the order in which they run: those of the earlier evaluation that are finished or
-        unchanged, then others; raise UsageError if a finished one is missing, or another setting changed.
+        unchanged, then others; raise UsageError if a finished one or a seed is missing, or another setting changed.
         """
         now = json.loads(json.dumps(self.settings()))
+        if set(earlier["options"]["seeds"]) <= set(self.options.seeds):  # more may be added
+            earlier = {**earlier, "options": {**earlier["options"], "seeds": now["options"]["seeds"]}}
         begun = [
             name for name, used in earlier["methods"].items() if name in finished or used == now["methods"].get(name)
         ]

@@ -74,7 +74,7 @@ def without_timing(content: Any) -> Any:
     return content
 
 
-def test_methods_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Dataset, tmp_path: Path) -> None:
+def test_methods_and_seeds_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Dataset, tmp_path: Path) -> None:
     few = open_tree(tree.root, limit=8)
     names, lr = ("tent", "source", "rem"), {"lr": 0.02}
     options = EvalOptions(batch_size=8, seeds=(0, 1))
@@ -94,6 +94,11 @@ def test_methods_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Data
     reordered = evaluate(tiny_vit(), few, run, methods=methods_of("source", "rem", "tent", **lr), options=more)
     assert list(reordered["methods"]) == ["source", "rem", "tent"]
     assert without_timing(reordered["methods"]["tent"]) == without_timing(whole["methods"]["tent"])
+
+    one = replace(options, seeds=(1,))
+    evaluate(tiny_vit(), few, tmp_path / "one", methods=methods_of("source", "rem", **lr), options=one)
+    both = evaluate(tiny_vit(), few, tmp_path / "one", methods=methods_of(*names, **lr), options=more)
+    assert without_timing(both) == without_timing(whole) and len(rows_of(tmp_path / "one")) == len(rows)
 
 
 def test_a_method_that_is_not_finished_may_be_changed_or_left_out(
@@ -142,6 +147,8 @@ def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Da
     assert refusal(tree, changed) == f"{asked}methods.rem.lr was 0.001, is 0.5{remedy}"
     batches = EvalOptions(resume=True, batch_size=3)
     assert refusal(tree, three, batches) == f"{asked}options.batch_size was 50, is 3{remedy}"
+    seeds = EvalOptions(resume=True, seeds=(1, 2))
+    assert refusal(tree, three, seeds).startswith(f"{asked}options.seeds")
     told = refusal(replace(tree, domains=tree.domains[:1]), three)
     assert told.startswith(f'{asked}data.domains.fog5 was "21 images, labels ') and told.endswith(f", is null{remedy}")
     draw_image(3, 32, 32).save(tree.domains[0].sources[0])
@@ -178,7 +185,7 @@ def test_resuming_needs_something_to_resume(tree: Dataset, tmp_path: Path) -> No
     with pytest.raises(UsageError, match=r"has lost its results\.json"):
         evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
     (tmp_path / "new" / "results.json").write_text('{"status": "running", "settings": {"methods": {}}}')
-    with pytest.raises(UsageError, match=r"results\.json is damaged \(KeyError: 'data'\)"):
+    with pytest.raises(UsageError, match=r"results\.json is damaged \(KeyError: 'options'\)"):
         evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
     (tmp_path / "new" / "results.json").write_text("[]")
     with pytest.raises(RemttaError, match=r"results\.json is damaged"):
