@@ -153,7 +153,8 @@ class EvalOptions:
     resume: Annotated[
         bool,
         in_output(
-            "Continue the evaluation in --output, or start it if there is none; methods and seeds may be added.", common=True
+            "Continue the evaluation in --output, or start it if there is none; methods and seeds may be added.",
+            common=True,
         ),
     ] = False
     protocol: Annotated[
