@@ -112,7 +112,7 @@ class Divided(Site):
             with self._watched(), contextlib.closing(self._worker_results()) as results:
                 for _, runs in results:
                     ended |= runs
-        except (Stopped, WorkersDied) as error:
+        except (Stopped, RemttaError) as error:
             end = error
         finally:
             shutil.rmtree(workers, ignore_errors=True)
@@ -122,6 +122,8 @@ class Divided(Site):
                 if end is not None and (run.exit_reason == "running" or run.signum is not None):
                     run.end(end)
             self.write()
+        if end is not None and not isinstance(end, Stopped | WorkersDied):  # these the summary reports
+            raise end
 
     def _worker_results(self) -> Generator[tuple[int, dict[str, RunSummary]]]:
         if self._engine == "ray":

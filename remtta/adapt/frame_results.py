@@ -93,7 +93,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         raise UsageError(f"stream needs a remtta.Adapter, got {type(adapter).__name__}")
     adapter.given_images.warn_of_guess()
     opened = source if isinstance(source, Stream) else open_stream(source)
-    batches, listener = Batches(opened, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
+    batches, listener = Batches(opened.live_source, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
     place = Place()
     policy, interrupts = FitFrames(place, TimeBudget()), Interrupts()
     session = Session(adapter, adapter.card, place, policy=policy, listener=listener, interrupts=interrupts)

@@ -60,7 +60,6 @@ class ImageBackbone(AnyClassifier):
         if len(stages) == 1:
             stages = [f"{stages[0]}.{name}" for name, _ in module.get_submodule(stages[0]).named_children()]
         super().__init__(Inside(module, module), (stages, stem))
-        self.module: Any = module
 
     @property
     def input_size(self) -> tuple[int, int] | None:

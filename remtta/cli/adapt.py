@@ -77,7 +77,7 @@ def adapt(
 
         source_data = method.shared.source_data
         check_source_data([method.method], source_data, calibrates=run.estimate is not None)
-        start = load_start(method.shared.delta)
+        start = load_start(method.shared.delta, folder, overwrite=run.overwrite)
         running.set_threads(1 if own.divides else None)
         loaded = load_classifier(model, running.device, start=start, quiet=running.quiet)
         running.compile(loaded)

@@ -59,7 +59,7 @@ def apply(
         base = load(wanted, device=running.device)
         apply_delta(base, change)
         where = wanted.name or "", wanted.checkpoint
-        check_not_input(target.output, "--output", (change.path, weights_place(*where)))
+        check_not_input(target.output, "--output", (change.path, weights_place(*where), wanted.text_embeddings))
         source = weights_file(*where)
         by_texts = is_zero_shot(wanted.name or "") or wanted.text_embeddings  # text embeddings: the weights are renamed
         plain = None if by_texts else source

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remtta.cli.progress import text_progress
+from remtta.errors import UsageError
 from remtta.options import DEFAULT_MODEL, ModelOptions
 
 if TYPE_CHECKING:
@@ -53,11 +54,15 @@ def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> N
     import_uncollected(module)
 
 
-def load_start(path: Path | None) -> Delta | None:
-    """Load the delta to start from, if any."""
+def load_start(path: Path | None, output: Path, *, overwrite: bool) -> Delta | None:
+    """Load the delta to start from, if any; raise UsageError if it lies in an output folder that is to be replaced."""
     from remtta.deltas.delta import load_delta
 
-    return None if path is None else load_delta(path)
+    if path is None:
+        return None
+    if overwrite and path.resolve().is_relative_to(output.resolve()):
+        raise UsageError(f"--delta {path} is in {output}, which --overwrite would replace; choose another --output")
+    return load_delta(path)
 
 
 def load_classifier(model: ModelOptions, device: str, *, start: Delta | None = None, quiet: bool = False) -> nn.Module:

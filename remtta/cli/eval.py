@@ -112,7 +112,7 @@ def evaluate(
 
         check_source_data(map(method_of, configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)
-        start = load_start(methods.shared.delta)
+        start = load_start(methods.shared.delta, output, overwrite=options.overwrite)
         chosen = _with_classes(root, _with_protocol(model, options), data)
         classifier = load_classifier(chosen, running.device, start=start, quiet=running.quiet)
         dataset = _open(root, classifier, data, options)

@@ -7,6 +7,7 @@ from typing import Annotated
 from remtta.cli.classifiers import load_classifier, load_torch
 from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
+from remtta.files import check_not_input
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Only
 
@@ -28,6 +29,7 @@ def text_embed(
         from remtta.models.prompts import is_zero_shot
 
         target.check()
+        check_not_input(target.output, "--output", [model.checkpoint])
         name = model.name or DEFAULT_MODEL
         if not is_zero_shot(name):
             raise UsageError(f"{name} has no text tower; name a zero-shot model, such as clip:ViT-B-16/openai")

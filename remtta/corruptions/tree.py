@@ -87,10 +87,8 @@ def corrupt_tree(
     options = options or CorruptOptions()
     interrupts = interrupts or Interrupts()
     images = find_images(source, destination, options.limit)
-    from remtta.corruptions import filters  # noqa: F401 - without OpenCV, nothing is to be touched
-
     if options.engine == "ray":
-        connected()  # likewise
+        connected()  # before anything is touched
     contents = claim(destination, source, options)
     summary = TreeSummary(destination, len(images))
     started = time.monotonic()

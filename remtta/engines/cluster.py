@@ -86,7 +86,7 @@ def _result(ray: Any, reference: Any) -> Any:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
-    except ray.exceptions.WorkerCrashedError as error:
+    except ray.exceptions.RayError as error:  # also if its node died, or Ray killed it for lack of memory
         raise WorkersDied(DIED) from error
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from timm.data import ImageNetInfo
 
-from remtta.errors import UsageError, counted
+from remtta.errors import UsageError, counted, listed
 
 _SUBSET_BY_SIZE = {1000: "imagenet-1k", 11221: "imagenet-21k-miil", 11821: "imagenet-12k", 21841: "imagenet-22k"}
 _RESTRICTED_SETS = {"ImageNet-R": "imagenet_r_synsets.txt", "ImageNet-A": "imagenet_a_synsets.txt"}
@@ -59,19 +59,19 @@ def map_classes(
         return ClassMap(_look_up(names, numbers, num_classes, "the model's classes"), "number")
     if plain and all(_plain(name) in plain for name in names):
         if unclear := [name for name in names if plain_times[_plain(name)] > 1]:
-            raise UsageError(f"several of the model's class names fit {_some(unclear)}; give --class-map FILE")
+            raise UsageError(f"several of the model's class names fit {listed(unclear, _SHOWN)}; give --class-map FILE")
         return ClassMap({name: plain[_plain(name)] for name in names}, "class name")
     others = [name for name in names if _plain(name) not in plain]
     if len(others) < len(names):
         raise UsageError(
-            f"no class of the model is named {_some(others)} ({len(others)} of {counted(len(names), 'class folder')}); "
-            "correct the names (--labels), or give --class-map FILE"
+            f"no class of the model is named {listed(others, _SHOWN)} ({len(others)} of "
+            f"{counted(len(names), 'class folder')}); correct the names (--labels), or give --class-map FILE"
         )
     if len(names) == num_classes:
         return ClassMap(_numbered(names), ALPHABETICAL)
     raise UsageError(
-        f"the class folders ({_some(names)}) are neither numbers nor the model's class names, and their number "
-        f"({len(names)}) is not the model's ({num_classes}); name every class's folder in --labels, or give "
+        f"the class folders ({listed(names, _SHOWN)}) are neither numbers nor the model's class names, and their "
+        f"number ({len(names)}) is not the model's ({num_classes}); name every class's folder in --labels, or give "
         "--class-map FILE"
     )
 
@@ -108,7 +108,7 @@ def read_class_map(path: Path) -> dict[str, int]:
         parts = (re.split(r"[,\t ](?=[^,\t ]*$)", line.strip()) for line in text.splitlines() if line.strip())
         pairs = [(name.rstrip(",\t "), int(number)) for name, number in parts]
         if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
-            raise ValueError(f"{_some(twice)} is given twice")
+            raise ValueError(f"{listed(twice, _SHOWN)} is given twice")
         return dict(pairs)
     except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(
@@ -126,10 +126,12 @@ def _are_numbers(names: Sequence[str]) -> bool:
 
 def _look_up(names: Sequence[str], known: Mapping[str, int], num_classes: int, where: str) -> dict[str, int]:
     if missing := [name for name in names if name not in known]:
-        raise UsageError(f"{counted(len(missing), 'class folder')} not in {where}: {_some(missing)}; see --class-map")
+        raise UsageError(
+            f"{counted(len(missing), 'class folder')} not in {where}: {listed(missing, _SHOWN)}; see --class-map"
+        )
     if beyond := [name for name in names if not 0 <= known[name] < num_classes]:
         raise UsageError(
-            f"class folder {_some(beyond)} is not among the model's {num_classes} classes; see --class-map"
+            f"class folder {listed(beyond, _SHOWN)} is not among the model's {num_classes} classes; see --class-map"
         )
     return {name: known[name] for name in names}
 
@@ -146,8 +148,3 @@ def _numbered(names: Sequence[str]) -> dict[str, int]:
 
 def _plain(name: str) -> str:
     return re.sub(r"[\W_]+", " ", name).strip().casefold()
-
-
-def _some(names: Sequence[str]) -> str:
-    more = f", ... ({len(names)} in all)" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -261,7 +261,7 @@ class _Evaluation:
             (folder / PROGRESS).unlink(missing_ok=True)
             shutil.rmtree(folder / TRIALS, ignore_errors=True)
             if (folder / RESULTS).exists():  # keep the files of a folder that is not an evaluation
-                for pattern in ("table.*", EVENTS, *(f"{name}/{pattern}" for name, pattern in _KEPT_IN.items())):
+                for pattern in (TABLE, EVENTS, *(f"{name}/{pattern}" for name, pattern in _KEPT_IN.items())):
                     for path in folder.glob(pattern):
                         path.unlink()
                 for name in _KEPT_IN:

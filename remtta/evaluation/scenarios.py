@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from remtta.corruptions.parameters import SEVERITIES
-from remtta.errors import UsageError
+from remtta.errors import UsageError, listed
 from remtta.evaluation.domains import Dataset, Domain
 from remtta.evaluation.ledger import Position
 from remtta.guard.observed import BETWEEN_UPDATES, ObservedMethod
@@ -88,10 +88,9 @@ def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:
     names = list(dict.fromkeys(domains[number].name for number in numbers))
     by_level = {(domains[number].name, domains[number].severity): number for number in numbers}
     if missing := [f"{name} {level}" for name in names for level in SEVERITIES if (name, level) not in by_level]:
-        more = f", ... ({len(missing)} in all)" if len(missing) > _SHOWN else ""
         raise UsageError(
             "the gradual scenario visits severities 1 to 5 of every corruption, and these are not there: "
-            f"{', '.join(missing[:_SHOWN])}{more}; choose another scenario"
+            f"{listed(missing, _SHOWN)}; choose another scenario"
         )
     return [by_level[name, severity] for name in names for severity in GRADUAL_SEVERITIES]
 

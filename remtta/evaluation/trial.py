@@ -37,7 +37,6 @@ from remtta.runs.session import BatchResult, Listener, Policy, Session
 from remtta.streams.batches import Batch, Batches
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
-from remtta.streams.sources import Stream
 
 _Outcomes = dict[str, Counter[bool]]
 """Counts of right and wrong predictions by domain and severity."""
@@ -56,9 +55,8 @@ class Trial(Listener):
         self._visits = plan_visits(plan.dataset, plan.options, seed)
         self._form = RowFormat(plan.card.labels, plan.numbers, exact=True)
         self._outcomes: _Outcomes = {}
-        images = Stream(str(plan.dataset.root), "evaluation", iter(()))
         reading = RunOptions(batch_size=plan.options.batch_size, on_error=plan.options.on_error)
-        self._stream_batches = Batches(images, reading, plan.card.preprocessing)
+        self._stream_batches = Batches(None, reading, plan.card.preprocessing)
         self._position, options = ledger.progress.position, plan.options
         hurries = options.scenario == "time-constrained"
         self._session = Session(

@@ -88,5 +88,5 @@ def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:
     model = load(options)
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     apply_delta(model, delta)
-    inputs = weights_place(options.name or "", options.checkpoint), delta.path
+    inputs = weights_place(options.name or "", options.checkpoint), delta.path, options.text_embeddings
     return AdaptedModel(model, base, card_of(model), delta, inputs)

@@ -125,11 +125,13 @@ class Estimator(Observer):
         if predictions[alone] is None:
             predictions[alone] = answers.logits
         for name, logits in predictions.items():
-            if logits is None:
-                self._windows[name] = self._windows[name][:0]
-            else:  # without centring, whose effect on classes and confidence the clean images do not cover
+            if (
+                logits is not None
+            ):  # without centring, whose effect on classes and confidence the clean images do not cover
                 facts = self._facts((logits.cpu() + offsets[name].cpu()).double())
                 self._windows[name] = torch.cat([self._windows[name], facts])[-WINDOW:]
+        if predictions["adapted"] is None:
+            self._windows["adapted"] = self._windows["adapted"][:0]
         *_, self._filter = self._filter.after(answers.logits.cpu())
         self._judge()
 

@@ -22,6 +22,7 @@ from remtta.methods.settings import METHOD_TABLE, MethodConfig
 from remtta.models.hashing import json_sha256, state_sha256, tensors_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
+from remtta.streams.decoding_budget import Budget
 from remtta.streams.images import image_suffixes, list_files
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import open_stream
@@ -45,8 +46,7 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
     if learners and source_data is None:
         raise UsageError(
             f"{' and '.join(learners)} {'learns' if len(learners) == 1 else 'learn'} from clean images of the source "
-            "domain first; "
-            "name a folder of them with --source-data FOLDER"
+            "domain first; name a folder of them with --source-data FOLDER"
         )
     if source_data is not None and not learners and not calibrates:
         raise UsageError(
@@ -190,8 +190,8 @@ def clean_batches(
     transform = _transform(preprocessing, fitting_as_they_are)
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
     frames = open_stream([files[place] for place in order]).frames
-    found = False
-    with contextlib.closing(prefetch(frames, transform, ahead=2 * SOURCE_BATCH, wait=wait)) as decoded:
+    memory, found = Budget(afterwards=preprocessing.resized_bytes), False
+    with contextlib.closing(prefetch(frames, transform, ahead=2 * SOURCE_BATCH, memory=memory, wait=wait)) as decoded:
         images = itertools.islice(_readable(decoded), most)
         while batch := list(itertools.islice(images, SOURCE_BATCH)):
             found = True

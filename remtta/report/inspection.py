@@ -15,9 +15,9 @@ from remtta.errors import UsageError
 from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
 from remtta.runs.reading import read_object, read_rows, reading
+from remtta.streams.images import natural_key
 
 _MAX_COMMON = _MAX_CLASSES = 5
-_LONGEST_NUMBER = 10  # digits; longer ones are not block numbers
 
 _RESULT = ("mean", "error", "ece", "mean_std", "gain", "gain_se")
 _STREAM = ("source", "exit_reason", "frames", "skipped", "updates")
@@ -43,7 +43,7 @@ def describe_delta(path: Path) -> dict[str, Any]:
 def _layers_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
     """Return each layer's root mean square and largest change, in natural order of their names."""
     parts: dict[str, list[np.ndarray]] = {}
-    for name in sorted(arrays, key=_natural):
+    for name in sorted(arrays, key=natural_key):
         parts.setdefault(name.rpartition(".")[0], []).append(arrays[name].reshape(-1).astype(np.float64))
     moved = []
     for layer, values in parts.items():
@@ -52,12 +52,6 @@ def _layers_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         rms = most * float(np.sqrt(np.square(change / most).mean())) if most else 0.0  # squares may overflow
         moved.append({"layer": layer, "rms": rms, "max": most})
     return moved
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [
-        (int(part), "") if part.isdecimal() and len(part) < _LONGEST_NUMBER else (-1, part) for part in name.split(".")
-    ]
 
 
 def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:

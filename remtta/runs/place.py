@@ -72,7 +72,7 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
         **removed,
         "base_sha256": model.get("base_sha256"),
         "labels_sha256": model.get("labels_sha256"),
-        "start_delta": model.get("start_delta"),
+        "start_delta": (start := model.get("start_delta")) and {**start, "path": None},
         "preprocessing": record.get("preprocessing"),
         "source_statistics": (record.get("source_statistics") or {}).get("tensors_sha256"),
         "method": method,

@@ -95,7 +95,6 @@ class Record:
         self.latencies = Latencies()  # of predictions
         self.steps = Latencies()  # of batches, including their updates
         self.reads, self.decodes = Latencies(), Latencies()  # of frames; preprocessing counts as decoding
-        self.dropped_before = 0  # frames that a live source dropped in earlier parts of the run
         self._environment = environment(plan.card.device)
 
     def resume_from(self, earlier: Mapping[str, Any]) -> None:
@@ -104,13 +103,14 @@ class Record:
         self.run = earlier.get("run") or self.run
         self.started = timing.get("started", self.started)
         self.latencies.before = timing.get("latency_ms")
-        self.dropped_before = self._summary.place.dropped
+        if live := self._plan.stream.live_source:
+            live.backlog.dropped += self._summary.place.dropped
 
     @property
     def num_dropped(self) -> int:
         """Number of frames dropped for newer ones, in all parts of the run."""
         live = self._plan.stream.live_source
-        return self.dropped_before + (live.backlog.dropped if live else 0)
+        return live.backlog.dropped if live else 0
 
     @property
     def live_counts(self) -> dict[str, int]:

@@ -69,7 +69,7 @@ class Run:
             answer_early=options.latency,
             keeps=plan.stream.live,
         )
-        self._stream_batches = Batches(plan.stream, options, plan.card.preprocessing, plan.memory)
+        self._stream_batches = Batches(plan.stream.live_source, options, plan.card.preprocessing, plan.memory)
         self._saver = Saver(plan, self.summary, self.record, self._session)
 
     def execute(self) -> RunSummary:

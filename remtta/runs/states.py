@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _POSITION = "position"
-_REMOVED = ("passed_bytes",)  # from positions of 0.2.0
 
 P = TypeVar("P", bound="DataclassInstance")
 
@@ -44,7 +43,6 @@ def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
         raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
     except (*UNREADABLE, KeyError, RecursionError) as error:
         raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
-    position = {name: value for name, value in position.items() if name not in _REMOVED}
     if set(position) != {field.name for field in fields(kind)}:
         raise other_version(path)
     return kind(**position), state

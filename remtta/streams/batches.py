@@ -14,8 +14,8 @@ from remtta.models.preprocessing import Preprocessing
 from remtta.options import RunOptions
 from remtta.streams.decoding_budget import Budget, decoding_bytes
 from remtta.streams.frames import Frame
+from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
-from remtta.streams.sources import Stream
 
 BATCHES_AHEAD = 2  # decoded frames ahead of the model, in batches
 _MAX_BATCHES_WAITING = 4  # batches' worth of mostly unreadable frames that may wait for a full batch
@@ -63,13 +63,13 @@ class Batches:
 
     def __init__(
         self,
-        stream: Stream,
+        live: LiveSource | None,
         options: RunOptions,
         preprocessing: Preprocessing,
         memory: Budget | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._live = stream.live_source
+        self._live = live
         self._size, self._stops_at_errors = options.batch_size, options.on_error == "stop"
         self._preprocessing = preprocessing
         self._waiting: list[DecodedFrame] = []  # for a full batch

@@ -44,7 +44,7 @@ class Stream:
     """Frames in order, to be read once."""
 
     name: str  # the source as given
-    kind: str  # "image", "folder", "glob", "video", "camera", "url", "paths"
+    kind: str  # "image", "folder", "glob", "video", "camera", "url", "paths", "missing"
     frames: Iterator[Frame]  # read on demand
     num_frames: int | None = None  # if known beforehand
     live_source: LiveSource | None = None  # reader of a camera or network stream

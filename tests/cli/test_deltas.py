@@ -1,6 +1,7 @@
 """Deltas from one command to the next: adapt, apply and inspect."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -55,8 +56,8 @@ def test_a_delta_brings_its_model_along(
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     assert remtta_here("adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, "-o", first, "-b", "4") == 0
-    for more in ([], ["--resume"]):
-        assert remtta_here("adapt", frames, "--delta", first, "-o", second, "-b", "4", *more) == 0
+    for start, *more in ((first,), (os.path.relpath(first), "--resume")):
+        assert remtta_here("adapt", frames, "--delta", start, "-o", second, "-b", "4", *more) == 0
     assert rows_of(second)[0]["update"] == 3
     model = record_of(second)["model"]
     assert model["checkpoint"] == str(checkpoint)
@@ -70,6 +71,10 @@ def test_a_delta_brings_its_model_along(
     assert "the delta was made on vit_tiny_patch16_224, not on vit_small" in capfd.readouterr().err
     assert remtta_here("apply", second, "-o", tmp_path / "x.safetensors", "--device", "tpu") == 2
     assert "tpu" in capfd.readouterr().err
+
+    start = second / "delta.safetensors"
+    assert remtta_here("adapt", frames, "--delta", start, "-o", second, "--overwrite") == 2 and start.exists()
+    assert f"is in {second}, which --overwrite would replace" in capfd.readouterr().err
 
     checkpoint.rename(tmp_path / "moved.safetensors")
     assert remtta_here("apply", second, "-o", tmp_path / "again.safetensors") == 2

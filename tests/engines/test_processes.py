@@ -13,9 +13,9 @@ import pytest
 
 from remtta.corruptions.choices import CorruptOptions
 from remtta.corruptions.tree import corrupt_tree
-from remtta.engines.cluster import on_ray
+from remtta.engines.cluster import _result, on_ray
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.engines.processes import DIED, RETRIES, in_processes
+from remtta.engines.processes import DIED, RETRIES, WorkersDied, in_processes
 from remtta.errors import RemttaError
 from remtta.evaluation import evaluate
 from remtta.options import EvalOptions
@@ -84,6 +84,12 @@ def test_tasks_that_every_worker_dies_of_end_it_with_advice_once_the_others_are_
     with pytest.raises(RemttaError, match=DIED):
         next(done)
     assert (tmp_path / "long").read_text() == "begun\n"
+
+
+def test_what_ray_kills_for_lack_of_memory_has_died() -> None:
+    errors = SimpleNamespace(RayTaskError=KeyError, RayError=OSError)  # which OutOfMemoryError and others are
+    with pytest.raises(WorkersDied, match=DIED):
+        _result(SimpleNamespace(exceptions=errors, get=raising(OSError("killed"))), None)
 
 
 def test_without_ray_or_its_cluster_a_line_says_so_and_nothing_is_touched(

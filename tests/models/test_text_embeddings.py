@@ -139,6 +139,9 @@ def test_what_does_not_fit_is_refused_in_a_line(place: Path, tmp_path: Path, cap
         load_model(f"clip:{place / 'clip'}", text_embeddings=texts)
     code, line = refusal_of(capfd, "text-embed", "--model", "test_vit", "--output", str(tmp_path / "o.safetensors"))
     assert code == 2 and "test_vit has no text tower" in line
+    own = ("--checkpoint", str(texts), "--output", str(texts), "--overwrite")
+    code, line = refusal_of(capfd, "text-embed", "--model", f"clip:{place / 'clip'}", *own)
+    assert code == 2 and "would replace its own input" in line
 
 
 def test_the_shown_image_tower_has_the_activation_of_its_weights() -> None:

@@ -86,7 +86,7 @@ def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
 
     source = Stream("clip.mp4", "video", iter(()))
     options = RunOptions(batch_size=4, flush_after=2.0)
-    batches = Batches(source, options, preprocessing_of(tiny_vit()), clock=lambda: now)
+    batches = Batches(source.live_source, options, preprocessing_of(tiny_vit()), clock=lambda: now)
     told = [(batch.early, [frame.index for frame in batch.frames]) for batch in batches.of(stream())]
     assert told == [(True, [0, 1]), (False, [0, 1, 2, 3]), (False, [4])]
 
@@ -112,6 +112,6 @@ def longest_wait(source: Stream, **options: float) -> float | None:
             yield PAUSE
 
     run = RunOptions(batch_size=4, **options)  # type: ignore[arg-type]
-    for batch in Batches(source, run, preprocessing_of(tiny_vit()), clock=lambda: now).of(stream()):
+    for batch in Batches(source.live_source, run, preprocessing_of(tiny_vit()), clock=lambda: now).of(stream()):
         return now if batch.early else None
     return None
