@@ -121,7 +121,8 @@ class Divided(Site):
             for run in self._runs.values():
                 if end is not None and (run.exit_reason == "running" or run.signum is not None):
                     run.end(end)
-            self.write()
+            if self._written or not isinstance(end, UsageError):  # a refusal before anything ran leaves nothing
+                self.write()
         if end is not None and not isinstance(end, Stopped | WorkersDied):  # these the summary reports
             raise end
 

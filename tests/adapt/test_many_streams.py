@@ -30,7 +30,7 @@ from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream, open_streams
 from remtta.watching.health import HealthFile
-from tests.conftest import draw_folder, draw_image, happens, meanwhile, raising, tiny_vit
+from tests.conftest import draw_folder, draw_image, happens, meanwhile, tiny_vit
 from tests.records import json_of, num_rows, record_of, rows_of
 from tests.runs.test_resume import assert_same_results
 from tests.runs.tiny import CONFIGS, GUARD, StopAfter, adapt_tiny
@@ -225,7 +225,9 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
 
     def in_here(work: Any, shared: Any, tasks: Any, **how: Any) -> Iterator[tuple[int, Any]]:
         yield 0, work(pickle.loads(pickle.dumps(shared)), tasks[0], lambda: 0)
-        raise WorkersDied(DIED)
+        raise failures.pop()
+
+    failures: list[RemttaError] = [OutputError("no space"), WorkersDied(DIED)]
 
     monkeypatch.setattr("remtta.adapt.divided.in_processes", in_here)
     folders = {**folders, "gate": Path(shutil.copytree(folders["gate"], tmp_path / "gate"))}
@@ -245,11 +247,9 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
     }  # fmt: skip
     assert_same_results(tmp_path / "site" / "roof", alone / "roof")
 
-    monkeypatch.setattr("remtta.adapt.divided.in_processes", raising(UsageError("no such model")))
-    with pytest.raises(UsageError, match="no such model"):
+    with pytest.raises(OutputError, match="no space"):
         adapt_site(streams, tmp_path / "site", options={"overwrite": True}, jobs=2)
-    ended = json_of(tmp_path / "site" / SITE)["streams"].values()
-    assert {stream["exit_reason"] for stream in ended} == {"error: no such model"}
+    assert json_of(tmp_path / "site" / SITE)["streams"]["yard"]["exit_reason"] == "error: no space"
 
 
 def test_a_worker_that_is_begun_again_continues_with_what_it_began_and_replaces_what_was_there(
