@@ -125,9 +125,7 @@ class Estimator(Observer):
         if predictions[alone] is None:
             predictions[alone] = answers.logits
         for name, logits in predictions.items():
-            if (
-                logits is not None
-            ):  # without centring, whose effect on classes and confidence the clean images do not cover
+            if logits is not None:  # without centring, whose effect the clean images do not show
                 facts = self._facts((logits.cpu() + offsets[name].cpu()).double())
                 self._windows[name] = torch.cat([self._windows[name], facts])[-WINDOW:]
         if predictions["adapted"] is None:
