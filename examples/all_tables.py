@@ -212,6 +212,7 @@ class Maker:
         return {
             "images": sum(domain["images"] for domain in results["settings"]["data"]["domains"]),
             "version": results["environment"]["remtta"],
+            "device": results["environment"]["device_name"],
             "methods": methods,
         }
 

@@ -1,18 +1,30 @@
-"""Cores and memory of the machine, or of the container that this process is in."""
+"""Processor, cores and memory of the machine, or of the container that this process is in."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import platform
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+_PROCESSORS = Path("/proc/cpuinfo")  # on Linux only
 _OWN, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _FILES = {  # of control groups of version 2 and 1
     "memory": (("memory.max",), ("memory.limit_in_bytes",)),
     "cpu": (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
 }
+
+
+def processor_name() -> str:
+    """Return the model of the CPU, or its architecture if the model is unknown."""
+    with contextlib.suppress(OSError):
+        described = _PROCESSORS.read_text(encoding="utf-8", errors="replace")
+        if model := re.search(r"^model name\s*: (.+)", described, re.MULTILINE):
+            return model[1]
+    return platform.processor() or platform.machine()
 
 
 def machine_bytes() -> int:

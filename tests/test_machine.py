@@ -1,5 +1,6 @@
 """What a container may use of its machine."""
 
+import platform
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from remtta import machine
-from remtta.machine import machine_bytes, num_cores, usable_cores
+from remtta.machine import machine_bytes, num_cores, processor_name, usable_cores
 from remtta.models import peak_memory
 
 MIB = 2**20
@@ -20,6 +21,13 @@ OLD = {
     "memory/memory.limit_in_bytes": f"{2**62}",
 }
 NEW = {"box/cpu.max": "max 100000", "cpu.max": "{quota} 100000", "box/memory.max": f"{300 * MIB}", "memory.max": "max"}
+
+
+def test_a_processor_is_named_by_its_model_if_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "_PROCESSORS", tmp_path / "cpuinfo")
+    assert processor_name() == (platform.processor() or platform.machine())
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: A CPU @ 2.00GHz\n\nprocessor\t: 1\n")
+    assert processor_name() == "A CPU @ 2.00GHz"
 
 
 @pytest.mark.parametrize("quota", [50_000, 150_000])

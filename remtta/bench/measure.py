@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import platform
-import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,6 +18,7 @@ from remtta.backbones.families import compile_blocks
 from remtta.bench.subjects import FORWARD, BenchOptions
 from remtta.guard.guard import guarded
 from remtta.guard.observed import ObservedMethod
+from remtta.machine import processor_name
 from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.building import create
@@ -187,11 +185,8 @@ def as_json(options: BenchOptions, measured: Sequence[Measurement], environment:
 
 def processor() -> dict[str, Any]:
     """Return the CPU's model, its number of cores, and the instruction set used by PyTorch."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8", errors="replace") if cpuinfo.is_file() else ""
-    model = re.search(r"^model name\s*: (.+)", lines, re.MULTILINE)
     return {
-        "cpu": model[1] if model else platform.processor() or platform.machine(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "used_by_torch": torch.backends.cpu.get_cpu_capability(),
     }

@@ -21,6 +21,7 @@ from remtta.files import write_json
 from remtta.guard.accuracy import Estimator
 from remtta.guard.observed import ObservedMethod
 from remtta.guard.smoothing import Smoother
+from remtta.machine import processor_name
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import ModelCard
 from remtta.models.hashing import json_sha256
@@ -181,7 +182,7 @@ def guard_record(adapter: ObservedMethod, counts: Counts) -> dict[str, Any] | No
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Return versions, machine and command line."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name()
     return {
         "remtta": __version__,
         "torch": torch.__version__,
