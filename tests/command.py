@@ -179,14 +179,14 @@ def dies_while_it_exports() -> None:
     vars(timm_folders)["save_weights"] = half
 
 
-def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path) -> tuple[int, str]:
-    """The exit code of a command that refuses its input, and the one line in which it says so."""
-    code = remtta_here(*args)
+def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path, code: int = 2) -> str:
+    """The one line in which a command refuses its input, with this exit code."""
+    assert remtta_here(*args) == code
     captured = capfd.readouterr()
     errors = [line for line in captured.err.splitlines() if line.startswith("Error: ")]
     assert len(errors) == 1 and "Usage: " not in captured.err, captured.err
     assert captured.out == ""
-    return code, errors[0]
+    return errors[0]
 
 
 def remtta_here(*args: str | Path) -> int:

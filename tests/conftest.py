@@ -39,37 +39,26 @@ class Mould:
 
     def __init__(self, model: nn.Module) -> None:
         file = io.BytesIO()
-        pickler = _Pickler(file)
+        self._tensors: list[Tensor] = []
+        pickler = pickle.Pickler(file)
+        pickler.persistent_id = self._apart  # type: ignore[method-assign]
         pickler.dump(model)
-        self._rest, self._tensors = file.getvalue(), pickler.tensors
+        self._rest = file.getvalue()
 
-    def copy(self) -> Any:
-        unpickler = _Unpickler(io.BytesIO(self._rest))
-        unpickler.tensors = copy.deepcopy(self._tensors)  # at once, so that what shares memory goes on to
-        return unpickler.load()
-
-
-class _Pickler(pickle.Pickler):
-    """Keeps tensors apart, which would be pickled as files of their own."""
-
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file)
-        self.tensors: list[Tensor] = []
-
-    def persistent_id(self, value: object) -> int | None:
+    def _apart(self, value: object) -> int | None:
+        """Keeps tensors apart, which would be pickled as files of their own."""
         from torch import Tensor
 
         if not isinstance(value, Tensor):
             return None
-        self.tensors.append(value)
-        return len(self.tensors) - 1
+        self._tensors.append(value)
+        return len(self._tensors) - 1
 
-
-class _Unpickler(pickle.Unpickler):
-    tensors: list[Tensor]
-
-    def persistent_load(self, number: int) -> Tensor:
-        return self.tensors[number]
+    def copy(self) -> Any:
+        unpickler = pickle.Unpickler(io.BytesIO(self._rest))
+        tensors = copy.deepcopy(self._tensors)  # at once, so that what shares memory goes on to
+        unpickler.persistent_load = tensors.__getitem__  # type: ignore[method-assign]
+        return unpickler.load()
 
 
 def copied(build: Callable[..., nn.Module]) -> Callable[..., Any]:

@@ -1,6 +1,6 @@
 """The documents point to things that exist: links, headings, files, modules, and options of the commands they show."""
 
-import importlib
+import pkgutil
 import re
 import shlex
 from collections.abc import Iterator
@@ -50,16 +50,7 @@ def test_the_files_and_modules_they_name_are_there() -> None:
         for path in re.findall(r"(?<![\w/.:])(?:remtta|examples|tests|docs)/(?:[\w.-]+/?)+", text):
             assert (ROOT / path.rstrip(".")).exists(), (page, path)
         for name in re.findall(r"(?<![\w/.@-])remtta(?:\.[A-Za-z_]\w*)+", re.sub(r"\bremtta\.service\b", "", text)):
-            importable(name)
-
-
-def importable(name: str) -> None:
-    """Import a module, or take the attribute of one, that a dotted name means."""
-    module, _, attribute = name.rpartition(".")
-    try:
-        importlib.import_module(name)
-    except ModuleNotFoundError:
-        assert hasattr(importlib.import_module(module), attribute), name
+            pkgutil.resolve_name(name)
 
 
 def commands(text: str) -> Iterator[list[str]]:

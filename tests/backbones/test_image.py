@@ -96,13 +96,6 @@ def test_images_of_odd_sizes_are_masked_on_their_own_grid(family: str) -> None:
         assert torch.isfinite(backbone.classify(images, scores.topk(3).indices)).all()
 
 
-@pytest.mark.parametrize("family", FIXED_SIZE)
-def test_images_of_another_size_are_refused_where_windows_are_fixed(family: str) -> None:
-    method = build_method("tent", tiny(family), method_config("tent", {}, batch_size=2))
-    with pytest.raises(ValueError, match=r"float32 of shape \(B, 3, 64, 64\)"):
-        method(pictures(2, size=75))
-
-
 LATER = {
     "resnet": {"layer4"},
     "resnext": {"layer4"},

@@ -30,7 +30,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "mobilenetv3": ("mobilenetv3_small_050", {}),
     "regnet": ("regnetx_002", {}),
 }
-WITH_BATCH_NORM = [name for name in FAMILIES if not name.startswith(("convnext", "swin", "resnet_gn"))]
 FIXED_SIZE = ("swin", "swinv2")
 
 

@@ -1,18 +1,14 @@
 """The options of the commands: each declared once, with help, and what is not given as the library has it."""
 
 import dataclasses
-import inspect
 import os
 import re
 from collections import defaultdict
-from dataclasses import is_dataclass
 from pathlib import Path
-from typing import get_args
 
 import pytest
 import torch
 from torch import nn
-from typer.models import ArgumentInfo
 
 from remtta.cli import COMMANDS
 from remtta.cli.groups import flat
@@ -28,13 +24,6 @@ OPTIONS: dict[str, dict[str, Member]] = {
     name: {member.flag: member for member in flat(command).members.values() if member.option}  # type: ignore[attr-defined]
     for name, command in COMMANDS.items()
 }
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_takes_arguments_and_groups(name: str) -> None:
-    for hint in inspect.get_annotations(COMMANDS[name], eval_str=True).values():
-        kind, *metadata = get_args(hint) or (hint,)
-        assert kind is None or is_dataclass(kind) or isinstance(metadata[0], ArgumentInfo)
 
 
 def test_every_option_says_something_and_no_two_say_the_same() -> None:

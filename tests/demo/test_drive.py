@@ -9,7 +9,7 @@ from PIL import Image
 
 import remtta
 from remtta.demo.bad_weather import CONDITIONS
-from remtta.demo.drive import DemoResult, draw_drive, run_demo
+from remtta.demo.drive import draw_drive, run_demo
 from remtta.demo.picture import paint_over
 from remtta.demo.signs import render_sign
 from remtta.errors import UsageError
@@ -60,22 +60,17 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
         assert picture.width == 960
     assert "4 frames of each condition are few for the picture, whose curve is a mean over 80" in caplog.text
     assert seen == [20, 24, 20, 24]
-    check_labelled(result)
+    tree = open_dataset(result.labelled, num_classes=len(CLASS_NAMES), labels=CLASS_NAMES)
+    assert {domain.name for domain in tree.domains} == set(CONDITIONS)
+    labelled = [pair for each in tree.domains for pair in zip(each.sources, each.labels.tolist(), strict=True)]
+    numbers = {Path(path).read_bytes(): label for path, label in labelled}
+    assert [numbers[frame.path.read_bytes()] for frame in result.frames] == [frame.label for frame in result.frames]
     with pytest.raises(UsageError, match=r"holds an earlier demo; .* replace it with --overwrite"):
         run_demo(tmp_path / "demo", frames_per_condition=20)
     (tmp_path / "demo/frames/mine.png").touch()
     with pytest.raises(UsageError, match=r"frames/mine\.png is not from a demo, and would be deleted; choose another"):
         run_demo(tmp_path / "demo", frames_per_condition=4, overwrite=True)
     assert all(frame.path.exists() for frame in result.frames)
-
-
-def check_labelled(result: DemoResult) -> None:
-    """The tree beside the frames is one that an evaluation takes."""
-    dataset = open_dataset(result.labelled, num_classes=len(CLASS_NAMES), labels=CLASS_NAMES)
-    assert {domain.name for domain in dataset.domains} == set(CONDITIONS)
-    labelled = [pair for each in dataset.domains for pair in zip(each.sources, each.labels.tolist(), strict=True)]
-    labels = {Path(path).read_bytes(): label for path, label in labelled}
-    assert [labels[frame.path.read_bytes()] for frame in result.frames] == [frame.label for frame in result.frames]
 
 
 def test_a_picture_is_hatched_where_patches_are_left_out() -> None:

@@ -23,19 +23,6 @@ from tests.conftest import draw_image, happens, meanwhile, raising, tiny_vit
 from tests.evaluation.trees import open_tree, write_tree
 
 
-def square(died: Path, number: int, stopped: Callable[[], int]) -> int:
-    """Return the square; die on the first call with 3."""
-    if number == 3 and not died.exists():
-        died.touch()
-        os._exit(1)
-    return number * number
-
-
-def test_tasks_of_a_worker_that_died_are_done_by_another(tmp_path: Path) -> None:
-    done = in_processes(square, tmp_path / "died", range(5), jobs=1, interrupts=Interrupts())
-    assert sorted(done) == [(0, 0), (1, 1), (2, 4), (3, 9), (4, 16)]
-
-
 def until_stopped(folder: Path, number: int, stopped: Callable[[], int]) -> int:
     """Run until asked to stop; the first worker that does 8 dies."""
     if number == 8 and not (folder / "died").exists():
@@ -112,7 +99,6 @@ def test_without_ray_or_its_cluster_a_line_says_so_and_nothing_is_touched(
 _SENDS = """
 import os, signal, sys, time
 from remtta.engines.interrupts import Interrupts
-{before}
 with Interrupts() as interrupts, interrupts.finishing():
     for name in sys.argv[1:]:
         time.sleep(0.6) if name == "later" else os.kill(os.getpid(), getattr(signal, name))
@@ -120,8 +106,8 @@ with Interrupts() as interrupts, interrupts.finishing():
 """
 
 
-def after(*names: str, before: str = "") -> tuple[int, str]:
-    command = [sys.executable, "-c", _SENDS.format(before=before), *names]
+def after(*names: str) -> tuple[int, str]:
+    command = [sys.executable, "-c", _SENDS, *names]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     return done.returncode, done.stdout.strip()
 
@@ -131,11 +117,6 @@ def test_one_signal_is_put_off_and_a_second_ends_the_process_at_once() -> None:
     assert after("SIGTERM", "SIGTERM", "SIGHUP") == (0, "still here True")  # one stop: to a process and its group
     assert after("SIGTERM", "later", "SIGTERM") == (-signal.SIGTERM, "")
     assert after("SIGINT", "later", "SIGTERM") == (-signal.SIGTERM, "")
-
-
-def test_an_ignored_hang_up_stays_ignored_and_an_ignored_interrupt_does_not() -> None:
-    assert after("SIGHUP", before="signal.signal(signal.SIGHUP, signal.SIG_IGN)") == (0, "still here False")
-    assert after("SIGINT", before="signal.signal(signal.SIGINT, signal.SIG_IGN)") == (0, "still here True")
 
 
 def test_a_wait_that_may_never_end_is_left_also_where_stops_are_held() -> None:

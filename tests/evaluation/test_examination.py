@@ -86,8 +86,8 @@ def test_too_few_images_are_refused_without_a_password(
 ) -> None:
     camera = replace(open_stream(str(signs / "stop")), name="rtsp://***@cam")
     monkeypatch.setattr("remtta.streams.sources.open_stream", lambda source: camera)
-    told = refusal_of(capfd, "doctor", "rtsp://me:secret@cam", "--model", "remtta-demo")
-    assert told == (1, "Error: rtsp://***@cam: 5 readable images, but at least 16 are needed")
+    told = refusal_of(capfd, "doctor", "rtsp://me:secret@cam", "--model", "remtta-demo", code=1)
+    assert told == "Error: rtsp://***@cam: 5 readable images, but at least 16 are needed"
 
 
 def test_candidates_have_each_preprocessing_once() -> None:

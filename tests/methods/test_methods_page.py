@@ -7,7 +7,8 @@ from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.options.option import read_pairs
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "methods.md").read_text()
-OFFICIAL = PAGE[PAGE.index("## The official implementations") :]
+BEFORE, _, OFFICIAL = PAGE.partition("## The official implementations")
+COMPARED = BEFORE[BEFORE.index("## Compared with the official implementations") :]
 PLAIN = {"source", "centre", "pseudo-label", "supervised", "vdp"}  # that no official code is said to be of
 PRESETS = {"remtta", "light", "fast"}
 
@@ -46,17 +47,10 @@ def test_settings_for_other_data_and_models_are_those_of_the_codes() -> None:
     assert not any(each.startswith("rdumb entropy_margin") for each in named)
 
 
-def test_every_method_with_an_official_code_has_its_rows() -> None:
-    named = {method for methods, _ in rows() for method in methods}
-    assert named == METHOD_TABLE.keys() - PLAIN - PRESETS
-
-
-def test_the_page_says_of_every_method_whether_it_was_compared_with_an_official_code() -> None:
-    section = PAGE[
-        PAGE.index("## Compared with the official implementations") : PAGE.index("## The official implementations")
-    ]
-    named = set(re.findall(r"`([\w-]+)`", section))
-    assert named >= METHOD_TABLE.keys() - PLAIN - PRESETS
+def test_every_method_with_an_official_code_has_its_rows_and_is_compared_with_it() -> None:
+    official = METHOD_TABLE.keys() - PLAIN - PRESETS
+    assert {method for methods, _ in rows() for method in methods} == official
+    assert official <= set(re.findall(r"`([\w-]+)`", COMPARED))
 
 
 def test_every_setting_that_the_page_names_exists() -> None:

@@ -1,8 +1,6 @@
 """REM's ablations and variants, each against a plain reading of its rule, image by image."""
 
 import functools
-import math
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -13,7 +11,7 @@ from remtta import REM, REMConfig
 from remtta.methods.method import Method, Updater
 from remtta.methods.rem import RankedEntropy
 from tests.conftest import NUM_CLASSES, random_images
-from tests.methods.making import descend, vivid_vit
+from tests.methods.making import vivid_vit
 from tests.methods.reference import ReferenceREM
 
 NUM_BATCHES = 3
@@ -26,54 +24,6 @@ def batch(seed: int) -> Tensor:
 
 def make(**settings: Any) -> Updater[RankedEntropy]:
     return REM(vivid_vit(2), REMConfig(RATIOS, **{"lr": 0.02, "optimizer": "sgd", **settings}))
-
-
-class PlainVariant(ReferenceREM):
-    """The variants, one image and one pair of views after the other."""
-
-    def __init__(self, config: REMConfig) -> None:
-        super().__init__(vivid_vit(2), config)
-        self.generator = torch.Generator().manual_seed(0)  # tiny_vit's seed, which torch's initial one is then
-        self.confident: list[list[bool]] = []
-
-    def __call__(self, images: Tensor) -> Tensor:
-        strengths: list[Tensor] = []
-        hook = self.vit.blocks[-1].register_forward_pre_hook(lambda _, args: strengths.append(args[0]))
-        plain: Tensor = self.vit(images)
-        hook.remove()
-        attention = self._forward(images, None)[1][:, :, 0, 1:].sum(1)
-        views = [plain]
-        orders = []  # patches by how early they are left out
-        for number in range(len(images)):
-            if self.config.masking == "random":
-                ranks = torch.randperm(attention.shape[1], generator=self.generator)
-                orders.append(ranks.argsort(descending=True))
-            elif self.config.masking == "features":
-                orders.append(strengths[0][number, 1:].pow(2).sum(-1).sqrt().argsort(descending=True))
-            else:
-                orders.append(attention[number].argsort(descending=self.config.masking != "background"))
-        for ratio in self.config.mask_ratios[1:]:
-            kept = int(attention.shape[1] * (1 - ratio))
-            views.append(self._forward(images, torch.stack([order[-kept:] for order in orders]))[0])
-        probs = torch.stack(views).softmax(-1)
-        total = torch.zeros(())
-        confident = []
-        for number in range(len(images)):
-            nats = [-(p * p.log()).sum() for p in probs[:, number]]
-            threshold = self.config.confident_below
-            confident.append(threshold is None or nats[0].item() < threshold * math.log(NUM_CLASSES))
-            if not confident[-1]:
-                continue
-            for i, j in combinations(range(len(views)), 2):
-                consistency = -(probs[i, number].detach() * probs[j, number].log()).sum()
-                total = total + self.config.consistency_weight * consistency
-                gap = self.config.margin * math.log(NUM_CLASSES)
-                if (ranking := nats[i] - nats[j].detach() + gap) > 0:
-                    total = total + self.config.ranking_weight * ranking
-        self.confident.append(confident)
-        if total.requires_grad:
-            descend(self.optimizer, total / len(images))
-        return plain.detach()
 
 
 def changes(rem: Method) -> Tensor:
@@ -100,7 +50,7 @@ def changes_by_default() -> Tensor:
 )
 def test_a_variant_is_its_plain_reading(settings: dict[str, Any], micro_batch: int | None) -> None:
     rem = make(micro_batch=micro_batch, **settings)
-    plain = PlainVariant(rem.objective.config)
+    plain = ReferenceREM(vivid_vit(2), rem.objective.config)
     for seed in range(NUM_BATCHES):
         torch.testing.assert_close(rem(batch(seed)), plain(batch(seed)), atol=2e-4, rtol=2e-4)
     ours, stepped = (dict(each.named_parameters()) for each in (rem.net.model, plain.vit))

@@ -17,7 +17,6 @@ from remtta.errors import CheckpointError, OutputError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.files import cache_folder
 from remtta.methods import tent
-from remtta.methods.eata import EATAConfig
 from remtta.methods.method import build_method
 from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings import METHOD_TABLE, Named
@@ -27,7 +26,7 @@ from remtta.methods.tent import Tent, TentConfig
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options import EvalOptions
 from remtta.streams.images import load_image
-from tests.command import remtta_here
+from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, draw_image, tiny_vit
 from tests.evaluation.trees import write_tree
 
@@ -67,10 +66,10 @@ def clean(tmp_path: Path) -> Path:
     return folder
 
 
-def learn(source: Path, model: nn.Module | None = None, **changes: Any) -> dict[str, Any]:
-    """What a record says that the anchored method learned from."""
-    config = TentConfig(**{"lr": 0.01, **changes})
-    return learn_from_source(build_method("anchored", model or tiny_vit(), config), source, name="anchored")
+def learn(source: Path, model: nn.Module | None = None, name: str = "anchored", **settings: Any) -> dict[str, Any]:
+    """What a record says that a method learned from."""
+    method = build_method(name, model or tiny_vit(), METHOD_TABLE[name].config(**settings))
+    return learn_from_source(method, source, name=name)
 
 
 def test_statistics_are_those_of_the_preprocessed_images(clean: Path, tmp_path: Path) -> None:
@@ -125,12 +124,8 @@ def test_statistics_are_computed_again_when_what_they_depend_on_changes(changed:
 def test_statistics_are_kept_under_settings_they_do_not_depend_on(
     method: str, idle: dict[str, Any], mattering: dict[str, Any], clean: Path
 ) -> None:
-    def path(**settings: Any) -> str:
-        model, config = tiny_vit(), METHOD_TABLE[method].config(**settings)
-        learned = learn_from_source(build_method(method, model, config), clean, name=method)
-        return str(learned["path"])
-
-    assert path() == path(**idle) != path(**mattering)
+    usual, same, other = (learn(clean, name=method, **settings)["path"] for settings in ({}, idle, mattering))
+    assert usual == same != other
 
 
 @pytest.mark.parametrize("damage", [lambda data: data[:-7], lambda data: data[:-1] + bytes([data[-1] ^ 1])])
@@ -258,8 +253,7 @@ def test_the_commands_ask_before_any_work(
     monkeypatch.setitem(STREAM_METHODS, "anchored", "for these tests")
     model: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint]
     run: list[str | Path] = ["adapt", frames, *model, "--method", "anchored", "--output", tmp_path / "run"]
-    assert remtta_here(*run) == 2
-    assert "anchored learns from clean images of the source domain first" in capfd.readouterr().err
+    assert "anchored learns from clean images of the source domain first" in refusal_of(capfd, *run)
     assert not (tmp_path / "run").exists()
     assert remtta_here(*run, "--source-data", clean, "--set", "lr=0.02") == 0
     record = json.loads((tmp_path / "run" / "run.json").read_text())
@@ -268,6 +262,4 @@ def test_the_commands_ask_before_any_work(
 
 @pytest.mark.parametrize(("wanted", "used"), [(3, 3), (9, 5)])
 def test_the_record_counts_the_images_that_were_learned_from(wanted: int, used: int, clean: Path) -> None:
-    model, config = tiny_vit(), EATAConfig(fisher_images=wanted)
-    learned = learn_from_source(build_method("eata", model, config), clean, name="eata")
-    assert learned["images"] == used
+    assert learn(clean, name="eata", fisher_images=wanted)["images"] == used

@@ -18,11 +18,10 @@ from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from remtta.errors import CheckpointError, UsageError
+from remtta.errors import CheckpointError
 from remtta.models import checkpoints
 from remtta.models.checkpoints import checkpoint_dtypes, load_checkpoint
 from remtta.models.hashing import state_sha256
-from remtta.models.loading import load_model
 from tests.backbones.tiny_models import tiny
 from tests.conftest import tiny_vit
 
@@ -204,14 +203,6 @@ def test_pickled_arrays_in_a_google_release_are_refused_and_not_run(tmp_path: Pa
     np.savez(tmp_path / "vit.npz", **arrays)
     assert "allow_pickle=False" in _refusal(tmp_path / "vit.npz")
     assert not marker.exists()
-
-
-@pytest.mark.parametrize("name", ["vit.pth", "vit.safetensors", "vit.npz"])
-def test_a_missing_file_is_a_usage_error(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=f"{name}: no such checkpoint file$"):
-        load_model("vit_tiny_patch16_224", checkpoint=tmp_path / name)
-    with pytest.raises(UsageError, match=r"a folder; name the file in it$"):
-        load_model("vit_tiny_patch16_224", checkpoint=tmp_path)
 
 
 def test_another_number_of_classes_is_named_for_any_head(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ def test_a_damaged_folder_is_reported_in_one_line(
         ({"num_classes": 0}, "has no classifier head; choose a classifier, or give --checkpoint and --num-classes"),
         ({"name": "hf-hub:"}, "hf-hub: names no repository; write hf-hub:OWNER/NAME"),
         ({"name": "local-dir:absent"}, "local-dir:absent: no such folder with a config.json"),
+        ({"checkpoint": "absent.pth"}, "absent.pth: no such checkpoint file"),
+        ({"checkpoint": "."}, ".: a folder; name the file in it"),
         ({"name": "ftp:vit"}, "ftp:vit could not be built: "),
     ],
     ids=str,

@@ -112,8 +112,7 @@ def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(
 
     monkeypatch.setitem(formats._WRITERS, "onnx", write)
     assert remtta_here(*export, "onnx") == 0 and exported == [state_sha256(model)]
-    code, line = refusal_of(capfd, *export, "timm")
-    assert code == 2 and "timm takes neither zero-shot models nor" in line
+    assert "timm takes neither zero-shot models nor" in refusal_of(capfd, *export, "timm")
 
 
 def test_what_does_not_fit_is_refused_in_a_line(place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -137,11 +136,10 @@ def test_what_does_not_fit_is_refused_in_a_line(place: Path, tmp_path: Path, cap
         load_model("test_vit", checkpoint=seven, num_classes=7, text_embeddings=texts)
     with pytest.raises(UsageError, match="--text-embeddings"):
         load_model(f"clip:{place / 'clip'}", text_embeddings=texts)
-    code, line = refusal_of(capfd, "text-embed", "--model", "test_vit", "--output", str(tmp_path / "o.safetensors"))
-    assert code == 2 and "test_vit has no text tower" in line
+    line = refusal_of(capfd, "text-embed", "--model", "test_vit", "--output", str(tmp_path / "o.safetensors"))
+    assert "test_vit has no text tower" in line
     own = ("--checkpoint", str(texts), "--output", str(texts), "--overwrite")
-    code, line = refusal_of(capfd, "text-embed", "--model", f"clip:{place / 'clip'}", *own)
-    assert code == 2 and "would replace its own input" in line
+    assert "would replace its own input" in refusal_of(capfd, "text-embed", "--model", f"clip:{place / 'clip'}", *own)
 
 
 def test_the_shown_image_tower_has_the_activation_of_its_weights() -> None:

@@ -150,17 +150,16 @@ def test_what_cannot_be_reported_is_reported(
     folders: list[Path], page: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     target = tmp_path / "x.html"
-    assert "exists; choose another" in refusal_of(capfd, "report", folders[0], "-o", page)[1]
-    assert "must end in .html" in refusal_of(capfd, "report", folders[0], "-o", tmp_path / "x.pdf")[1]
-    assert "no such folder" in refusal_of(capfd, "report", tmp_path / "nowhere", "-o", target)[1]
-    code, told = refusal_of(capfd, "report", folders[0], "-o", tmp_path / "nowhere" / "x.html")
-    assert code == 2 and "nowhere: no such folder; make it first" in told
-    assert "holds no run" in refusal_of(capfd, "report", tmp_path, "-o", target)[1]
+    assert "exists; choose another" in refusal_of(capfd, "report", folders[0], "-o", page)
+    assert "must end in .html" in refusal_of(capfd, "report", folders[0], "-o", tmp_path / "x.pdf")
+    assert "no such folder" in refusal_of(capfd, "report", tmp_path / "nowhere", "-o", target)
+    line = refusal_of(capfd, "report", folders[0], "-o", tmp_path / "nowhere" / "x.html")
+    assert "nowhere: no such folder; make it first" in line
+    assert "holds no run" in refusal_of(capfd, "report", tmp_path, "-o", target)
     (tmp_path / "site.json").write_text('{"exit_reason": "completed", "streams": {}}')
-    assert "holds the runs of many streams; name them" in refusal_of(capfd, "report", tmp_path, "-o", target)[1]
+    assert "holds the runs of many streams; name them" in refusal_of(capfd, "report", tmp_path, "-o", target)
     damaged = shutil.copytree(folders[0], tmp_path / "damaged")
     rows = (damaged / "predictions.jsonl").read_text()
     (damaged / "predictions.jsonl").write_text(rows.replace('"prob": 0', '"prob": "0', 1))
-    code, told = refusal_of(capfd, "report", damaged, "-o", target)
-    assert code == 1 and "predictions.jsonl, line 1 is damaged" in told
+    assert "predictions.jsonl, line 1 is damaged" in refusal_of(capfd, "report", damaged, "-o", target, code=1)
     assert not target.exists()

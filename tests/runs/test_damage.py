@@ -1,7 +1,6 @@
 """Damage to a run's files is reported, and repaired where possible."""
 
 import json
-import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,14 +20,8 @@ from remtta.runs.scribe import Scribe
 from remtta.runs.states import load_position, save_state
 from tests.conftest import raising
 from tests.records import json_of, record_of, rows_of
-from tests.runs.test_resume import assert_same_results, finish
+from tests.runs.test_resume import assert_same_results, made_run
 from tests.runs.tiny import adapt_tiny, camera
-
-
-def killed(frames: Path, folder: Path) -> list[Path]:
-    """Return what a run that saves every other update leaves if it is killed after each batch."""
-    shutil.copytree(frames.parent / "whole", folder)
-    return [shutil.copytree(frames.parent / f"killed{n}", folder.with_name(f"{folder.name}{n}")) for n in range(4)]
 
 
 def flip_a_bit(path: Path) -> None:
@@ -89,7 +82,7 @@ OTHER_VERSION = "^the state in .*run was written by another version of remtta; s
 def test_damage_is_reported_and_nothing_is_written(
     name: str, damage: Callable[[Path], object], told: str, frames: Path, tmp_path: Path
 ) -> None:
-    damage(finish(frames, tmp_path / "run", stopped=True) / name)
+    damage(made_run(frames, tmp_path / "run", "stopped") / name)
     before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()}
     with pytest.raises(UsageError, match=told):
         adapt_tiny(frames, tmp_path / "run", resume=True, options={"max_memory": 10**12})
@@ -109,7 +102,7 @@ def test_a_state_in_a_folder_whose_name_is_not_utf8_is_not_called_damaged(tmp_pa
 
 @pytest.mark.parametrize("kill", [0, 2], ids=["before the first save", "after a save"])
 def test_frames_of_rows_after_the_last_save_must_come_again(kill: int, frames: Path, tmp_path: Path) -> None:
-    folder = killed(frames, tmp_path / "run")[kill]
+    folder = made_run(frames, tmp_path / "run", f"killed{kill}")
     names = [frames / f"frame_{number}.png" for number in range(12)]
     before, place = (folder / PREDICTIONS).read_bytes(), load_position(folder / STATE, Place)[0].frames
     swapped = [*names[: place + 1], names[place + 2], names[place + 1], *names[place + 3 :]]
@@ -127,7 +120,7 @@ def test_frames_of_rows_after_the_last_save_must_come_again(kill: int, frames: P
 def test_damaged_lines_after_the_last_save_are_made_again(
     damage: bytes, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    folder = killed(frames, tmp_path / "run")[2]  # saved after the second batch, and one more written
+    folder = made_run(frames, tmp_path / "run", "killed2")  # saved after the second batch, and one more written
     place, _ = load_position(folder / STATE, Place)
     path = folder / PREDICTIONS
     lines = path.read_bytes()[place.num_bytes :].splitlines(keepends=True)
@@ -150,7 +143,7 @@ def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> Non
 
 
 def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_path: Path) -> None:
-    folder = killed(frames, tmp_path / "run")[2]
+    folder = made_run(frames, tmp_path / "run", "killed2")
     assert len(rows_of(folder)) == 9 and load_position(folder / STATE, Place)[0].frames == 6
     source = [frames / f"frame_{number}.png" for number in range(12)]
     with Interrupts() as interrupts:
@@ -165,7 +158,7 @@ def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_
 
 
 def test_a_state_that_cannot_be_read_is_no_wrong_use(frames: Path, tmp_path: Path) -> None:
-    path = finish(frames, tmp_path / "run", stopped=True) / STATE
+    path = made_run(frames, tmp_path / "run", "stopped") / STATE
     path.unlink()
     path.mkdir()
     with pytest.raises(RemttaError, match=r"state\.safetensors cannot be read: it is not a regular file") as refused:

@@ -54,9 +54,9 @@ def _without_time(path: Path) -> list[bytes]:
     return [json.dumps(header, sort_keys=True).encode(), content[end:]]
 
 
-def finish(frames: Path, folder: Path, *, stopped: bool = False) -> Path:
-    """The folder of a run on these frames that came through, or was stopped after two batches."""
-    return Path(shutil.copytree(frames.parent / ("stopped" if stopped else "whole"), folder))
+def made_run(frames: Path, folder: Path, name: str = "whole") -> Path:
+    """A copy of one of the runs that the fixture `made` has on these frames."""
+    return Path(shutil.copytree(frames.parent / name, folder))
 
 
 @pytest.mark.parametrize("method", ["remtta", "tent", "source"])
@@ -121,7 +121,7 @@ def test_a_readable_frame_does_not_wait_behind_any_number_of_unreadable_ones(fra
 def test_predictions_that_come_out_differently_stay_and_are_reported_unless_early(
     old: str, new: str, reported: bool, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    run = finish(frames, tmp_path / "run")
+    run = made_run(frames, tmp_path / "run")
     (run / STATE).unlink()
     changed = (run / PREDICTIONS).read_text().replace(old, new)
     (run / PREDICTIONS).write_text(changed)
@@ -159,7 +159,7 @@ def test_a_finished_run_continues_with_frames_that_were_added(frames: Path, tmp_
     ],
 )
 def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, frames: Path, tmp_path: Path) -> None:
-    run = finish(frames, tmp_path / "run")
+    run = made_run(frames, tmp_path / "run")
     before = (run / PREDICTIONS).read_bytes()
     with pytest.raises(UsageError, match=told):
         adapt_tiny(frames, run, resume=True, **changes)
@@ -168,7 +168,7 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
 
 
 def test_other_class_names_are_refused_where_the_record_knows_them(frames: Path, tmp_path: Path) -> None:
-    run = finish(frames, tmp_path / "run")
+    run = made_run(frames, tmp_path / "run")
     named = tiny_vit()
     set_labels(named, list("abcdefg"))
     with pytest.raises(UsageError, match=r'settings the run began with: labels_sha256 was "[0-9a-f]+'):
@@ -180,7 +180,7 @@ def test_other_class_names_are_refused_where_the_record_knows_them(frames: Path,
 
 
 def test_a_run_of_a_version_without_some_options_continues(frames: Path, tmp_path: Path) -> None:
-    run = finish(frames, tmp_path / "run")
+    run = made_run(frames, tmp_path / "run")
     record = record_of(run)
     for name in ("smooth", "estimate"):
         del record["options"][name]
@@ -191,7 +191,7 @@ def test_a_run_of_a_version_without_some_options_continues(frames: Path, tmp_pat
 
 
 def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
-    run, names = finish(frames, tmp_path / "run"), [frames / f"frame_{number}.png" for number in range(12)]
+    run, names = made_run(frames, tmp_path / "run"), [frames / f"frame_{number}.png" for number in range(12)]
     left = {path.name: path.read_bytes() for path in run.iterdir()}
     with pytest.raises(UsageError, match=r"holds 11 frames, and the run had seen 12"):
         adapt_tiny(names[:11], run, resume=True)
@@ -201,7 +201,7 @@ def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_began_when_its_first_part_did(frames: Path, tmp_path: Path) -> None:
-    run = finish(frames, tmp_path / "run", stopped=True)
+    run = made_run(frames, tmp_path / "run", "stopped")
     record = record_of(run)
     record["timing"]["started"] = "2026-01-01T00:00:00+00:00"
     (run / RECORD).write_text(json.dumps(record))
@@ -284,7 +284,7 @@ def test_weights_whose_outputs_are_not_finite_are_not_saved(early: bool, tmp_pat
 
 @pytest.mark.parametrize("lost", [[STATE, PREDICTIONS, EVENTS], [EVENTS]], ids=["never saved", "events"])
 def test_lost_events_and_a_run_that_was_never_saved_end_alike(lost: list[str], frames: Path, tmp_path: Path) -> None:
-    finish(frames, tmp_path / "run", stopped=True)
+    made_run(frames, tmp_path / "run", "stopped")
     for name in lost:
         (tmp_path / "run" / name).unlink()
     adapt_tiny(frames, tmp_path / "run", resume=True)
@@ -293,7 +293,7 @@ def test_lost_events_and_a_run_that_was_never_saved_end_alike(lost: list[str], f
 
 def test_a_pipe_that_starts_with_other_paths_is_refused_at_the_first(frames: Path, tmp_path: Path) -> None:
     """A live pipe might not come to the last path seen for hours."""
-    run = finish(frames, tmp_path / "run")
+    run = made_run(frames, tmp_path / "run")
 
     def endless() -> Iterator[Frame]:
         yield Frame(str(frames / "frame_5.png"), partial(draw_image, 5))

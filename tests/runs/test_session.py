@@ -29,7 +29,7 @@ from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import write_tree
 from tests.records import lines_of, record_of, rows_of
-from tests.runs.tiny import adapt_tiny
+from tests.runs.tiny import adapt_tiny, camera
 
 QUICK = GuardOptions("rollback", window=16, renewed=1, memory=1, least=4, doubt=1e-6, alarm=2e-6, retries=2)
 METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
@@ -66,14 +66,6 @@ def test_an_evaluation_of_one_domain_is_the_run_over_its_images(name: str, tmp_p
         ]
 
 
-def source_of(kind: str, frames: Path) -> Any:
-    """A list of paths, or what looks like a camera that begins anew with the next frames."""
-    paths = [frames / f"frame_{number}.png" for number in range(12)]
-    if kind == "list":
-        return paths
-    return Stream("cam", "camera", (Frame(path.name, partial(draw_image, 3)) for path in paths))
-
-
 def stopped_in(batch: int, patch: pytest.MonkeyPatch) -> None:
     """Send a signal in the middle of a batch, as if each took long."""
     step, calls = Updater.__call__, 0
@@ -90,7 +82,7 @@ def stopped_in(batch: int, patch: pytest.MonkeyPatch) -> None:
     patch.setattr("remtta.runs.session.PATIENCE_S", 0.0)
 
 
-@pytest.mark.parametrize(("kind", "guarded"), [("list", False), ("camera", True)])
+@pytest.mark.parametrize(("kind", "guarded"), [("folder", False), ("camera", True)])
 def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
     kind: str, guarded: bool, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +92,7 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
     def go(folder: Path, **more: Any) -> Any:
         options = RunOptions(batch_size=3, guard=guard, save_every=100, **more)
         with Interrupts() as interrupts:
-            source = source_of(kind, frames)
+            source = frames if kind == "folder" else camera(12)
             return adapt_stream(
                 tiny_vit(), source, folder, config=REMConfig(lr=0.01), options=options, interrupts=interrupts
             )

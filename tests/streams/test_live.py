@@ -1,6 +1,5 @@
 """Cameras and network streams that get lost, and what is done to get them back."""
 
-import threading
 import time
 from functools import partial
 from itertools import islice
@@ -9,10 +8,8 @@ from typing import Any
 import pytest
 
 from remtta.errors import StreamError, UsageError
-from remtta.options import LiveOptions
 from remtta.streams import buffer as buffer_module
 from remtta.streams.frames import Gap
-from remtta.streams.live import LiveSource
 from remtta.streams.sources import open_stream
 from tests.conftest import happens
 from tests.streams.fakes import (
@@ -138,14 +135,6 @@ def test_a_single_frame_that_cannot_be_decoded_is_no_reason_to_reconnect() -> No
     camera = FakeCamera([10] * 20 + [UNDECODABLE] + [10] * 20, capture=lambda script: Slow(script, clock, 1))
     frames = list(islice(web(camera, clock, stride=20).frames(), 3))  # 20 s between those that are decoded
     assert [frame.gap for frame in frames] == [None] * 3 and len(camera.captures) == 1
-
-
-def test_closing_ends_the_reading_from_another_thread_also_while_reconnecting() -> None:
-    source = LiveSource(0, LiveOptions(buffer="all"), connect=FakeCamera([10]))  # real time: half a minute to wait
-    threading.Timer(0.3, source.close).start()
-    began = time.monotonic()
-    assert levels(list(source.frames())) == [10]
-    assert source.state == "reconnecting" and time.monotonic() - began < 1.5
 
 
 @pytest.mark.parametrize("options", [{"reconnect_for": 5}, {"buffer": "latest"}])
