@@ -115,7 +115,7 @@ def test_first_frames_are_not_those_that_are_tested(tmp_path: Path) -> None:
     assert not common & other
 
 
-def test_classes_keep_their_numbers_in_a_tree_of_a_few(checkpoint: Path, tmp_path: Path) -> None:
+def test_classes_keep_their_numbers_in_a_tree_of_a_few(tmp_path: Path) -> None:
     write_tree(tmp_path / "c", ["fog", "snow"], classes=[f"class_{letter}" for letter in "abcdefg"], each=2)
     out = tmp_path / "few"
     script("all_tables").take_classes(tmp_path / "c", out, "class_b", "class_d")

@@ -70,8 +70,8 @@ def test_any_text_is_read_or_refused(read: Callable[[str], object], text: str) -
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6, unique=True).map(sorted))
 def test_mask_ratios_come_back_as_written(ratios: list[float]) -> None:
     text = ",".join(map(repr, [0.0, *ratios]))
-    assert method_config("rem", {"mask_ratios": read_value(MASK_RATIOS, text)}, batch_size=8) is not None
-    assert read_value(MASK_RATIOS, text) == (0.0, *ratios)
+    config = method_config("rem", {"mask_ratios": read_value(MASK_RATIOS, text)}, batch_size=8)
+    assert isinstance(config, REMConfig) and config.mask_ratios == (0.0, *ratios)
 
 
 @given(st.lists(TEXTS | st.builds("{}={}".format, st.sampled_from(["lr", "a", "if"]), TEXTS), max_size=3))

@@ -369,7 +369,7 @@ def test_a_model_without_gradients_is_refused(how: Any, method: str) -> None:
     assert Adapter(Deployed(tiny_vit()), "fast")(random_images(5)).shape == (5, NUM_CLASSES)
 
 
-def test_an_adapter_that_cannot_be_made_leaves_model_and_earlier_adapter_as_they_were(tmp_path: Path) -> None:
+def test_an_adapter_that_cannot_be_made_leaves_model_and_earlier_adapter_as_they_were() -> None:
     half, model, (images,) = tiny_vit().half().train(), tiny_vit(), batches(1)
     with pytest.raises(ModelError):
         Adapter(half)

@@ -31,7 +31,8 @@ def test_episodic_equals_a_fresh_run_per_domain(name: str, tree: Dataset, tmp_pa
     methods = {name: REMConfig(lr=0.05)}
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=options)
     guard = results["methods"][name]["seeds"]["0"]["guard"]
-    assert guard is None or guard["alarms"] == 4  # the second alarm of each domain ends adaptation there
+    alarms = 4 if name == "rem+guard" else None
+    assert (guard or {}).get("alarms") == alarms  # the second alarm of each domain ends adaptation there
     fresh = []
     for domain in ("gaussian_noise", "fog"):
         single = open_tree(tmp_path / "c", domains=[domain])

@@ -193,5 +193,4 @@ def test_an_event_that_cannot_be_written_loses_no_rows(
         with pytest.raises(OutputError):
             adapt_tiny(frames, tmp_path / "run")
     adapt_tiny(frames, tmp_path / "run", resume=True)
-    counts = record_of(tmp_path / "run")["counts"]
-    assert [row["index"] for row in rows_of(tmp_path / "run")] == list(range(counts["frames"]))
+    assert [row["index"] for row in rows_of(tmp_path / "run")] == list(range(12))
