@@ -430,7 +430,7 @@ def rows_after(start: str, name: str = "results.md") -> list[list[str]]:
 def test_results_have_the_figures_of_evaluations(
     start: str, table: str, methods: str, case: str, digits: int | None, cells: list[int]
 ) -> None:
-    rows = rows_after(start)
+    rows = [row for row in rows_after(start) if not re.search("^ECE|imagecorruptions", row[0])]
     assert [len(row) - 1 for row in rows] == cells
     for label, *own in rows:
         name, smooth, _ = label.partition(", `--smooth")
@@ -516,6 +516,18 @@ def test_results_have_the_figures_of_the_convolutional_network() -> None:
             best = min(found, key=lambda method: found[method][0]["error"])
             name = {"cam": "`rem` by Grad-CAM"}.get(best, f"`{best}`")
             assert cell == f"{found[best][0]['error']:.1f} ({name}{found[best][1]})"
+
+
+def test_results_have_the_figures_of_a_natural_shift() -> None:
+    cases = {"ViT-Ti": "vit", "DeiT-Ti": "deit", "EfficientNet-Lite0": "lite"}
+    for label, *_, mean, gain, alone in rows_after("## A natural shift"):
+        if label.endswith(", source"):
+            case, method = cases[label.removesuffix(", source")], "source"
+        else:
+            method = label
+        row, own = (FIGURES["pacs"][name]["methods"].get(method) for name in (case, f"{case}, each alone"))
+        assert (f"{mean}: {gain}" if gain else mean) == told(row, None)
+        assert alone == (told(own) if own else "")
 
 
 def test_results_have_the_figures_of_deployment() -> None:
