@@ -38,7 +38,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of what the examples take: frames, videos, and runs."""
     folder = tmp_path_factory.mktemp("shown")
     frames = draw_folder(folder / "frames", range(6))
-    draw_folder(folder / "demo" / "frames" / "3_fog", range(6))
+    for name in ("frames/3_fog", "labelled/clear"):
+        draw_folder(folder / "demo" / name, range(6))
     draw_video(folder / "clip.mp4", range(4))
     draw_video(folder / "later.mp4", range(4, 8))
     adapt_tiny(frames, folder / "run1")

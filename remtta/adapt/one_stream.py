@@ -106,5 +106,5 @@ def adapt_stream(
         _log.info("ignored files in %s: %s", stream.name, shown_counts(stream.left_out))
     few = summary.exit_reason == "completed" and 1 < summary.num_predicted <= options.batch_size
     if few and plan.adapter.method.persists and summary.num_updates:
-        _log.info("all frames fit in one batch, so the unadapted model predicted them all; use a smaller --batch-size")
+        _log.info("all frames fit in one batch, so none was predicted after an update; use a smaller --batch-size")
     return summary

@@ -48,8 +48,9 @@ def adapt(
 ) -> None:
     """Predict every frame of SOURCE, and adapt the model to the frames.
 
-    Writes to the run folder: predictions.jsonl; delta.safetensors, the change of weights; run.json, settings and
-    counts; events.jsonl, decisions of the guard; state.safetensors, for --resume.
+    Writes to the run folder: predictions.jsonl; delta.safetensors, the change of
+    weights; run.json, settings and counts; events.jsonl, decisions of the guard;
+    state.safetensors, for --resume.
 
     Examples:
 
@@ -59,7 +60,7 @@ def adapt(
 
       remtta adapt cams.txt --streams --output site1
 
-      find . -name '*.jpg' | sort -V | remtta adapt - --predictions - | jq 'select(.class).label'
+      ls -v *.jpg | remtta adapt - --predictions - | jq --unbuffered .label
     """
     with running.command() as interrupts, contextlib.ExitStack() as during:
         # Checks without torch come first, so that e.g. a wrong path is reported at once.

@@ -28,7 +28,8 @@ def delta_file(path: Path) -> Path:
     if not file.exists():
         found = (*file.parent.glob(f"*/{DELTA}"), *file.parent.glob("deltas/*.safetensors"))
         below = sorted({str(each.parent) for each in found})  # of many streams, a demo or an evaluation
-        hint = f"; there are deltas in {listed(below, _MAX_NAMED)}" if below else ""
+        why = "; a run that learns nothing has none" if path.is_dir() else ""
+        hint = f"; there are deltas in {listed(below, _MAX_NAMED)}" if below else why
         raise UsageError(f"{file}: no such delta file{hint}")
     return file
 

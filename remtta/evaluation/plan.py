@@ -137,10 +137,7 @@ class EvalPlan:
                 f"the evaluation in {folder} also has {', '.join(left_out)}, and --resume keeps all finished methods: "
                 f"add {'it' if len(left_out) == 1 else 'them'} to --methods, or choose another --output"
             )
-        try:
-            check_same_settings(_comparable(earlier, begun), _comparable(now, begun))
-        except UsageError as error:
-            raise UsageError(f"{error}; use the same value again, or choose another --output") from None
+        check_same_settings(_comparable(earlier, begun), _comparable(now, begun))
         return [*begun, *(name for name in now["methods"] if name not in begun)]
 
 
@@ -168,8 +165,8 @@ def _comparable(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str
     """Return the settings restricted to these methods, with data, delta and statistics condensed for messages."""
     data, start, learned = settings["data"], settings.get("start_delta"), settings.get("source_statistics", {})
     domains = {
-        title_of(each["name"], each["severity"]): f"{each['images']} images, labels {each['labels_sha256'][:16]}, "
-        f"first image {str(each.get('first_image_sha256'))[:16]}"
+        title_of(each["name"], each["severity"]): f"{each['images']} images, "
+        f"{each['labels_sha256'][:6]} {str(each.get('first_image_sha256'))[:6]}"
         for each in data["domains"]
     }
     return {

@@ -177,7 +177,7 @@ def describe(event: Mapping[str, Any]) -> str:
     if kind == "expired":
         return (
             f"the estimated accuracy of the last frames is {100 * event['estimate']:.1f} %, below "
-            f"{100 * event['expire_below']:g} %: train the model again"
+            f"{100 * event['expire_below']:g} %: consider training the model again"
         )
     if "gap" in event:
         gap, side = event["gap"], "above" if event["gap"] > 0 else "below"

@@ -58,6 +58,7 @@ class RunOptions:
             "Estimate the accuracy over the last 500 frames, given the model's accuracy on clean images (0 to 1); "
             "unlabelled clean images in --source-data make it more exact.",
             metavar="ACCURACY",
+            common=True,
             more="estimates.md#estimated-accuracy",
         ),
         Fixed(),
@@ -113,7 +114,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         check_options(self)
         if self.estimate is not None:
-            check(0 < self.estimate < 1, "estimate", self.estimate, "an accuracy above 0 and below 1")
+            check(0 < self.estimate < 1, "estimate", self.estimate, "an accuracy above 0 and below 1, such as 0.82")
         if self.expire_below is not None:
             if self.estimate is None:
                 raise UsageError(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from remtta.errors import counted
+from remtta.runs.reading import shown_estimates
 
 Facts = dict[str, str]
 
@@ -30,6 +31,8 @@ def run_facts(content: Mapping[str, Any]) -> Facts:
         f"{counted(counts['updates'], 'update')}{_more(counts)}",
         "guard": _guard(run.get("guard"), run.get("options")) if learns else "none",
     }
+    if estimates := (run.get("accuracy") or {}).get("last"):
+        facts["accuracy"] = f"of the last frames, estimated: {shown_estimates(estimates)}"
     if "predictions" not in content:
         return facts
     facts |= _prediction_facts(content["predictions"])
@@ -48,7 +51,8 @@ def _guard(guard: dict[str, Any] | None, options: Any) -> str:
     kinds = [f"{name} {requested[name]}" for name in ("action", "answer") if name in requested]
     alarms, by_source = guard.get("alarms", 0), guard.get("answered_by_source", 0)
     source = f"{counted(by_source, 'frame')} answered by the source{shared}{ended}"
-    return ", ".join([*kinds, counted(alarms, "alarm"), source])
+    lead = [f"lead {100 * guard['lead']:+.0f} %"] if guard.get("lead") else []
+    return ", ".join([*kinds, *lead, counted(alarms, "alarm"), source])
 
 
 def _more(counts: dict[str, int]) -> str:

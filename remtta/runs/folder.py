@@ -134,7 +134,8 @@ def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> N
     if changed := list(_differences(earlier, now)):
         more = [f"and {len(changed) - _MOST_SHOWN} more"] if len(changed) > _MOST_SHOWN else []
         shown = "; ".join([*changed[:_MOST_SHOWN], *more])
-        raise UsageError(f"--resume needs the settings the run began with: {shown}")
+        advice = "use the same value again, or choose another --output"
+        raise UsageError(f"--resume needs the settings the run began with: {shown}; {advice}")
 
 
 def _differences(earlier: Any, now: Any, name: str = "") -> Iterator[str]:

@@ -62,6 +62,8 @@ def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     begun, settings = _settings(earlier), _settings(json.loads(json.dumps(now)))
     if begun["labels_sha256"] is None:  # the record of a version without it
         del begun["labels_sha256"], settings["labels_sha256"]
+    if begun["method"].get("batch_size") != settings["method"].get("batch_size"):  # others follow from it
+        begun, settings = ({"batch_size": each["method"].get("batch_size")} for each in (begun, settings))
     check_same_settings(begun, settings)
 
 
@@ -100,7 +102,8 @@ def unseen_frames(
     if stream.live and not (place.frames and stream.live_source and stream.live_source.finite):
         yield from islice(frames, left)
         return
-    advice = "give the source and --frame-stride the run began with, or start again with --overwrite"
+    wanted = "the paths in the same order (sort -V)" if stream.kind == "paths" else "the same source and --frame-stride"
+    advice = f"give {wanted}, or choose another --output"
 
     def shown(source: str, number: int | None) -> str:
         return source if number is None else f"frame {number} of {source}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,12 @@ def aligned(rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> list
         ).rstrip()
         for row in table
     ]
+
+
+def shown_estimates(estimates: Mapping[str, float]) -> str:
+    """Return estimated accuracies of `answers`, `adapted` and `source`, those there are, in words."""
+    names = [name for name in ("answers", "adapted", "source") if name in estimates]
+    return ", ".join(f"{name} {100 * estimates[name]:.0f} %" for name in names)
 
 
 def printable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import platform
 import sys
 import uuid
@@ -177,7 +178,9 @@ def guard_record(adapter: ObservedMethod, counts: Counts) -> dict[str, Any] | No
     if adapter.guard is None:
         return None
     answered = {"answered_by_source": counts.by_source, "answered_by_both": counts.by_both}
-    return {"alarms": adapter.total_alarms, "retired": adapter.retired, **answered}
+    lead = adapter.guard.judge.now.lead
+    known = {"lead": round(lead, 4)} if math.isfinite(lead) else {}
+    return {"alarms": adapter.total_alarms, "retired": adapter.retired, **known, **answered}
 
 
 def environment(device: torch.device) -> dict[str, Any]:

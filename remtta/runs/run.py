@@ -50,7 +50,7 @@ class Run:
         interrupts: Interrupts,
     ) -> None:
         options = plan.options
-        self.plan, self._interrupts = plan, interrupts
+        self.plan, self._interrupts, self._echoes = plan, interrupts, pipe is not None
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
@@ -136,6 +136,8 @@ class Run:
         _log.info(
             "resuming %s after %s and %s", folder, counted(place.frames, "frame"), counted(place.updates, "update")
         )
+        if self._echoes:  # a reader that stopped may have lost rows
+            _log.info("earlier rows are not sent again; %s has them all", folder / PREDICTIONS)
 
     def _claim(self) -> None:
         if not self._scribe.begun:

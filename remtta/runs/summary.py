@@ -13,7 +13,7 @@ from remtta.engines.interrupts import Stopped
 from remtta.errors import RemttaError, counted
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.place import Place
-from remtta.runs.reading import Row
+from remtta.runs.reading import Row, shown_estimates
 from remtta.runs.writer import ReaderGone
 
 
@@ -137,13 +137,11 @@ class RunSummary:
         """Return a few lines of text for the user."""
         place = self.place
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
-        how += "; --resume continues" if self.signum else ""
+        how += f"; --output {self.output} --resume continues" if self.signum else ""
         dropped = f"{place.dropped} dropped for newer ones, " if place.dropped else ""
         by_source = f"{counted(place.by_source, 'frame')} answered by the source"
         unrelated = "none, as no relation between successive frames was found"
         smoothed = counted(place.smoothed, "frame") if place.smoothed else unrelated
-        names = [name for name in ("answers", "adapted", "source") if name in self.estimates]
-        estimates = ", ".join(f"{name} {100 * self.estimates[name]:.0f} %" for name in names)
         lines = {
             f"{counted(self.num_frames, 'frame')}, {self.num_predicted} predicted, {self.num_skipped} skipped, "
             f"{dropped}{counted(self.num_updates, 'update')}, {self.images_per_s:.1f} images/s{how}": True,
@@ -151,7 +149,7 @@ class RunSummary:
             f"guard: {counted(self.num_alarms, 'alarm')}, {by_source}": self.num_alarms or place.by_source,
             f"answered by both models: {counted(place.by_both, 'frame')}": place.by_both,
             f"smoothed over time: {smoothed}": self.smooths,
-            f"estimated accuracy of the last frames: {estimates}": self.estimates,
+            f"estimated accuracy of the last frames: {shown_estimates(self.estimates)}": self.estimates,
             **{str(path): path.exists() for path in (self.output / PREDICTIONS, self.output / DELTA)},
         }
         return "\n".join(line for line, shown in lines.items() if shown)

@@ -33,14 +33,16 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
         if not capture.isOpened():
             raise StreamError(cannot_open(source))
         number = refused = 0
-        time_s, promised = None, int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        time_s: float | None = None
+        promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
         while refused < MAX_REFUSED and (refused == 0 or number + refused <= promised):
             if not capture.grab():
                 refused += 1
                 continue
             for _ in range(refused):  # frames that the decoder rejected; the video goes on
                 if number % stride == 0:
-                    yield video_frame(cv2, source, None, number, time_s or 0.0)
+                    time_s = _later_s(cv2, capture, time_s, stride)
+                    yield video_frame(cv2, source, None, number, time_s)
                 number += 1
             refused = 0
             if number % stride == 0:
@@ -58,9 +60,11 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
 def position_s(cv2: Any, capture: Any, before_s: float | None, stride: int) -> float:
     """Return the time of the frame just read, `stride` frames after the one at `before_s`, if there was one."""
     time_s = float(capture.get(cv2.CAP_PROP_POS_MSEC)) / 1000
-    if time_s or before_s is None:
-        return time_s
-    return before_s + stride / (capture.get(cv2.CAP_PROP_FPS) or 1)  # e.g. AVI: the last frames have no time
+    return time_s or _later_s(cv2, capture, before_s, stride)  # e.g. AVI: the last frames have no time
+
+
+def _later_s(cv2: Any, capture: Any, before_s: float | None, stride: int) -> float:
+    return 0.0 if before_s is None else before_s + stride / (capture.get(cv2.CAP_PROP_FPS) or 1)
 
 
 def warn_if_cut(name: str, num_frames: int, promised: int) -> None:
@@ -129,8 +133,8 @@ def cannot_open(source: str | int, why: str | None = None) -> str:
         advice = "check the address, the network, and that a video is served there"
         return f"{source} cannot be opened as a video{because}; {advice}"
     return (
-        f"{source} cannot be opened as a video; it may be truncated, or of a format OpenCV does not read "
-        "(ffmpeg -i INPUT -c:v libx264 out.mp4 converts it)"
+        f"{source} cannot be opened as a video; it may be truncated (an MP4 without its end cannot be read), or of a "
+        "format OpenCV does not read (ffmpeg -i INPUT -c:v libx264 out.mp4 converts it)"
     )
 
 

@@ -58,6 +58,16 @@ def test_a_run_that_adapts_nothing_has_no_rate_and_no_adapted_model(tmp_path: Pa
     assert "lr" not in method and guard.split() == ["guard", "none"]
 
 
+def test_the_adapted_models_lead_and_estimated_accuracies_are_shown(run: Path, tmp_path: Path) -> None:
+    record = record_of(run)
+    assert "lead" in record["guard"] and "\naccuracy " not in told(run)[1]
+    record["guard"]["lead"], record["accuracy"] = -0.123, {"last": {"source": 0.614, "adapted": 0.678}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    out = told(tmp_path)[1]
+    assert ", lead -12 %, 0 alarms, " in out
+    assert "\naccuracy     of the last frames, estimated: adapted 68 %, source 61 %\n" in out
+
+
 def check_told(path: Path) -> None:
     """Whatever a folder holds, inspect shows it or says in one line what is wrong, and passes nothing raw on."""
     for args in ((), ("--json",)):

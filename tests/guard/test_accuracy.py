@@ -106,7 +106,7 @@ def test_clean_streams_raise_no_alarm_and_bad_ones_one() -> None:
         observe(tells, 3 * seen(500, signal=2.0)[0])
     (event,) = tells.events()
     assert event["event"] == "expired" and event["estimate"] < event["expire_below"] == limit
-    assert "train the model again" in describe(event)
+    assert "consider training the model again" in describe(event)
     observe(tells, 3 * photographs[:500])
     observe(tells, 3 * seen(500, signal=2.0)[0])
     assert len(tells.events()) == 1  # anew, once it was better

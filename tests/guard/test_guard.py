@@ -173,7 +173,7 @@ def test_a_run_records_what_the_guard_did(tmp_path: Path) -> None:
     rows, events = lines_of(output / "predictions.jsonl"), lines_of(output / "events.jsonl")
     by_source = [row for row in rows if row.get("answered_by") == "source"]
     assert record["exit_reason"] == "completed" and len(rows) == 72
-    told = {"alarms": 2, "retired": True, "answered_by_source": len(by_source), "answered_by_both": 0}
+    told = {"alarms": 2, "retired": True, "lead": 0, "answered_by_source": len(by_source), "answered_by_both": 0}
     assert record["guard"] == told
     assert [event["event"] for event in events if event["event"] in ("rollback", "retired")] == ["rollback", "retired"]
     assert all({"time", "frame", "alarms", "lr_scale"} <= event.keys() for event in events)
@@ -197,7 +197,7 @@ def test_an_evaluation_reports_a_method_with_and_without_the_guard(tmp_path: Pat
     assert {row["method"] for row in by_source} == {"rem+guard"}
     assert {row["weight"] for row in rows if row["method"] == "rem+both"} == {0.5}
     assert both["rem+both"]["guard"]["answered_by_both"] == 56 and both["rem+both"]["forwards_per_image"] == 4
-    told = {"alarms": 2, "retired": True, "answered_by_source": len(by_source), "answered_by_both": 0}
+    told = {"alarms": 2, "retired": True, "lead": 0, "answered_by_source": len(by_source), "answered_by_both": 0}
     assert both["rem+guard"]["guard"] == told
     assert "guard" not in both["rem"] and both["rem"]["forwards_per_image"] == 3
     learned = both["rem+guard"]["seeds"]["0"]["adapted_images"]

@@ -181,6 +181,8 @@ def test_a_frame_that_cannot_be_decoded_is_one_unreadable_frame_among_the_others
     video.write_bytes(data)
     frames = list(iter_video(str(video)))
     assert [frame.number for frame in frames] == list(range(12))
+    times = [frame.time_s for frame in frames]
     with pytest.raises(FrameError, match="cannot be decoded"):
         frames.pop(3).load()
     assert steps(frames) == [0, 1, 2, *range(4, 12)]
+    assert times == pytest.approx([number / 10 for number in range(12)])
