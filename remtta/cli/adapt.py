@@ -56,7 +56,7 @@ def adapt(
 
       remtta adapt ./frames --model vit_base_patch16_224
 
-      remtta adapt clip.mp4 --model vit_small_patch16_224 --checkpoint vit.safetensors
+      remtta adapt clip.mp4 --model vit_small_patch16_224 --checkpoint vit.pth
 
       remtta adapt cams.txt --streams --output site1
 
