@@ -71,7 +71,8 @@ class SiteSummary:
         """Return one line per stream for the user."""
         width = max(map(len, self.streams))
         lines = [f"{name:<{width}}  {run.report().partition(chr(10))[0]}" for name, run in self.streams.items()]
-        return "\n".join([*lines, str(self.output / SITE)])
+        again = [f"continue with --output {self.output} --resume"] if self.signum else []
+        return "\n".join([*lines, str(self.output / SITE), *again])
 
 
 class Site(abc.ABC):

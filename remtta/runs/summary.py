@@ -137,7 +137,6 @@ class RunSummary:
         """Return a few lines of text for the user."""
         place = self.place
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
-        how += f"; --output {self.output} --resume continues" if self.signum else ""
         dropped = f"{place.dropped} dropped for newer ones, " if place.dropped else ""
         by_source = f"{counted(place.by_source, 'frame')} answered by the source"
         unrelated = "none, as no relation between successive frames was found"
@@ -151,5 +150,6 @@ class RunSummary:
             f"smoothed over time: {smoothed}": self.smooths,
             f"estimated accuracy of the last frames: {shown_estimates(self.estimates)}": self.estimates,
             **{str(path): path.exists() for path in (self.output / PREDICTIONS, self.output / DELTA)},
+            f"continue with --output {self.output} --resume": self.signum,
         }
         return "\n".join(line for line, shown in lines.items() if shown)

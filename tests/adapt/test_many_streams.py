@@ -86,6 +86,8 @@ def test_each_stream_is_as_if_it_were_alone(
     told = json_of(tmp_path / "site" / SITE)["streams"]
     assert {name: stream["frames"] for name, stream in told.items()} == SIZES
     assert summary.report().splitlines()[1].startswith("yard  5 frames, 5 predicted, 0 skipped, 2 updates")
+    summary.streams["yard"].signum = 15
+    assert summary.report().splitlines()[-1] == f"continue with --output {tmp_path / 'site'} --resume"
 
 
 def test_one_that_dies_and_one_that_stalls_hold_up_nobody(

@@ -110,6 +110,7 @@ def test_a_signal_saves_everything_and_exits_with_its_code(
         process.send_signal(signum)
         _, stderr = process.communicate()
         assert process.returncode == 128 + signum, stderr
+        assert stderr.decode().endswith(f"continue with --output {run} --resume\n")
     rows = rows_of(run)
     assert len(rows) in (4, 5) and all(row["early"] for row in rows[4:])  # the fifth waits for a sixth, or is decoded
     assert not any("early" in row for row in rows[:4])
