@@ -21,7 +21,7 @@ from remtta.adapt.site import Site, SiteSummary, StreamReport
 from remtta.adapt.together import Together
 from remtta.engines.cluster import on_ray
 from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
-from remtta.engines.processes import WorkersDied, in_processes
+from remtta.engines.processes import DIED, WorkersDied, in_processes
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.files import writing
 from remtta.models.card import card_of
@@ -100,6 +100,7 @@ class Divided(Site):
         self._gpus = int(card_of(model).device.type == "cuda")
         self._reports: dict[str, StreamReport] = {}
         self._written: list[str] | None = None  # states of the streams as written to `site.json`
+        self._given_up: list[str] = []  # streams of workers that died again and again
 
     def execute(self) -> None:
         workers = self.folder / WORKERS
@@ -127,19 +128,19 @@ class Divided(Site):
             raise end
 
     def _worker_results(self) -> Generator[tuple[int, dict[str, RunSummary]]]:
+        how: dict[str, Any] = {"interrupts": self._interrupts, "gives_up": self._give_up}
         if self._engine == "ray":
-            return on_ray(_adapt, self._common, self._shares, interrupts=self._interrupts, gpus=self._gpus)
-        return in_processes(_adapt, self._common, self._shares, jobs=len(self._shares), interrupts=self._interrupts)
+            return on_ray(_adapt, self._common, self._shares, gpus=self._gpus, **how)
+        return in_processes(_adapt, self._common, self._shares, jobs=len(self._shares), **how)
+
+    def _give_up(self, position: int) -> None:
+        names = self._shares[position][1]
+        _log.error("%s: %s", ", ".join(names), DIED)
+        self._given_up += names
 
     def reports(self) -> dict[str, StreamReport]:
         """Return the state of each stream as last reported by its worker."""
-        return {
-            name: {
-                **report,
-                "vitals": {**report["vitals"], "state": self._runs[name].ended or report["vitals"]["state"]},
-            }
-            for name, report in self._reports.copy().items()
-        }
+        return {name: _with_end(report, self._runs[name]) for name, report in self._reports.copy().items()}
 
     @contextlib.contextmanager
     def _watched(self) -> Iterator[None]:
@@ -164,6 +165,9 @@ class Divided(Site):
             for tail in messages:
                 tail.log_new()
             self._runs |= {name: _unpacked(report["summary"]) for name, report in self._reports.items()}
+            for name in self._given_up:
+                if self._runs[name].ended is None:
+                    self._runs[name].end(WorkersDied(DIED))
             states = [run.exit_reason for run in self._runs.values()]
             if self._reports and states != self._written:
                 with contextlib.suppress(OutputError):  # a failure of the last write is raised
@@ -249,6 +253,20 @@ def _read_reports(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_bytes())["streams"]
     return {}
+
+
+def _with_end(report: StreamReport, run: RunSummary) -> StreamReport:
+    """Return a stream's last report, with the end of its run if its worker could not report it."""
+    if run.ended is None:
+        return report
+    reason = {"reason": run.exit_reason} if run.ended == "error" else {}
+    gauges, values = report["metrics"]["gauges"], {"running": 0.0, "failed": float(run.ended == "error")}
+    ended = {name: (gauges[name][0], value) for name, value in values.items()}
+    return {
+        **report,
+        "vitals": {**report["vitals"], "state": run.ended, **reason},
+        "metrics": {**report["metrics"], "gauges": {**gauges, **ended}},
+    }
 
 
 def _unpacked(content: Mapping[str, Any]) -> RunSummary:

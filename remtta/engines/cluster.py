@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from remtta.engines.interrupts import Interrupts, Stopped
@@ -36,7 +36,13 @@ def connected() -> Any:
 
 
 def on_ray(
-    work: Work[S, T, R], shared: S, tasks: Sequence[T], *, interrupts: Interrupts, gpus: int = 0
+    work: Work[S, T, R],
+    shared: S,
+    tasks: Sequence[T],
+    *,
+    interrupts: Interrupts,
+    gpus: int = 0,
+    gives_up: Callable[[int], None] = lambda position: None,
 ) -> Generator[tuple[int, R]]:
     """Run tasks on the cluster at RAY_ADDRESS, or on a local one, whose machines import `work` by its name and receive
     `shared` once.
@@ -59,6 +65,7 @@ def on_ray(
                         yield position, _result(ray, each)
                     except WorkersDied:
                         died = True
+                        gives_up(position)
         if died:
             raise WorkersDied(DIED)
     except Stopped:

@@ -48,9 +48,16 @@ _stop: Any = None  # in a worker: the number of the signal to stop by, or 0
 
 
 def in_processes(
-    work: Work[S, T, R], shared: S, tasks: Sequence[T], *, jobs: int, interrupts: Interrupts
+    work: Work[S, T, R],
+    shared: S,
+    tasks: Sequence[T],
+    *,
+    jobs: int,
+    interrupts: Interrupts,
+    gives_up: Callable[[int], None] = lambda position: None,
 ) -> Generator[tuple[int, R]]:
-    """Run tasks in processes, which import `work` by its name; if one dies, its task is restarted.
+    """Run tasks in processes, which import `work` by its name; if one dies, its task is restarted. `gives_up` is called
+    with the position of a task that is not restarted again.
 
     Yields:
         Position and result of each task as it finishes.
@@ -83,6 +90,8 @@ def in_processes(
                     if deaths[position] <= RETRIES:
                         _log.warning("a worker process died; its work starts again")
                         todo.append(position)
+                    else:
+                        gives_up(position)
         if max(deaths.values(), default=0) > RETRIES:
             raise WorkersDied(DIED)
     except Stopped as signalled:

@@ -226,6 +226,8 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
     """The workers are this process, but for what reaches them."""
 
     def in_here(work: Any, shared: Any, tasks: Any, **how: Any) -> Iterator[tuple[int, Any]]:
+        if isinstance(failures[-1], WorkersDied):
+            how["gives_up"](1)
         yield 0, work(pickle.loads(pickle.dumps(shared)), tasks[0], lambda: 0)
         raise failures.pop()
 
@@ -242,7 +244,7 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
     assert summary.exit_reason == "error: 1 of 3 streams failed"
     ends = {name: stream["exit_reason"] for name, stream in json_of(tmp_path / "site" / SITE)["streams"].items()}
     assert ends == {"gate": "completed", "yard": f"error: {DIED}", "roof": "completed"}
-    assert "skipped frame 0" in caplog.text
+    assert "skipped frame 0" in caplog.text and f"yard: {DIED}" in caplog.messages
     assert told[-1] == SIZES["gate"] + SIZES["roof"]
     assert {name: each["state"] for name, each in json_of(tmp_path / "health.json")["streams"].items()} == {
         "gate": "completed", "roof": "completed"
