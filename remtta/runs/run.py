@@ -84,7 +84,7 @@ class Run:
             row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.place.frames else None
             unsaved, transform = self._scribe.expected_rows(), self.plan.card.preprocessing.transform()
             unseen = unseen_frames(stream, summary.place, row, unsaved, transform)
-            decoded = self._stream_batches.decoded(unseen, first=summary.place.frames, wait=self._interrupts.check)
+            decoded = self._stream_batches.decoded(unseen, first=summary.place.frames, wait=self._wait)
             with contextlib.closing(decoded) as frames, contextlib.closing(stream):
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
@@ -150,6 +150,13 @@ class Run:
         self.record.write()
         if first and first.read_at and self.summary.num_resumed:
             self._scribe.write_event(first.index, {"event": "resumed"})
+
+    def _wait(self) -> None:
+        """Save what is due while no frame is ready; raise Stopped on a signal."""
+        self._interrupts.check()
+        if self._scribe.begun:
+            with self._interrupts.held():
+                self._saver.while_waiting()
 
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
         """Yield the stream's batches; code after each `yield` runs once the batch is finished."""

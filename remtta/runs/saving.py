@@ -53,6 +53,7 @@ class Saver:
     def __init__(self, plan: Plan, summary: RunSummary, record: Record, session: Session) -> None:
         self._plan, self._summary, self._record, self._session = plan, summary, record, session
         self._rhythm, self._num_saves = SaveRhythm(), 0  # due by the number of updates
+        self._saved_frames = 0
         self._saves_delta = plan.adapter.method.norms_only or plan.options.save_full
 
     def after_batch(self) -> None:
@@ -65,8 +66,16 @@ class Saver:
                     self.finish()
             self._record.write()
 
+    def while_waiting(self) -> None:
+        """Save what is due by time between two batches, which may be far apart: the source may be lost."""
+        if self._session.counts.frames != self._saved_frames and self._rhythm.allows(self._plan.options.save_every_s):
+            with self._rhythm.timed():
+                self.finish()
+            self._record.write()
+
     def finish(self) -> None:
         """Save state and delta as of the last finished batch; if one fails, the other is still tried."""
+        self._saved_frames = self._session.counts.frames
         with contextlib.ExitStack() as saves:
             saves.callback(self._save_state)
             saves.callback(self._save_delta)

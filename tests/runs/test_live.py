@@ -17,13 +17,14 @@ from remtta.options import LiveOptions
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.place import Place
+from remtta.runs.saving import Saver
 from remtta.runs.scribe import View
 from remtta.runs.states import load_position
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
 from tests.conftest import happens, meanwhile
 from tests.records import lines_of, num_rows, record_of, rows_of
-from tests.runs.tiny import adapt_tiny
+from tests.runs.tiny import adapt_tiny, camera
 from tests.streams.fakes import UNDECODABLE, Clock, FakeCamera, FakeCapture, Script, noise, source_of
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
@@ -131,6 +132,18 @@ def test_a_finite_video_behind_an_address_continues_where_it_was(tmp_path: Path)
     assert summary.num_frames == 9 and summary.exit_reason == "completed"
     with pytest.raises(UsageError, match=r"clip.mp4 holds 5 frames, and the run had seen 9"):
         adapt_tiny(finite(5), tmp_path / "run", resume=True)
+
+
+def test_what_was_learned_is_saved_while_no_frame_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Saver, "after_batch", lambda saver: None)
+    seen = []
+
+    def wait() -> None:
+        assert happens(lambda: (tmp_path / STATE).exists() and record_of(tmp_path)["counts"]["frames"] == 3)
+        seen.append(load_position(tmp_path / STATE, Place)[0].frames)
+
+    adapt_tiny(camera(6, {3: wait}), tmp_path, options={"save_every_s": 0.1})
+    assert seen == [3] and record_of(tmp_path)["counts"]["frames"] == 6
 
 
 def test_a_signal_ends_a_run_that_is_reconnecting_within_a_second(tmp_path: Path) -> None:
