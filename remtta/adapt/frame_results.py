@@ -87,7 +87,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
 
     Raises:
         UsageError: If there is no such source.
-        StreamError: If it fails, or has no frames (left).
+        StreamError: If it fails, or has no frame; an empty list of paths just ends.
     """
     if not isinstance(adapter, Adapter):
         raise UsageError(f"stream needs a remtta.Adapter, got {type(adapter).__name__}")

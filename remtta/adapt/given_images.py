@@ -19,6 +19,7 @@ Images = Tensor | np.ndarray | Sequence[Image.Image | np.ndarray]
 """Preprocessed float32 or raw uint8 images (B, 3, H, W) of the model's size; or pictures of any size: Pillow's,
 or uint8 arrays (H, W, 3) in RGB or (H, W) in gray."""
 
+_PATH = "{} is a path, not a picture; pass paths to remtta.stream"
 _FAR = 30  # times the largest value of a preprocessed image
 
 _log = logging.getLogger("remtta")
@@ -75,6 +76,8 @@ def warn_of_guess(card: ModelCard) -> None:
 
 def pictures_of(images: np.ndarray | Sequence[Image.Image | np.ndarray]) -> list[Image.Image]:
     """Return pictures as RGB images; raise ValueError if they are none."""
+    if isinstance(images, str | Path):
+        raise ValueError(_PATH.format(images))
     listed = isinstance(images, Sequence) or (isinstance(images, np.ndarray) and images.ndim == 4)
     if not listed or len(images) == 0:
         raise ValueError("images are a list of at least one picture, or a tensor (B, 3, H, W); for one, pass [image]")
@@ -83,7 +86,7 @@ def pictures_of(images: np.ndarray | Sequence[Image.Image | np.ndarray]) -> list
 
 def _picture(image: object) -> Image.Image:
     if isinstance(image, str | Path):
-        raise ValueError(f"{image} is a path, not a picture; pass paths to remtta.stream")
+        raise ValueError(_PATH.format(image))
     if isinstance(image, np.ndarray) and image.dtype == np.uint8 and image.size:
         image = Image.fromarray(image) if image.ndim == 2 or image.shape[2:] == (3,) else image
     if isinstance(image, Image.Image):

@@ -24,8 +24,8 @@ MAX_SEED = 2**63 - 1
 class RunOptions:
     """Options of a run over a stream; the method has its own settings.
 
-    With `guard` None, the adapted model predicts and harm is never undone. Each prediction lists the `topk` likeliest
-    classes.
+    `guard` is a `GuardOptions(action, answer)`; with None, the adapted model predicts and harm is never undone. Each
+    prediction lists the `topk` likeliest classes.
     State and delta are saved after `save_every_s` seconds even without `save_every` updates.
     """
 
@@ -113,6 +113,7 @@ class RunOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
+        check(self.guard is None or isinstance(self.guard, GuardOptions), "guard", self.guard, "GuardOptions or None")
         if self.estimate is not None:
             check(0 < self.estimate < 1, "estimate", self.estimate, "an accuracy above 0 and below 1, such as 0.82")
         if self.expire_below is not None:

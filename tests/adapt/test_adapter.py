@@ -94,6 +94,7 @@ def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCap
         ([Image.open(BytesIO(png(0)[:2000]))], "a picture cannot be read: image file is truncated"),
         (torch.zeros(5, 3, 32, 32, dtype=torch.bool), r"images must be float32 .* got torch.bool"),
         (["a.png"], "a.png is a path, not a picture; pass paths to remtta.stream"),
+        ("a.png", "a.png is a path, not a picture; pass paths to remtta.stream"),
         ([grey], r"uint8 array of shape .* got float32 of \(32, 32\); pass preprocessed images"),
         ([torch.zeros(3, 32, 32)], r"got torch.float32 of \(3, 32, 32\); pass preprocessed images as one tensor"),
         ([None], "got NoneType"),
