@@ -70,7 +70,7 @@ def _site_lines(site: dict[str, Any], *, alive: bool | None) -> list[str]:
         for name, each in streams.items()
     ]
     return [
-        f"streams      {state_of(site['exit_reason'], alive)}; {len(streams)} on one model",
+        f"streams      {state_of(site['exit_reason'], alive)}; {counted(len(streams), 'stream')}",
         "",
         *aligned([("stream", *_COUNTS, "state, source"), *rows], left=(0, 4)),
     ]

@@ -43,7 +43,7 @@ def test_after_a_kill_every_stream_continues_as_if_nothing_had_happened(
     assert begun
     assert json_of(Path("site/site.json"))["exit_reason"] == "running"
     assert remtta_here("inspect", "site") == 0
-    assert "was killed; --resume continues it; 2 on one model" in capfd.readouterr().out
+    assert "was killed; --resume continues it; 2 streams" in capfd.readouterr().out
     assert remtta_here(*command, "--resume") == 0
     told = capfd.readouterr()
     Path("short").rename("elsewhere")
