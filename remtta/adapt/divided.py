@@ -128,15 +128,18 @@ class Divided(Site):
             raise end
 
     def _worker_results(self) -> Generator[tuple[int, dict[str, RunSummary]]]:
-        how: dict[str, Any] = {"interrupts": self._interrupts, "gives_up": self._give_up}
+        how: dict[str, Any] = {"interrupts": self._interrupts, "died": self._note_death}
         if self._engine == "ray":
             return on_ray(_adapt, self._common, self._shares, gpus=self._gpus, **how)
         return in_processes(_adapt, self._common, self._shares, jobs=len(self._shares), **how)
 
-    def _give_up(self, position: int) -> None:
+    def _note_death(self, position: int, again: bool) -> None:
         names = self._shares[position][1]
-        _log.error("%s: %s", ", ".join(names), DIED)
-        self._given_up += names
+        if again:
+            _log.warning("%s: a worker process died; its work starts again", ", ".join(names))
+        else:
+            _log.error("%s: %s", ", ".join(names), DIED)
+            self._given_up += names
 
     def reports(self) -> dict[str, StreamReport]:
         """Return the state of each stream as last reported by its worker."""

@@ -6,11 +6,11 @@ import contextlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.engines.processes import DIED, RETRIES, R, S, T, Work, WorkersDied
+from remtta.engines.processes import DIED, RETRIES, Died, R, S, T, Work, WorkersDied, warn_of_death
 from remtta.errors import RemttaError, first_line, needed
 
 _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
@@ -42,7 +42,7 @@ def on_ray(
     *,
     interrupts: Interrupts,
     gpus: int = 0,
-    gives_up: Callable[[int], None] = lambda position: None,
+    died: Died = warn_of_death,
 ) -> Generator[tuple[int, R]]:
     """Run tasks on the cluster at RAY_ADDRESS, or on a local one, whose machines import `work` by its name and receive
     `shared` once.
@@ -54,7 +54,7 @@ def on_ray(
     remote = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(_call)
     everything = ray.put(shared)
     waiting = {remote.remote(work, os.getcwd(), everything, task): position for position, task in enumerate(tasks)}
-    died = False
+    lost = False
     try:
         while waiting:
             with interrupts.held():
@@ -64,9 +64,9 @@ def on_ray(
                     try:
                         yield position, _result(ray, each)
                     except WorkersDied:
-                        died = True
-                        gives_up(position)
-        if died:
+                        lost = True
+                        died(position, False)
+        if lost:
             raise WorkersDied(DIED)
     except Stopped:
         with interrupts.finishing():

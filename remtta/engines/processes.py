@@ -43,8 +43,17 @@ Work = Callable[[S, T, Callable[[], int]], R]
 should stop, else 0.
 """
 
+Died = Callable[[int, bool], None]
+"""Takes the position of a task whose worker died, and whether the task starts again."""
+
 _log = logging.getLogger("remtta")
 _stop: Any = None  # in a worker: the number of the signal to stop by, or 0
+
+
+def warn_of_death(position: int, again: bool) -> None:
+    """Warn that the worker of a task died, if the task starts again; the end says it otherwise."""
+    if again:
+        _log.warning("a worker process died; its work starts again")
 
 
 def in_processes(
@@ -54,10 +63,9 @@ def in_processes(
     *,
     jobs: int,
     interrupts: Interrupts,
-    gives_up: Callable[[int], None] = lambda position: None,
+    died: Died = warn_of_death,
 ) -> Generator[tuple[int, R]]:
-    """Run tasks in processes, which import `work` by its name; if one dies, its task is restarted. `gives_up` is called
-    with the position of a task that is not restarted again.
+    """Run tasks in processes, which import `work` by its name; if one dies, its task is restarted, and `died` called.
 
     Yields:
         Position and result of each task as it finishes.
@@ -87,11 +95,9 @@ def in_processes(
                         continue
                     worker.end()
                     deaths[position] += 1
-                    if deaths[position] <= RETRIES:
-                        _log.warning("a worker process died; its work starts again")
+                    if again := deaths[position] <= RETRIES:
                         todo.append(position)
-                    else:
-                        gives_up(position)
+                    died(position, again)
         if max(deaths.values(), default=0) > RETRIES:
             raise WorkersDied(DIED)
     except Stopped as signalled:

@@ -227,7 +227,7 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
 
     def in_here(work: Any, shared: Any, tasks: Any, **how: Any) -> Iterator[tuple[int, Any]]:
         if isinstance(failures[-1], WorkersDied):
-            how["gives_up"](1)
+            how["died"](1, False)
         yield 0, work(pickle.loads(pickle.dumps(shared)), tasks[0], lambda: 0)
         raise failures.pop()
 

@@ -79,7 +79,7 @@ def test_workers_that_are_killed_and_stopped_continue_as_if_nothing_had_happened
         process.send_signal(signal.SIGTERM)
         _, told = process.communicate(timeout=120)
     assert killed and process.returncode == 128 + signal.SIGTERM
-    assert b"a worker process died; its work starts again" in told
+    assert b"long: a worker process died; its work starts again" in told
     assert json_of(Path("site/site.json"))["exit_reason"] == json_of(Path("health.json"))["state"] == "SIGTERM"
     assert not Path("site/.workers").exists()
     assert remtta_here("inspect", "site") == 0

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -66,13 +67,13 @@ def wait_or_die(folder: Path, name: str, stopped: Callable[[], int]) -> str:
 
 
 def test_tasks_that_every_worker_dies_of_end_it_with_advice_once_the_others_are_done(tmp_path: Path) -> None:
-    given_up: list[int] = []
-    tasks, interrupts = ["long", "short"], Interrupts()
-    done = in_processes(wait_or_die, tmp_path, tasks, jobs=2, interrupts=interrupts, gives_up=given_up.append)
+    told: list[tuple[int, bool]] = []
+    how: dict[str, Any] = {"jobs": 2, "interrupts": Interrupts(), "died": lambda *death: told.append(death)}
+    done = in_processes(wait_or_die, tmp_path, ["long", "short"], **how)
     assert next(done) == (0, "long")
     with pytest.raises(RemttaError, match=DIED):
         next(done)
-    assert given_up == [1]
+    assert told == [(1, True)] * RETRIES + [(1, False)]
     assert (tmp_path / "long").read_text() == "begun\n"
 
 
