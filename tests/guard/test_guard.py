@@ -160,6 +160,9 @@ def test_options_out_of_range_are_refused() -> None:
     for value in ({"action": "none"}, {"answer": "none"}, {"memory": 0}, {"least": 1}, {"most_drift": math.inf}):
         with pytest.raises(UsageError, match=r"guard|answer|action"):
             GuardOptions(**value)
+    wrong: Any = "off"
+    with pytest.raises(UsageError, match="guard must be GuardOptions or None, got off"):
+        RunOptions(guard=wrong)
 
 
 HASTY: dict[str, Any] = {**QUICK, "most_drift": 0.1}
