@@ -24,7 +24,7 @@ from remtta.models.card import read_labels
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.hashing import state_sha256
 from remtta.models.tensor_files import CHECKSUM, read_tensors, save_tensors
-from remtta.options.option import members_of, read_pairs, read_size, read_value
+from remtta.options.option import option_fields, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key
 from tests.conftest import tiny_vit
 from tests.streams.test_sources import paths_in
@@ -47,7 +47,7 @@ def test_sizes_mean_what_they_say(number: int, unit: str) -> None:
     assert read_size(f" {number}{unit} ") == number * 1024**power
 
 
-[MASK_RATIOS] = [member for member in members_of(REMConfig) if member.name == "mask_ratios"]
+[MASK_RATIOS] = [member for member in option_fields(REMConfig) if member.name == "mask_ratios"]
 
 
 @pytest.mark.parametrize(

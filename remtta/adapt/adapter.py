@@ -13,8 +13,8 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from remtta.adapt.given_images import GivenImages, Images
-from remtta.adapt.planning import Setup, own_guard, set_up, warn_of_change
+from remtta.adapt.image_inputs import ImageInputs, Images
+from remtta.adapt.planning import AdaptationConfig, own_guard, set_up, warn_of_change
 from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import UsageError
 from remtta.guard.judge import log_event
@@ -22,11 +22,11 @@ from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import Answers
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, check_method, method_config
 from remtta.models.card import card_of, read_labels
-from remtta.models.described import Described, Output
-from remtta.models.inside import look_inside
+from remtta.models.metadata import ModelWithMetadata, Output
 from remtta.models.preprocessing import Preprocessing
+from remtta.models.unwrapping import unwrap_model
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
-from remtta.runs.record import delta_of
+from remtta.runs.manifest import delta_of
 from remtta.runs.states import load_whole
 
 _FROZEN, _FRAMES = "frozen", "frames"
@@ -91,7 +91,7 @@ class Adapter(ObservedMethod):
         **settings: Any,
     ) -> None:
         check_method(method, METHOD_TABLE)
-        given = Described(model, output, patch_size, preprocessing, read_labels(labels))
+        given = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))
         self.card = card_of(given)
         warn_of_change(given, self.card)
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
@@ -99,7 +99,7 @@ class Adapter(ObservedMethod):
         if guard == "stop":
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
         config = method_config(method, settings, batch_size=batch_size)
-        setup = Setup(method, config, self.options, delta, source_data)
+        setup = AdaptationConfig(method, config, self.options, delta, source_data)
         with _on_cpu(), torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
             built, self.config, _ = set_up(given, self.card, setup, lambda: None)
         super().__init__(built.method, built.observers)
@@ -107,10 +107,10 @@ class Adapter(ObservedMethod):
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
         self._frames = delta.frames if delta else 0  # learned by the weights as they are
         self._lock = threading.RLock()
-        self._module = look_inside(given).module
+        self._module = unwrap_model(given).module
         _USERS[self._module] = ref(self)
         self._small_calls = 0  # in a row
-        self.given_images = GivenImages(self.card)
+        self.image_inputs = ImageInputs(self.card)
 
     def __call__(self, images: Images) -> Tensor:
         """Predict images, then learn from them; return class probabilities (B, C), on the CPU.
@@ -118,7 +118,7 @@ class Adapter(ObservedMethod):
         Raises:
             ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
         """
-        pixels = self.given_images.inputs(images)
+        pixels = self.image_inputs.inputs(images)
         with self._alone():
             self.method.net.check(pixels)  # before the batch counts for adapt_every
             fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)

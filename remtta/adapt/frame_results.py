@@ -13,9 +13,9 @@ from PIL import Image
 from remtta.adapt.adapter import Adapter
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
-from remtta.runs.budget import FitFrames, TimeBudget
-from remtta.runs.place import Place
-from remtta.runs.session import BatchResult, Listener, Session
+from remtta.runs.budget import LearnableFrames, TimeBudget
+from remtta.runs.loop import AdaptationLoop, BatchResult, Listener
+from remtta.runs.progress import RunProgress
 from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Source, Stream, check_not_empty, open_stream
@@ -91,12 +91,12 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
     """
     if not isinstance(adapter, Adapter):
         raise UsageError(f"stream needs a remtta.Adapter, got {type(adapter).__name__}")
-    adapter.given_images.warn_of_guess()
+    adapter.image_inputs.warn_of_guess()
     opened = source if isinstance(source, Stream) else open_stream(source)
     batches, listener = Batches(opened.live_source, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
-    place = Place()
-    policy, interrupts = FitFrames(place, TimeBudget()), Interrupts()
-    session = Session(adapter, adapter.card, place, policy=policy, listener=listener, interrupts=interrupts)
+    place = RunProgress()
+    policy, interrupts = LearnableFrames(place, TimeBudget()), Interrupts()
+    session = AdaptationLoop(adapter, adapter.card, place, policy=policy, listener=listener, interrupts=interrupts)
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
     with contextlib.closing(decoded), contextlib.closing(opened):
         for batch in batches.of(decoded):

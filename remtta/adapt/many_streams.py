@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch import nn
 
-from remtta.adapt.divided import Divided
-from remtta.adapt.planning import Setup
-from remtta.adapt.site import Site, SiteSummary
-from remtta.adapt.together import Together
+from remtta.adapt.planning import AdaptationConfig
+from remtta.adapt.shared_model import SharedModelRunner
+from remtta.adapt.stream_group import StreamGroup, StreamGroupSummary
+from remtta.adapt.worker_pool import WorkerPoolRunner
 from remtta.engines.cluster import connected
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
@@ -26,15 +26,15 @@ def adapt_streams(
     model: nn.Module,
     streams: Mapping[str, Stream],
     output: str | Path | None = None,
-    setup: Setup | None = None,
+    setup: AdaptationConfig | None = None,
     *,
     engine: Engine = "processes",
     jobs: int = 1,
     health: str | Path | None = None,
     metrics: Metrics | None = None,
-    on_batch: Callable[[SiteSummary], None] | None = None,
+    on_batch: Callable[[StreamGroupSummary], None] | None = None,
     interrupts: Interrupts | None = None,
-) -> SiteSummary:
+) -> StreamGroupSummary:
     """Adapt one model to many streams, to each as if it were alone.
 
     Each stream's folder, `output/<name>`, is as `adapt_stream` leaves it; `output/site.json` has the state of every
@@ -63,7 +63,7 @@ def adapt_streams(
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """
-    setup, interrupts = setup or Setup(), interrupts or Interrupts()
+    setup, interrupts = setup or AdaptationConfig(), interrupts or Interrupts()
     if not streams:
         raise UsageError("there are no streams to adapt to")
     if engine == "ray":
@@ -74,11 +74,13 @@ def adapt_streams(
         if health is not None:
             check_health_path(Path(health), folder)
         if engine == "processes" and min(jobs, len(streams)) == 1:
-            together = Together(model, streams, folder, setup, interrupts, on_batch=on_batch)
+            together = SharedModelRunner(model, streams, folder, setup, interrupts, on_batch=on_batch)
             together.log_plan()
-            site: Site = together
+            site: StreamGroup = together
         else:
-            site = Divided(model, streams, folder, setup, interrupts, engine=engine, jobs=jobs, on_batch=on_batch)
+            site = WorkerPoolRunner(
+                model, streams, folder, setup, interrupts, engine=engine, jobs=jobs, on_batch=on_batch
+            )
         during.enter_context(site.locked())
         if health is not None:
             during.enter_context(contextlib.closing(HealthFile(Path(health), site.vitals)))

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from torch import nn
 
-from remtta.adapt.planning import Setup, log_plan, plan_run, warn_of_change
+from remtta.adapt.planning import AdaptationConfig, log_plan, plan_run, warn_of_change
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
@@ -20,7 +20,7 @@ from remtta.models.card import card_of
 from remtta.options import RunOptions
 from remtta.runs.folder import check_folder, run_folder
 from remtta.runs.run import Run
-from remtta.runs.scribe import Viewer
+from remtta.runs.run_writer import Viewer
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Source, Stream, open_stream, shown_counts
 from remtta.watching.health import HealthFile, check_health_path, vitals
@@ -82,7 +82,7 @@ def adapt_stream(
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """
-    setup = Setup(method, config, options or RunOptions(), delta, source_data)
+    setup = AdaptationConfig(method, config, options or RunOptions(), delta, source_data)
     options, interrupts = setup.options, interrupts or Interrupts()
     stream = source if isinstance(source, Stream) else open_stream(source)
     with contextlib.ExitStack() as during:

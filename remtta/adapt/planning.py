@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from remtta.adapt.given_images import warn_of_guess
+from remtta.adapt.image_inputs import warn_of_guess
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta, check_base
 from remtta.errors import UsageError, counted
@@ -26,11 +26,11 @@ from remtta.methods.method import Method, build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, settings_of
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source, source_files
 from remtta.models.card import ModelCard
-from remtta.models.inside import look_inside
+from remtta.models.unwrapping import unwrap_model
 from remtta.options import GuardOptions, RunOptions
 from remtta.runs.folder import RECORD
+from remtta.runs.manifest import RunContext
 from remtta.runs.reading import read_record
-from remtta.runs.record import Plan
 from remtta.streams.sources import Stream
 
 _FIRST: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # hash of each model when it was first adapted
@@ -39,7 +39,7 @@ _log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
-class Setup:
+class AdaptationConfig:
     """The settings of an adaptation, independent of the stream."""
 
     method: str = "remtta"  # name of the adaptation method
@@ -62,8 +62,8 @@ def own_guard(method: str, options: RunOptions) -> RunOptions:
 
 
 def plan_run(
-    model: nn.Module, card: ModelCard, stream: Stream, folder: Path, setup: Setup, wait: Callable[[], None]
-) -> Plan:
+    model: nn.Module, card: ModelCard, stream: Stream, folder: Path, setup: AdaptationConfig, wait: Callable[[], None]
+) -> RunContext:
     """Set up a method on a model at its source weights, to adapt it to a stream. Raise UsageError if a stream cannot
     use the method, or options do not apply to it; ModelError if the method cannot adapt the model; DeltaError if the
     delta does not fit the model.
@@ -77,12 +77,16 @@ def plan_run(
     resuming = options.resume and (folder / RECORD).exists()
     earlier = read_record(folder / RECORD) if resuming else None
     adapter, config, learned = set_up(model, card, replace(setup, options=options), wait, earlier)
-    return Plan(card, adapter, setup.method, config, options, stream, setup.delta, learned, earlier=earlier)
+    return RunContext(card, adapter, setup.method, config, options, stream, setup.delta, learned, earlier=earlier)
 
 
 @torch.inference_mode(False)  # the caller may be inside one
 def set_up(
-    model: nn.Module, card: ModelCard, setup: Setup, wait: Callable[[], None], earlier: Mapping[str, Any] | None = None
+    model: nn.Module,
+    card: ModelCard,
+    setup: AdaptationConfig,
+    wait: Callable[[], None],
+    earlier: Mapping[str, Any] | None = None,
 ) -> tuple[ObservedMethod, MethodConfig, Mapping[str, Any] | None]:
     """Set a method and its observers up on a model at its source weights; raise RemttaError as `plan_run` does.
 
@@ -132,14 +136,14 @@ def _unchanged_on_failure(model: nn.Module) -> Iterator[None]:
 
 def warn_of_change(model: nn.Module, card: ModelCard) -> None:
     """Warn if a model's weights, of which the card has the hash, are not those that it was first adapted from."""
-    if _FIRST.setdefault(look_inside(model).module, card.sha256) != card.sha256:
+    if _FIRST.setdefault(unwrap_model(model).module, card.sha256) != card.sha256:
         _log.warning(
             "the model's weights have changed since it was first adapted, and now count as the source weights; build "
             "the model anew to start from the first ones"
         )
 
 
-def log_plan(plan: Plan) -> None:
+def log_plan(plan: RunContext) -> None:
     """Log what is about to run, and warn about surprising settings."""
     method, card, options = plan.adapter.method, plan.card, plan.options
     every, size = options.reset_every, options.batch_size
@@ -161,7 +165,7 @@ def log_plan(plan: Plan) -> None:
         _log.warning(text, plan.method, DELTA, megabytes)
 
 
-def _warn_of_guard(plan: Plan) -> None:
+def _warn_of_guard(plan: RunContext) -> None:
     """Warn of a guard action or an answer that was asked for, and that the method cannot have."""
     guard, preset = plan.adapter.guard, METHOD_TABLE[plan.method].preset
     asked = plan.options.guard or GuardOptions()
@@ -183,7 +187,11 @@ def _check_method(method: Method, name: str, source_data: str | Path | None, opt
 
 
 def _estimator(
-    method: Method, card: ModelCard, setup: Setup, earlier: Mapping[str, Any] | None, wait: Callable[[], None]
+    method: Method,
+    card: ModelCard,
+    setup: AdaptationConfig,
+    earlier: Mapping[str, Any] | None,
+    wait: Callable[[], None],
 ) -> Estimator | None:
     """Return the accuracy estimator, if requested; a resumed run keeps its calibration."""
     options, source_data = setup.options, setup.source_data

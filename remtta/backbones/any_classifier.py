@@ -14,9 +14,9 @@ from torch.nn import functional as F
 from remtta.backbones.attention import AttentionRows
 from remtta.backbones.backbone import Backbone, BatchNorm, Scores
 from remtta.backbones.batchnorm import batch_norms
-from remtta.backbones.layouts import Layout, Places, lay_out, logits_of_kept, with_input
+from remtta.backbones.structure import Layout, Places, infer_structure, logits_of_kept, with_input
 from remtta.errors import ModelError
-from remtta.models.inside import Inside
+from remtta.models.unwrapping import UnwrappedModel
 
 _HELD = 4  # tensors of the largest size that a layer holds at a time
 
@@ -29,13 +29,13 @@ class AnyClassifier(Backbone):
     Its blocks and its stem are found, unless their places are given.
     """
 
-    def __init__(self, inside: Inside, places: Places | None = None) -> None:
+    def __init__(self, inside: UnwrappedModel, places: Places | None = None) -> None:
         self.module, self._inside, self._places = inside.module, inside, places
 
     @property
     def _layout(self) -> Layout:
         if self._inside.given not in _LAYOUTS:
-            _LAYOUTS[self._inside.given] = lay_out(self._inside, self._places)
+            _LAYOUTS[self._inside.given] = infer_structure(self._inside, self._places)
         return _LAYOUTS[self._inside.given]
 
     @property

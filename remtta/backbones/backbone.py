@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.models.heads import classifiers_of
-from remtta.models.inside import classes_of_timm
+from remtta.models.unwrapping import classes_of_timm
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 

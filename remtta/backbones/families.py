@@ -20,7 +20,7 @@ from remtta.backbones.image import LAYOUTS, ImageBackbone
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError, UsageError
-from remtta.models.inside import look_inside
+from remtta.models.unwrapping import unwrap_model
 from remtta.plugins import BACKBONES, load_plugin, package_of, plugins
 
 FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
@@ -36,7 +36,7 @@ def backbone_of(model: nn.Module) -> Backbone:
     """Return the backbone of a model or of what its wrappers hold: that of its family, or the one for any classifier;
     raise ModelError, with the reason, if it cannot be adapted.
     """
-    inside = look_inside(model)
+    inside = unwrap_model(model)
     if inside.is_timm:
         for kind, backbone in FAMILIES.items():
             if isinstance(inside.module, kind) and not _runs_otherwise(inside.module, backbone):

@@ -17,7 +17,7 @@ from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import nn
 
 from remtta.backbones.any_classifier import AnyClassifier
-from remtta.models.inside import Inside
+from remtta.models.unwrapping import UnwrappedModel
 
 LAYOUTS: Mapping[type[nn.Module], tuple[str, str]] = {
     ResNet: ("layer1 layer2 layer3 layer4", "conv1 bn1"),
@@ -59,7 +59,7 @@ class ImageBackbone(AnyClassifier):
         stages, stem = (names.split() for names in next(LAYOUTS[kind] for kind in LAYOUTS if isinstance(module, kind)))
         if len(stages) == 1:
             stages = [f"{stages[0]}.{name}" for name, _ in module.get_submodule(stages[0]).named_children()]
-        super().__init__(Inside(module, module), (stages, stem))
+        super().__init__(UnwrappedModel(module, module), (stages, stem))
 
     @property
     def input_size(self) -> tuple[int, int] | None:

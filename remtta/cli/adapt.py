@@ -23,8 +23,8 @@ from remtta.runs.folder import run_folder
 if TYPE_CHECKING:
     from torch import nn
 
-    from remtta.adapt.site import SiteSummary
-    from remtta.runs.scribe import Viewer
+    from remtta.adapt.stream_group import StreamGroupSummary
+    from remtta.runs.run_writer import Viewer
     from remtta.runs.summary import RunSummary
     from remtta.streams.sources import Stream
 
@@ -100,13 +100,15 @@ def _adapt(
     own: AdaptOptions,
     viewers: list[Viewer],
     watch: dict[str, Any],
-) -> RunSummary | SiteSummary:
+) -> RunSummary | StreamGroupSummary:
     from remtta.adapt.many_streams import adapt_streams
     from remtta.adapt.one_stream import adapt_stream
-    from remtta.adapt.planning import Setup
+    from remtta.adapt.planning import AdaptationConfig
 
     if isinstance(frames, dict):
-        return adapt_streams(classifier, frames, folder, Setup(**how), engine=own.engine, jobs=own.jobs, **watch)
+        return adapt_streams(
+            classifier, frames, folder, AdaptationConfig(**how), engine=own.engine, jobs=own.jobs, **watch
+        )
     return adapt_stream(classifier, frames, folder, **how, echo=own.echo, viewers=viewers, **watch)
 
 
@@ -116,14 +118,14 @@ def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def _exit_code(summary: RunSummary | SiteSummary) -> int:
+def _exit_code(summary: RunSummary | StreamGroupSummary) -> int:
     """Return the exit code; for many streams, that of a signal first, then that of a failure."""
     if summary.exit_reason == "guard":
         return _STOPPED_BY_GUARD
     return _FAILURE if summary.exit_reason.startswith("error") else signal_exit_code(summary.signum)
 
 
-def _report(summary: RunSummary | SiteSummary, own: AdaptOptions, running: RunningOptions) -> None:
+def _report(summary: RunSummary | StreamGroupSummary, own: AdaptOptions, running: RunningOptions) -> None:
     """Print the summary; the path of a folder that the user did not name goes to standard output."""
     if summary.exit_reason == "closed pipe":
         discard(sys.stdout)

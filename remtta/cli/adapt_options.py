@@ -20,7 +20,7 @@ from remtta.watching.health import check_health_path
 from remtta.watching.mqtt import Publisher, parse_topic
 
 if TYPE_CHECKING:
-    from remtta.runs.scribe import Viewer
+    from remtta.runs.run_writer import Viewer
     from remtta.streams.sources import Stream
     from remtta.watching.metrics import Metrics
 

@@ -15,7 +15,7 @@ from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import counted
 from remtta.files import check_not_input
 from remtta.options import ModelOptions
-from remtta.options.option import Only
+from remtta.options.option import Subset
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,9 +30,9 @@ def apply(
     target: TargetOptions,
     model: Annotated[
         ModelOptions,
-        Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
+        Subset("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
     ],
-    running: Annotated[RunningOptions, Only("quiet", "debug", device="cpu")],
+    running: Annotated[RunningOptions, Subset("quiet", "debug", device="cpu")],
 ) -> None:
     """Write the adapted checkpoint: the base weights plus DELTA.
 

@@ -12,7 +12,7 @@ from remtta.bench.subjects import BenchOptions
 from remtta.cli.classifiers import load_torch
 from remtta.cli.running import PrintOptions, RunningOptions, keep_compiled_code
 from remtta.errors import counted
-from remtta.options.option import Only
+from remtta.options.option import Subset
 
 if TYPE_CHECKING:
     from remtta.bench.measure import Measurement
@@ -23,7 +23,7 @@ _MIB = 2**20
 def bench(
     bench: BenchOptions,
     printed: PrintOptions,
-    running: Annotated[RunningOptions, Only("device", "threads", "quiet", "debug")],
+    running: Annotated[RunningOptions, Subset("device", "threads", "quiet", "debug")],
 ) -> None:
     """Measure the time and memory of a step on this machine, relative to a plain fp32 forward pass.
 
@@ -41,7 +41,7 @@ def bench(
         load_torch("remtta.bench.measure", bench.model)
         from remtta.bench.measure import as_json, processor, run_bench
         from remtta.models.loading import select_device
-        from remtta.runs.record import environment
+        from remtta.runs.manifest import environment
 
         options = replace(bench, device=running.device, threads=running.threads)
         measured = run_bench(options)

@@ -12,7 +12,7 @@ from remtta.cli.reporting import signal_exit_code
 from remtta.cli.running import RunningOptions
 from remtta.corruptions.choices import CorruptOptions
 from remtta.engines.interrupts import Stopped
-from remtta.options.option import Only
+from remtta.options.option import Subset
 
 
 def corrupt(
@@ -23,7 +23,7 @@ def corrupt(
         Path, typer.Argument(metavar="DST", help="Folder to write to, as <corruption>/<severity>/<path below SRC>.")
     ],
     tree: CorruptOptions,
-    running: Annotated[RunningOptions, Only("verbose", "quiet", "debug")],
+    running: Annotated[RunningOptions, Subset("verbose", "quiet", "debug")],
 ) -> None:
     """Write corrupted copies of every image in SRC, with the corruptions and folders of ImageNet-C.
 

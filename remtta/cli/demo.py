@@ -12,7 +12,7 @@ import typer
 
 from remtta.cli.progress import progress
 from remtta.cli.running import RunningOptions
-from remtta.options.option import Only, Option
+from remtta.options.option import Option, Subset
 from remtta.runs.folder import run_folder
 
 _log = logging.getLogger("remtta")
@@ -30,7 +30,7 @@ class DriveOptions:
     overwrite: Annotated[bool, Option("Replace an earlier demo in the folder.")] = False
 
 
-def demo(drive: DriveOptions, running: Annotated[RunningOptions, Only("threads", "quiet", "debug")]) -> None:
+def demo(drive: DriveOptions, running: Annotated[RunningOptions, Subset("threads", "quiet", "debug")]) -> None:
     """Adapt an embedded road sign classifier on a simulated drive into bad weather; no downloads.
 
     Runs the source model, then remtta, on the same frames. Prints the errors of both; writes predictions, the delta, a

@@ -11,7 +11,7 @@ from remtta.cli.classifiers import load_classifier, load_torch
 from remtta.cli.models import rem_lines
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.options import ModelOptions, StreamOptions
-from remtta.options.option import Only
+from remtta.options.option import Subset
 from remtta.runs.reading import aligned, printable
 
 _DOES_NOT_FIT = 3
@@ -25,14 +25,14 @@ def doctor(
     ],
     model: Annotated[
         ModelOptions,
-        Only(
+        Subset(
             *("name", "checkpoint", "use_ema", "num_classes", "model_kwargs"),
             *("mean", "std", "input_size", "interpolation", "crop_pct"),
         ),
     ],
-    stream: Annotated[StreamOptions, Only(limit=_LIMIT)],
+    stream: Annotated[StreamOptions, Subset(limit=_LIMIT)],
     printed: PrintOptions,
-    running: Annotated[RunningOptions, Only("device", "threads", "verbose", "quiet", "debug")],
+    running: Annotated[RunningOptions, Subset("device", "threads", "verbose", "quiet", "debug")],
 ) -> None:
     """Check whether the preprocessing fits the model, by its predictions on images of SOURCE.
 

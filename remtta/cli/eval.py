@@ -17,7 +17,7 @@ from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
 from remtta.models.embedded import EMBEDDED
 from remtta.options import DEFAULT_MODEL, DataOptions, EvalOptions, ModelOptions
-from remtta.options.option import Only, in_output, in_protocol
+from remtta.options.option import Subset, in_output, in_protocol
 from remtta.runs.folder import RESULTS, check_folder, run_folder
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 _Model = Annotated[
     ModelOptions,
-    Only(
+    Subset(
         *("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "labels", "prompts", "text_embeddings"),
         *("mean", "std", "input_size", "interpolation", "crop_pct"),
     ),
 ]
-_Running = Annotated[RunningOptions, Only("device", "compile_model", "threads", "verbose", "quiet", "debug")]
+_Running = Annotated[RunningOptions, Subset("device", "compile_model", "threads", "verbose", "quiet", "debug")]
 
 _log = logging.getLogger("remtta")
 

@@ -11,7 +11,7 @@ import typer
 from remtta.cli.classifiers import load_torch
 from remtta.cli.running import RunningOptions
 from remtta.options import ModelOptions
-from remtta.options.option import Only, Option
+from remtta.options.option import Option, Subset
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,11 @@ def export(
     exported: ExportOptions,
     model: Annotated[
         ModelOptions,
-        Only("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "text_embeddings"),
+        Subset(
+            "name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "text_embeddings"
+        ),
     ],
-    running: Annotated[RunningOptions, Only("quiet", "debug")],
+    running: Annotated[RunningOptions, Subset("quiet", "debug")],
 ) -> None:
     """Write the adapted model of RUN as ONNX, PEFT or timm files, and check them against torch.
 

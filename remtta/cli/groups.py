@@ -14,13 +14,23 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
-from remtta.options.option import PANELS, Given, Member, Only, is_list, member_of, members_of, read_pairs, read_value
+from remtta.options.option import (
+    PANELS,
+    OptionField,
+    PassedSettings,
+    Subset,
+    is_list,
+    member_of,
+    option_fields,
+    read_pairs,
+    read_value,
+)
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
     """Return the command in a form for Typer: a function of all options of its groups.
 
-    Its `members` are the options by name. Raise TypeError if `Only` names an option that its group does not have;
+    Its `members` are the options by name. Raise TypeError if `Subset` names an option that its group does not have;
     ValueError if two options have the same name.
     """
     own = _parameters(command)
@@ -37,7 +47,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     return flattened
 
 
-def _parameters(command: Callable[..., None]) -> list[Member]:
+def _parameters(command: Callable[..., None]) -> list[OptionField]:
     hints = get_type_hints(command, include_extras=True)
     return [
         member_of(name, hints[name], MISSING if parameter.default is parameter.empty else parameter.default)
@@ -45,17 +55,19 @@ def _parameters(command: Callable[..., None]) -> list[Member]:
     ]
 
 
-def _inside(member: Member) -> Iterator[Member]:
+def _inside(member: OptionField) -> Iterator[OptionField]:
     """Yield the options and arguments in a parameter of a command, or in a field of a group."""
-    if given := member.first(Given):
-        yield from (replace(each, own_default=None) for each in members_of(given.config) if each.option)
+    if given := member.first(PassedSettings):
+        yield from (replace(each, own_default=None) for each in option_fields(given.config) if each.option)
     elif member.is_group:
-        yield from _chosen(member.first(Only), [each for field in members_of(member.type) for each in _inside(field)])
+        yield from _chosen(
+            member.first(Subset), [each for field in option_fields(member.type) for each in _inside(field)]
+        )
     elif member.option or member.first(typer.models.ArgumentInfo):
         yield member
 
 
-def _chosen(only: Only | None, members: list[Member]) -> list[Member]:
+def _chosen(only: Subset | None, members: list[OptionField]) -> list[OptionField]:
     if only is None:
         return members
     if unknown := only.names - {each.name for each in members}:
@@ -64,29 +76,29 @@ def _chosen(only: Only | None, members: list[Member]) -> list[Member]:
     return [replace(each, own_default=only.defaults.get(each.name, each.own_default)) for each in chosen]
 
 
-def _place(member: Member) -> int:
+def _place(member: OptionField) -> int:
     """Return the position of an option's panel in `--help`."""
     panel = member.option.panel if member.option else None
     return PANELS.index(panel) if panel else -1
 
 
-def _value(member: Member, values: Mapping[str, Any]) -> Any:
+def _value(member: OptionField, values: Mapping[str, Any]) -> Any:
     """Return a command's argument or group, or a group's field, from the values of all options."""
-    if given := member.first(Given):
-        options = {each.name: each for each in members_of(given.config) if each.option}
+    if given := member.first(PassedSettings):
+        options = {each.name: each for each in option_fields(given.config) if each.option}
         return {name: _read(each, values[name]) for name, each in options.items() if values.get(name) is not None}
     if not member.is_group:
         return _read(member, values[member.name])
     own = {each.name for each in _inside(member)}
     chosen = {name: value for name, value in values.items() if name in own and value is not None}
     arguments = {}
-    for each in members_of(member.type):
+    for each in option_fields(member.type):
         if any(option.name in chosen for option in _inside(each)):
             arguments[each.name] = _value(each, chosen)
     return None if member.optional and not arguments else member.type(**arguments)
 
 
-def _read(member: Member, value: Any) -> Any:
+def _read(member: OptionField, value: Any) -> Any:
     if get_origin(member.type) is Mapping and member.option:
         return read_pairs(value, member.flag)
     if isinstance(value, list):
@@ -94,12 +106,12 @@ def _read(member: Member, value: Any) -> Any:
     return read_value(member, value) if _is_text(member) and isinstance(value, str) else value
 
 
-def _is_text(member: Member) -> bool:
+def _is_text(member: OptionField) -> bool:
     """Return whether its value is parsed from text."""
     return bool(member.option) and (is_list(member) or member.option.read is not None)  # type: ignore[union-attr]
 
 
-def _parameter(member: Member) -> inspect.Parameter:
+def _parameter(member: OptionField) -> inspect.Parameter:
     option, kind, default = member.option, _kind(member), _default(member)
     metadata: Any = member.first(typer.models.ArgumentInfo)
     if option:
@@ -120,7 +132,7 @@ def _parameter(member: Member) -> inspect.Parameter:
     return inspect.Parameter(member.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _shown_default(member: Member) -> bool | str:
+def _shown_default(member: OptionField) -> bool | str:
     """Return the default shown in `--help`; True for Typer's own value."""
     if member.own_default not in (MISSING, None) or member.option is None:
         return True
@@ -128,7 +140,7 @@ def _shown_default(member: Member) -> bool | str:
     return member.option.default or ",".join(map(str, values)) or True
 
 
-def _kind(member: Member) -> Any:
+def _kind(member: OptionField) -> Any:
     if get_origin(member.type) is Mapping:
         return list[str]
     if get_origin(member.type) is Sequence:
@@ -136,7 +148,7 @@ def _kind(member: Member) -> Any:
     return str if _is_text(member) else member.type
 
 
-def _default(member: Member) -> Any:
+def _default(member: OptionField) -> Any:
     """Return Typer's default for an option; None if the library's default applies."""
     if member.own_default is not MISSING:
         return member.own_default
@@ -146,7 +158,7 @@ def _default(member: Member) -> Any:
     return None if explained or not isinstance(member.default, (bool, int, float, str)) else member.default
 
 
-def _completion(member: Member) -> Callable[[str], list[tuple[str, str]]] | None:
+def _completion(member: OptionField) -> Callable[[str], list[tuple[str, str]]] | None:
     assert member.option
     if (known := member.option.complete) is None:
         return None

@@ -9,7 +9,7 @@ import typer
 
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError, counted
-from remtta.options.option import Only
+from remtta.options.option import Subset
 from remtta.runs.reading import aligned, printable, reading
 from remtta.runs.tables import significance_mark
 
@@ -22,7 +22,7 @@ def inspect(
         typer.Argument(metavar="PATH", help="A delta, or the folder of a run, of many streams or of an evaluation."),
     ],
     printed: PrintOptions,
-    running: Annotated[RunningOptions, Only("debug")],
+    running: Annotated[RunningOptions, Subset("debug")],
 ) -> None:
     """Summarise a delta, a run or an evaluation: settings, predictions, layers that changed.
 

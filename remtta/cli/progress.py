@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from remtta.errors import counted
 
 if TYPE_CHECKING:
-    from remtta.adapt.site import SiteSummary
+    from remtta.adapt.stream_group import StreamGroupSummary
     from remtta.corruptions.tree import TreeSummary
     from remtta.runs.summary import RunSummary
 
@@ -28,7 +28,7 @@ _Show = Callable[[int, int | None, str, float], None]
 @contextlib.contextmanager
 def progress(
     num_frames: int | None, *, hidden: bool, lines: bool = False
-) -> Iterator[Callable[[RunSummary | SiteSummary], None]]:
+) -> Iterator[Callable[[RunSummary | StreamGroupSummary], None]]:
     """Yield a function that shows the counts of a run so far; with `lines`, never as a bar."""
     with _shown("adapting", "frames", hidden, lines) as show:
         yield lambda run: show(run.num_frames, num_frames, counted(run.num_updates, "update"), run.images_per_s)

@@ -10,7 +10,7 @@ import typer
 
 from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
-from remtta.options.option import Only, Option
+from remtta.options.option import Option, Subset
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ def report(
         list[Path], typer.Argument(metavar="FOLDER", help="Folders of runs or evaluations, shown side by side.")
     ],
     target: PageOptions,
-    running: Annotated[RunningOptions, Only("quiet", "debug")],
+    running: Annotated[RunningOptions, Subset("quiet", "debug")],
 ) -> None:
     """Write an HTML page on runs or evaluations: charts over time, changed layers, frames to look at.
 

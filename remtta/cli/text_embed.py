@@ -9,13 +9,13 @@ from remtta.cli.running import RunningOptions, TargetOptions
 from remtta.errors import UsageError
 from remtta.files import check_not_input
 from remtta.options import DEFAULT_MODEL, ModelOptions
-from remtta.options.option import Only
+from remtta.options.option import Subset
 
 
 def text_embed(
     target: TargetOptions,
-    model: Annotated[ModelOptions, Only("name", "checkpoint", "use_ema", "labels", "prompts")],
-    running: Annotated[RunningOptions, Only("device", "quiet", "debug")],
+    model: Annotated[ModelOptions, Subset("name", "checkpoint", "use_ema", "labels", "prompts")],
+    running: Annotated[RunningOptions, Subset("device", "quiet", "debug")],
 ) -> None:
     """Save the class embeddings of a zero-shot model, so that a device needs its image tower only.
 

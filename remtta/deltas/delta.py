@@ -18,12 +18,12 @@ from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.deltas.delta_files import FORMAT_VERSION, MAPPINGS, NUMBERS, TEXTS, read_arrays
 from remtta.errors import DeltaError, UsageError
 from remtta.models.card import UNKNOWN
-from remtta.models.described import Described, Output
 from remtta.models.hashing import state_sha256
-from remtta.models.inside import look_inside
+from remtta.models.metadata import ModelWithMetadata, Output
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.prompts import is_zero_shot
 from remtta.models.tensor_files import save_tensors
+from remtta.models.unwrapping import unwrap_model
 from remtta.models.weights import check_delta
 from remtta.models.zero_shot import checkpoint_state
 
@@ -140,7 +140,7 @@ def apply_delta(
     Raises:
         DeltaError: If the delta does not fit; the model is then unchanged.
     """
-    model = look_inside(Described(model, output, preprocessing=preprocessing)).module
+    model = unwrap_model(ModelWithMetadata(model, output, preprocessing=preprocessing)).module
     check_base(delta, state_sha256(model))
     parameters = {**dict(model.named_parameters()), **running_statistics(batch_norms(model))}
     check_delta(delta.tensors, parameters)

@@ -39,7 +39,7 @@ _log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
-class DrivenFrame:
+class DriveFrame:
     """A labelled frame of the drive."""
 
     path: Path
@@ -51,7 +51,7 @@ class DrivenFrame:
 class DemoResult:
     """The demo's results."""
 
-    frames: Sequence[DrivenFrame]  # the drive, in order
+    frames: Sequence[DriveFrame]  # the drive, in order
     wrong: Mapping[str, Sequence[bool]]  # method name to one bool per frame: whether its prediction was wrong
     output: Path  # folder of everything the demo wrote
 
@@ -158,7 +158,7 @@ def _folder_of(condition: str) -> str:
     return f"{list(CONDITIONS).index(condition)}_{condition}"
 
 
-def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[DrivenFrame]:
+def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[DriveFrame]:
     """Draw the frames of a drive into `folder/frames`, in order, and write `folder/labels.csv` for `remtta eval`."""
     rng = np.random.default_rng([_STREAM_SEED, seed])
     frames = []
@@ -169,13 +169,13 @@ def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[Drive
             label = int(rng.integers(len(CLASS_NAMES)))
             path = place / f"{number:04d}.png"
             Image.fromarray(change(render_sign(label, rng), rng)).save(path, compress_level=1)
-            frames.append(DrivenFrame(path, condition, label))
+            frames.append(DriveFrame(path, condition, label))
     lines = [f"{frame.path.relative_to(folder)},{CLASS_NAMES[frame.label]}\n" for frame in frames]
     (folder / "labels.csv").write_text("".join(lines), encoding="utf-8")
     return frames
 
 
-def label_drive(folder: Path, frames: Sequence[DrivenFrame]) -> None:
+def label_drive(folder: Path, frames: Sequence[DriveFrame]) -> None:
     """Lay the frames out as `folder/labelled/<condition>/<class>/`, a tree that `remtta eval` reads."""
     for frame in frames:
         place = folder / LABELLED / frame.condition / CLASS_NAMES[frame.label]

@@ -28,7 +28,7 @@ from remtta.models.preprocessing import preprocessing_of
 if TYPE_CHECKING:
     from matplotlib.figure import FigureBase
 
-    from remtta.demo.drive import DemoResult, DrivenFrame
+    from remtta.demo.drive import DemoResult, DriveFrame
 
 _BAND = "#f4f6fa"
 _RIGHT, _WRONG = "#14783c", "#be2828"
@@ -107,7 +107,7 @@ def paint_over(pixels: np.ndarray, kept: Collection[int], patch_size: tuple[int,
     return painted
 
 
-def _example(result: DemoResult, condition: str) -> DrivenFrame:
+def _example(result: DemoResult, condition: str) -> DriveFrame:
     """Return the last frame of a condition that remtta predicted correctly, else the last one."""
     outcomes = zip(result.frames, result.wrong["remtta"], strict=True)
     frames = [(missed, frame) for frame, missed in outcomes if frame.condition == condition]

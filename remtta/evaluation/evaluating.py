@@ -23,28 +23,28 @@ from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes
 from remtta.errors import RemttaError, UsageError, counted, first_line
 from remtta.evaluation.class_maps import map_classes
+from remtta.evaluation.context import EvaluationContext, read_earlier
 from remtta.evaluation.domains import Dataset
-from remtta.evaluation.ledger import DELTAS, PLOTS, PROGRESS, Ledger, Progress, delta_path
-from remtta.evaluation.plan import EvalPlan, read_earlier
 from remtta.evaluation.results import summarise
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.tally import errors_by_round, tally_rows
 from remtta.evaluation.trial import Trial
+from remtta.evaluation.trial_writer import DELTAS, PLOTS, PROGRESS, EvaluationProgress, TrialWriter, delta_path
 from remtta.files import FolderLock, remove_leftovers, write_atomically, write_json, writing
 from remtta.machine import num_cores
 from remtta.methods.settings import MethodConfig, settings_of
 from remtta.methods.settings.names import check_method_names, is_guarded, method_of
 from remtta.methods.source_data import check_source_data
 from remtta.models.card import card_of, labels_of, set_labels
-from remtta.models.described import Described
 from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes, restricted_tensors
-from remtta.models.inside import is_timm_model
+from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing
+from remtta.models.unwrapping import is_timm_model
 from remtta.options import EvalOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
+from remtta.runs.manifest import environment
 from remtta.runs.reading import read_rows, reading
-from remtta.runs.record import environment
 from remtta.runs.states import load_position, save_state
 from remtta.runs.tables import TABLE, markdown_table
 
@@ -129,7 +129,7 @@ def evaluate(
     with restricted_classes(model, numbers):
         card = card_of(model, preprocessing, base_sha256)
         outputs = range(card.num_classes) if numbers is None else numbers
-        plan = EvalPlan(model, card, dataset, chosen, options, outputs, num_classes, delta)
+        plan = EvaluationContext(model, card, dataset, chosen, options, outputs, num_classes, delta)
         return _Evaluation(plan, Path(output), interrupts or Interrupts()).execute(source_data)
 
 
@@ -137,7 +137,7 @@ def _named(model: nn.Module, names: Sequence[str]) -> nn.Module:
     """Name a model's classes by folders unless it has names; raise UsageError if folders give these another order."""
     if (own := labels_of(model)) is None:
         if not is_timm_model(model):
-            return Described(model, labels=names)
+            return ModelWithMetadata(model, labels=names)
         set_labels(model, names)
     elif list(map_classes(names, num_classes=len(own), labels=own).numbers.values()) != list(range(len(own))):
         raise UsageError("the folders have the names of the model's classes; pass these to open_dataset as labels=")
@@ -147,7 +147,7 @@ def _named(model: nn.Module, names: Sequence[str]) -> nn.Module:
 class _Evaluation:
     """All trials of one evaluation, in one folder."""
 
-    def __init__(self, plan: EvalPlan, folder: Path, interrupts: Interrupts) -> None:
+    def __init__(self, plan: EvaluationContext, folder: Path, interrupts: Interrupts) -> None:
         self._plan, self._folder, self._interrupts = plan, folder, interrupts
         in_workers = plan.options.engine != "serial" or (plan.options.resume and (folder / TRIALS).exists())
         self._packed = pickle.dumps(plan) if in_workers else None
@@ -184,7 +184,9 @@ class _Evaluation:
             with reading(record, UsageError):
                 earlier = read_earlier(record)
                 whole = earlier["status"] == "completed"
-                progress, state = (Progress(), {}) if whole else load_position(folder / PROGRESS, Progress)
+                progress, state = (
+                    (EvaluationProgress(), {}) if whole else load_position(folder / PROGRESS, EvaluationProgress)
+                )
                 finished = set(earlier["methods"]) if whole else {trial["method"] for trial in progress.finished}
                 methods = plan.order_after(earlier["settings"], folder, finished)
                 same = [list(earlier["settings"]["methods"]), earlier["settings"]["options"]["seeds"]]
@@ -192,16 +194,16 @@ class _Evaluation:
                     _log.info("the evaluation in %s is complete", folder)
                     return earlier
                 if whole:
-                    progress = Progress.of_completed(folder, earlier)
+                    progress = EvaluationProgress.of_completed(folder, earlier)
                 elif self._current(earlier["settings"], progress) != self._current(plan.settings(), progress, methods):
                     progress.drop_current()
                     state = {}
             self._resume(earlier, methods, progress, state)
         else:
             self._begin()
-            progress, state = Progress(), {}
+            progress, state = EvaluationProgress(), {}
         eventful, every_s = any(map(is_guarded, methods)), plan.options.save_every_s
-        with Ledger(folder, progress, save_every_s=every_s, eventful=eventful) as ledger:
+        with TrialWriter(folder, progress, save_every_s=every_s, eventful=eventful) as ledger:
             left = progress.left(methods, plan.options.seeds)
             while left and (self._packed is None or progress.position.frames):  # finish here what was begun here
                 ledger.finish(self._run_trial(*left.pop(0), ledger, state))
@@ -213,7 +215,7 @@ class _Evaluation:
             (folder / PROGRESS).unlink(missing_ok=True)
         return results
 
-    def _run_trial(self, name: str, seed: int, ledger: Ledger, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    def _run_trial(self, name: str, seed: int, ledger: TrialWriter, state: Mapping[str, Tensor]) -> dict[str, Any]:
         """Run a trial, resuming from `state` if it was interrupted, and return its record."""
         torch.manual_seed(seed)
         try:
@@ -222,7 +224,7 @@ class _Evaluation:
         except RemttaError as error:
             raise type(error)(f"{name}, seed {seed}: {error}") from error
 
-    def _run_in_workers(self, trials: Sequence[tuple[str, int]], ledger: Ledger) -> None:
+    def _run_in_workers(self, trials: Sequence[tuple[str, int]], ledger: TrialWriter) -> None:
         """Run trials in workers, then copy their rows, events and deltas in order, as if they had run here."""
         folders = [self._folder / TRIALS / f"{name}_seed{seed}" for name, seed in trials]
         tasks, now = list(zip(trials, folders, strict=True)), json.loads(json.dumps(self._plan.settings()["methods"]))
@@ -269,7 +271,7 @@ class _Evaluation:
                         (folder / name).rmdir()
         write_json(folder / RESULTS, {"status": "running", "settings": self._plan.settings()})
 
-    def _current(self, settings: Mapping[str, Any], progress: Progress, methods: Sequence[str] = ()) -> Any:
+    def _current(self, settings: Mapping[str, Any], progress: EvaluationProgress, methods: Sequence[str] = ()) -> Any:
         """Return name, seed and settings of the trial that follows the finished ones, if it has begun."""
         if not progress.position.frames:
             return None
@@ -277,7 +279,11 @@ class _Evaluation:
         return name, seed, json.loads(json.dumps(settings["methods"][name]))
 
     def _resume(
-        self, earlier: Mapping[str, Any], methods: Sequence[str], progress: Progress, state: Mapping[str, Tensor]
+        self,
+        earlier: Mapping[str, Any],
+        methods: Sequence[str],
+        progress: EvaluationProgress,
+        state: Mapping[str, Tensor],
     ) -> None:
         """Save the progress, and record methods and seeds that were added, changed or left out since."""
         save_state(self._folder / PROGRESS, asdict(progress), state)  # before the record claims that it exists
@@ -317,7 +323,7 @@ def _run_task(shared: _Shared, task: _Task, stop: Callable[[], int]) -> bool:
     (packed, learned, threads), ((name, seed), folder) = shared, task
     torch.set_num_threads(threads)
     assert packed is not None
-    plan: EvalPlan = pickle.loads(packed)  # includes a copy of the model
+    plan: EvaluationContext = pickle.loads(packed)  # includes a copy of the model
     options = replace(plan.options, engine="serial", seeds=(seed,), resume=True, overwrite=False)
     own = {each: what for each, what in learned.items() if each == name}
     plan = replace(plan, methods={name: plan.methods[name]}, options=options, learned=own)

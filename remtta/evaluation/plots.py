@@ -17,8 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from remtta.drawing import AS_IT_IS, COLOURS, running_error
-from remtta.evaluation.ledger import PLOTS
 from remtta.evaluation.tally import ECE_BINS, Tallies, tally_of, tally_rows
+from remtta.evaluation.trial_writer import PLOTS
 from remtta.files import write_atomically
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import read_rows

@@ -15,10 +15,10 @@ from torch import Tensor
 from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import UsageError, listed
 from remtta.evaluation.domains import Dataset, Domain
-from remtta.evaluation.ledger import Position
+from remtta.evaluation.trial_writer import TrialProgress
 from remtta.guard.observed import BETWEEN_UPDATES, ObservedMethod
 from remtta.options import EvalOptions
-from remtta.runs.session import OUT_OF_TIME, BatchResult, Policy
+from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
 from remtta.streams.batches import Batch
 
 Phase = Literal["adapt", "unseen", "revisit"]
@@ -134,7 +134,7 @@ def dirichlet_order(labels: np.ndarray, concentration: float, rng: np.random.Gen
     return np.concatenate([slot[number] for slot in slots for number in rng.permutation(len(slot))])
 
 
-class TimeConstrainedPolicy(Policy):
+class TimeConstrainedPolicy(LearningPolicy):
     """Learns from a batch, then skips the updates of as many batches as would have arrived meanwhile.
 
     Args:
@@ -144,7 +144,7 @@ class TimeConstrainedPolicy(Policy):
     Source: Alfarra et al., "Evaluation of Test-Time Adaptation Under Computational Time Constraints", ICML 2024.
     """
 
-    def __init__(self, adapter: ObservedMethod, position: Position, cost_ratio: float | None) -> None:
+    def __init__(self, adapter: ObservedMethod, position: TrialProgress, cost_ratio: float | None) -> None:
         self._adapter, self._position, self._given = adapter, position, cost_ratio
         self._next: tuple[float, int] | None = None
 

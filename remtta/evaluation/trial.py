@@ -18,10 +18,10 @@ from torch import Tensor
 from remtta.deltas.delta import save_delta
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError
+from remtta.evaluation.context import EvaluationContext
 from remtta.evaluation.domains import Dataset, title_of
-from remtta.evaluation.ledger import PROGRESS, Ledger, delta_path
-from remtta.evaluation.plan import EvalPlan
 from remtta.evaluation.scenarios import TimeConstrainedPolicy, Visit, plan_visits
+from remtta.evaluation.trial_writer import PROGRESS, TrialWriter, delta_path
 from remtta.files import writing
 from remtta.guard.observed import ObservedMethod
 from remtta.methods.centring import EVERY
@@ -30,10 +30,10 @@ from remtta.models.heads import whole_tensors
 from remtta.models.peak_memory import peak_bytes, start_peak
 from remtta.options import RunOptions
 from remtta.runs.folder import PREDICTIONS
+from remtta.runs.loop import AdaptationLoop, BatchResult, LearningPolicy, Listener
+from remtta.runs.manifest import delta_of, guard_record
 from remtta.runs.reading import Row, read_rows
-from remtta.runs.record import delta_of, guard_record
 from remtta.runs.rows import RowFormat, prediction_rows
-from remtta.runs.session import BatchResult, Listener, Policy, Session
 from remtta.streams.batches import Batch, Batches
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
@@ -48,7 +48,13 @@ class Trial(Listener):
     """Runs a session over all visits and records its results."""
 
     def __init__(
-        self, plan: EvalPlan, name: str, seed: int, adapter: ObservedMethod, ledger: Ledger, interrupts: Interrupts
+        self,
+        plan: EvaluationContext,
+        name: str,
+        seed: int,
+        adapter: ObservedMethod,
+        ledger: TrialWriter,
+        interrupts: Interrupts,
     ) -> None:
         self._plan, self._adapter, self._ledger, self._interrupts = plan, adapter, ledger, interrupts
         self._trial: dict[str, Any] = {"method": name, "seed": seed}
@@ -59,11 +65,11 @@ class Trial(Listener):
         self._stream_batches = Batches(None, reading, plan.card.preprocessing)
         self._position, options = ledger.progress.position, plan.options
         hurries = options.scenario == "time-constrained"
-        self._session = Session(
+        self._session = AdaptationLoop(
             adapter,
             plan.card,
             self._position,
-            policy=TimeConstrainedPolicy(adapter, self._position, options.cost_ratio) if hurries else Policy(),
+            policy=TimeConstrainedPolicy(adapter, self._position, options.cost_ratio) if hurries else LearningPolicy(),
             listener=self,
             interrupts=interrupts,
             reset_every=options.reset_every,

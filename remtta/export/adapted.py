@@ -30,7 +30,7 @@ _log = logging.getLogger("remtta")
 
 
 @dataclass(frozen=True)
-class AdaptedModel:
+class ExportableModel:
     """A model with a delta added."""
 
     model: nn.Module  # on the CPU, in float32
@@ -81,7 +81,7 @@ class AdaptedModel:
         _log.info("%s: logits within %.1e of torch's", program, worst)
 
 
-def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:
+def adapted_model(delta: Delta, options: ModelOptions) -> ExportableModel:
     """Load the base of a delta by the options that `base_options` returned, and add the delta; raise RemttaError if the
     base cannot be loaded, or the delta does not fit.
     """
@@ -89,4 +89,4 @@ def adapted_model(delta: Delta, options: ModelOptions) -> AdaptedModel:
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     apply_delta(model, delta)
     inputs = weights_place(options.name or "", options.checkpoint), delta.path, options.text_embeddings
-    return AdaptedModel(model, base, card_of(model), delta, inputs)
+    return ExportableModel(model, base, card_of(model), delta, inputs)

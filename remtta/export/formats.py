@@ -12,7 +12,7 @@ from typing import Literal
 from safetensors import SafetensorError
 
 from remtta.errors import OutputError, UsageError, needed
-from remtta.export.adapted import AdaptedModel
+from remtta.export.adapted import ExportableModel
 from remtta.export.onnx_models import FILE, write_onnx
 from remtta.export.peft_adapters import write_peft
 from remtta.export.timm_folders import write_timm
@@ -20,13 +20,13 @@ from remtta.files import FolderLock, check_can_hold, check_not_input, writing
 
 Format = Literal["onnx", "peft", "timm"]
 
-_Write = Callable[[AdaptedModel, Path], None]
+_Write = Callable[[ExportableModel, Path], None]
 _WRITERS: Mapping[Format, _Write] = {"onnx": write_onnx, "peft": write_peft, "timm": write_timm}
 _PACKAGES: Mapping[Format, Sequence[str]] = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "peft": ("peft",)}
 _MAIN: Mapping[Format, str] = {"onnx": FILE, "peft": "adapter_config.json", "timm": "config.json"}
 
 
-def export(adapted: AdaptedModel, form: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
+def export(adapted: ExportableModel, form: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
     """Write the adapted model to a folder in a format, and verify it there; return the files. Raise UsageError if a
     package is missing, files exist already or are those of the model or the delta, another process writes to the
     folder, or the format cannot hold the model; OutputError if a file cannot be written; RemttaError if the export

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from remtta.errors import RemttaError, UsageError, first_line, needed
-from remtta.export.adapted import AdaptedModel
+from remtta.export.adapted import ExportableModel
 
 FILE = "model.onnx"
 _MAX_BYTES = 2**31 - 1  # of a protobuf message
 
 
-def write_onnx(adapted: AdaptedModel, folder: Path) -> None:
+def write_onnx(adapted: ExportableModel, folder: Path) -> None:
     """Write `model.onnx`: normalised images (B, 3, H, W) to logits (B, C), for any B. Raise UsageError if a package is
     missing, or the model is too large for one file; RemttaError if the model cannot be exported, or its logits differ
     from torch's.
@@ -51,7 +51,7 @@ def _runner(content: bytes) -> Any:
     return answer
 
 
-def _exported(adapted: AdaptedModel) -> Any:
+def _exported(adapted: ExportableModel) -> Any:
     # Of other kernels, torch cannot export those with a bias.
     with warnings.catch_warnings(action="ignore"), sdpa_kernel(SDPBackend.MATH):
         try:

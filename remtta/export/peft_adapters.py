@@ -11,11 +11,11 @@ from torch import nn
 
 from remtta.backbones.norms import norm_modules
 from remtta.errors import UsageError, needed
-from remtta.export.adapted import AdaptedModel
+from remtta.export.adapted import ExportableModel
 from remtta.models.heads import classifiers_of
 
 
-def write_peft(adapted: AdaptedModel, folder: Path) -> None:
+def write_peft(adapted: ExportableModel, folder: Path) -> None:
     """Write `adapter_config.json` and `adapter_model.safetensors`, for `PeftModel.from_pretrained(base, folder)`. Raise
     UsageError if PEFT is missing, or the delta changes something that LayerNorm tuning cannot represent; RemttaError if
     PEFT's logits differ from the adapted model's.

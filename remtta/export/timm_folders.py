@@ -10,14 +10,14 @@ from timm.models._hub import save_config_for_hf  # its public save_for_hf refuse
 
 from remtta.deltas.delta import save_weights
 from remtta.errors import RemttaError, UsageError
-from remtta.export.adapted import AdaptedModel
+from remtta.export.adapted import ExportableModel
 from remtta.models.card import card_of
-from remtta.models.inside import config_of
 from remtta.models.loading import load_model
+from remtta.models.unwrapping import config_of
 from remtta.models.zero_shot import ZeroShotHead
 
 
-def write_timm(adapted: AdaptedModel, folder: Path) -> None:
+def write_timm(adapted: ExportableModel, folder: Path) -> None:
     """Write `config.json` and `model.safetensors`, and verify them by loading them with timm and remtta. Raise
     UsageError if timm cannot build such a model; RemttaError if the loaded model is not the adapted model.
     """

@@ -19,9 +19,9 @@ from remtta.errors import ModelError
 from remtta.methods.augmentations import PixelSpace, shuffle_patches
 from remtta.methods.centring import Centre
 from remtta.methods.settings.base import MethodConfig
-from remtta.models.inside import look_inside
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
+from remtta.models.unwrapping import unwrap_model
 from remtta.models.weights import AdaptedWeights, within
 
 Chosen = Literal["norms", "layers", "all", "none"]
@@ -48,7 +48,7 @@ class Net:
     def __init__(
         self, model: nn.Module, config: MethodConfig, chosen: Chosen = "norms", *, only_predicts: bool = False
     ) -> None:
-        self.front = look_inside(model).front
+        self.front = unwrap_model(model).front
         self.model = model.eval()  # also while its layers are found
         self.backbone = backbone_of(model)
         if self.backbone.num_classes < 2:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError, UsageError, counted
 from remtta.files import read_text
-from remtta.models.described import Described
 from remtta.models.hashing import state_sha256
-from remtta.models.inside import config_of, look_inside, num_classes_of
+from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.models.unwrapping import config_of, num_classes_of, unwrap_model
 from remtta.options import ModelOptions
 
 UNKNOWN = "unknown"  # name of a model not built by `load_model`
@@ -50,14 +50,14 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
 
     Raise ModelError if it has no weights; UsageError if its labels are not as many as its classes.
     """
-    config, module = config_of(model), look_inside(model).module
+    config, module = config_of(model), unwrap_model(model).module
     weight = next(module.parameters(), None)
     if weight is None or weight.is_meta:
         why = "no weights" if weight is None else "no values in its weights, which are on the meta device"
         raise ModelError(f"{type(module).__name__} has {why}")
     if not all(isinstance(each, Tensor) for each in module.state_dict().values()):
         raise ModelError(f"{type(module).__name__} has quantised weights or other packed state; give a float32 model")
-    if isinstance(model, Described) and model.labels is not None:
+    if isinstance(model, ModelWithMetadata) and model.labels is not None:
         checked_labels(model.labels, num_classes_of(model))
     return ModelCard(
         origin=dict(config.get("built_from") or {"name": UNKNOWN}),

@@ -19,11 +19,11 @@ from remtta.models.checkpoints import load_checkpoint
 from remtta.models.clip import load_zero_shot
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED, MODEL_KWARGS, MODEL_NAME
 from remtta.models.huggingface import weights_file
-from remtta.models.inside import config_of
 from remtta.models.preprocessing import check_preprocessing, image_size
 from remtta.models.prompts import is_zero_shot
 from remtta.models.text_embeddings import classify_by_texts
 from remtta.models.text_tower import OnTexts
+from remtta.models.unwrapping import config_of
 from remtta.options import DEFAULT_MODEL, ModelOptions
 
 _log = logging.getLogger("remtta")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import normalize
 
 from remtta.errors import UsageError
-from remtta.models.inside import config_of, look_inside
+from remtta.models.unwrapping import config_of, unwrap_model
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CROP_MODES = ("center", "squash", "border")
@@ -81,7 +81,7 @@ class Preprocessing:
 def preprocessing_of(model: nn.Module) -> Preprocessing:
     """Return a model's preprocessing: its own input size, the rest from `config_of`, else ImageNet's."""
     config = resolve_model_data_config(model, pretrained_cfg=config_of(model))
-    inside = look_inside(model)
+    inside = unwrap_model(model)
     height, width = config["input_size"][1:] if inside.resizes else image_size(inside.module, config)
     return Preprocessing(
         input_size=(height, width),

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check, unknown
 from remtta.options.guard_options import GuardOptions
-from remtta.options.option import Fixed, Only, check_options, in_data, in_method, in_output, in_protocol
+from remtta.options.option import Fixed, Subset, check_options, in_data, in_method, in_output, in_protocol
 from remtta.options.run_options import DEFAULT_BATCH_SIZE, MAX_SEED
 
 SCENARIOS = ("continual", "episodic", "gradual", "recurring", "mixed", "label-shift", "time-constrained")
@@ -147,7 +147,7 @@ class EvalOptions:
         Fixed(),
     ] = None
     on_error: Annotated[Literal["skip", "stop"], in_output("What to do if an image cannot be read.")] = "stop"
-    guard: Annotated[GuardOptions, Only(), Fixed()] = _GUARD
+    guard: Annotated[GuardOptions, Subset(), Fixed()] = _GUARD
     save_every_s: float = 30.0
     overwrite: Annotated[bool, in_output("Replace an earlier evaluation.", common=True)] = False
     resume: Annotated[

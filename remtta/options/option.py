@@ -96,7 +96,7 @@ class Fixed:
     """Marks a field that must not change when a run or an evaluation resumes."""
 
 
-class Only:
+class Subset:
     """The options that a command takes from a group, some with other defaults: `Annotated[Group, Only("a", "b", c=1)]`.
 
     They keep the group's order. All other fields have the group's defaults.
@@ -107,14 +107,14 @@ class Only:
 
 
 @dataclass(frozen=True)
-class Given:
+class PassedSettings:
     """Marks a mapping of the settings of a config that were given, for those of its fields that are options."""
 
     config: type
 
 
 @dataclass(frozen=True)
-class Member:
+class OptionField:
     """A field of a group, or a parameter of a command."""
 
     name: str
@@ -145,10 +145,10 @@ class Member:
         return flags[0].partition("/")[0] if flags else f"--{self.name.replace('_', '-')}"
 
 
-_MEMBERS: dict[type, tuple[Member, ...]] = {}
+_MEMBERS: dict[type, tuple[OptionField, ...]] = {}
 
 
-def members_of(group: type) -> tuple[Member, ...]:
+def option_fields(group: type) -> tuple[OptionField, ...]:
     """Return a dataclass's fields, in order."""
     if group not in _MEMBERS:
         hints = get_type_hints(group, include_extras=True)
@@ -162,7 +162,7 @@ def members_of(group: type) -> tuple[Member, ...]:
     return _MEMBERS[group]
 
 
-def member_of(name: str, annotation: Any, default: Any = MISSING) -> Member:
+def member_of(name: str, annotation: Any, default: Any = MISSING) -> OptionField:
     """Return the member for an annotation."""
     kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
     parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
@@ -171,13 +171,13 @@ def member_of(name: str, annotation: Any, default: Any = MISSING) -> Member:
     if get_origin(inner) is Annotated:
         inner, *more = get_args(inner)
         metadata += more
-    return Member(name, inner, len(known) < len(parts), default, tuple(metadata), MISSING)
+    return OptionField(name, inner, len(known) < len(parts), default, tuple(metadata), MISSING)
 
 
 def documented(group: type[T]) -> type[T]:
     """Add the help of a dataclass's options to its docstring, for Python's `help` and the documentation."""
     doc = (group.__doc__ or "").rstrip()
-    lines = [f"        {each.name}: {each.option.help}" for each in members_of(group) if each.option]
+    lines = [f"        {each.name}: {each.option.help}" for each in option_fields(group) if each.option]
     head = [] if "Attributes:" in doc else ["", "    Attributes:"]
     group.__doc__ = "\n".join([doc, *head, *lines, "    "])
     return group
@@ -185,12 +185,12 @@ def documented(group: type[T]) -> type[T]:
 
 def fixed_fields(group: type) -> dict[str, Any]:
     """Return the names and defaults of the fields that must not change when a run resumes."""
-    return {each.name: each.default for each in members_of(group) if each.first(Fixed)}
+    return {each.name: each.default for each in option_fields(group) if each.first(Fixed)}
 
 
 def check_options(group: Any) -> None:
     """Raise UsageError if a dataclass's field is no number, out of bounds, or not among its type's literals."""
-    for member in members_of(type(group)):
+    for member in option_fields(type(group)):
         value, name = getattr(group, member.name), member.name
         if value is None and member.optional:
             continue
@@ -206,7 +206,7 @@ def check_options(group: Any) -> None:
                 check(number in bounds, name, number, str(bounds))
 
 
-def check_number(member: Member, name: str, value: object) -> None:
+def check_number(member: OptionField, name: str, value: object) -> None:
     """Raise UsageError if a value is not of the type of a member, which is a number."""
     whole = member.type is int
     is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
@@ -217,7 +217,7 @@ def _listed(values: tuple[str, ...]) -> str:
     return " or ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
 
 
-def read_value(member: Member, text: str) -> object:
+def read_value(member: OptionField, text: str) -> object:
     """Parse a value of the command line by the member's type; raise UsageError if that is impossible."""
     assert member.option
     if member.option.read:
@@ -232,7 +232,7 @@ def read_value(member: Member, text: str) -> object:
         raise UsageError(f"{member.flag} takes {what}, got {text}") from None
 
 
-def is_list(member: Member) -> bool:
+def is_list(member: OptionField) -> bool:
     """Return whether its values are given as one comma-separated word."""
     return get_origin(member.type) is tuple and get_args(member.type)[-1] is Ellipsis
 

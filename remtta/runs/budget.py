@@ -12,8 +12,8 @@ from itertools import accumulate
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.runs.place import Place
-from remtta.runs.session import OUT_OF_TIME, BatchResult, Policy
+from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
+from remtta.runs.progress import RunProgress
 from remtta.streams.batches import Batch
 from remtta.streams.fitness import fingerprint, not_to_learn_from
 from remtta.streams.prefetch import DecodedFrame
@@ -105,12 +105,12 @@ class TimeBudget:
         return now - self._origin - last <= max(last - first, first - before)
 
 
-class FitFrames(Policy):
+class LearnableFrames(LearningPolicy):
     """Learns from all but black and repeated frames, while there is time; stores the fingerprint of the last readable
     video frame in the place.
     """
 
-    def __init__(self, place: Place, budget: TimeBudget) -> None:
+    def __init__(self, place: RunProgress, budget: TimeBudget) -> None:
         self._place, self._budget = place, budget
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:

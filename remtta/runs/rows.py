@@ -9,8 +9,8 @@ from torch import Tensor
 
 from remtta.guard.observer import Answers
 from remtta.methods.losses import entropy
+from remtta.runs.loop import BatchResult
 from remtta.runs.reading import Row
-from remtta.runs.session import BatchResult
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, StreamError, UsageError, counted
 from remtta.guard.accuracy import WINDOW
 from remtta.guard.smoothing import Smoother
-from remtta.runs.budget import FitFrames, TimeBudget
+from remtta.runs.budget import LearnableFrames, TimeBudget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
-from remtta.runs.place import Place, check_same_run, unseen_frames
+from remtta.runs.loop import AdaptationLoop
+from remtta.runs.manifest import RunContext, RunManifest
+from remtta.runs.progress import RunProgress, check_same_run, unseen_frames
 from remtta.runs.reading import read_rows
-from remtta.runs.record import Plan, Record
+from remtta.runs.run_writer import RunWriter, Viewer
 from remtta.runs.saving import Saver
-from remtta.runs.scribe import Scribe, Viewer
-from remtta.runs.session import Session
 from remtta.runs.states import load_position
 from remtta.runs.summary import GuardStop, RunSummary
 from remtta.runs.writer import ReaderGone
@@ -41,7 +41,7 @@ class Run:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunContext,
         folder: Path,
         *,
         pipe: BinaryIO | None = None,
@@ -53,15 +53,15 @@ class Run:
         self.plan, self._interrupts, self._echoes = plan, interrupts, pipe is not None
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
-        place = Place(frames_in_delta=plan.start.frames if plan.start else 0)
+        place = RunProgress(frames_in_delta=plan.start.frames if plan.start else 0)
         self.summary = RunSummary(folder, place, smooths=plan.adapter.find(Smoother) is not None)
-        self.record = Record(plan, self.summary)
-        self._scribe = Scribe(plan, self.summary, self.record, interrupts=interrupts, pipe=pipe, viewers=viewers)
-        self._session = Session(
+        self.record = RunManifest(plan, self.summary)
+        self._scribe = RunWriter(plan, self.summary, self.record, interrupts=interrupts, pipe=pipe, viewers=viewers)
+        self._session = AdaptationLoop(
             plan.adapter,
             plan.card,
             place,
-            policy=FitFrames(place, TimeBudget(options.max_ms, options.realtime)),
+            policy=LearnableFrames(place, TimeBudget(options.max_ms, options.realtime)),
             listener=self._scribe,
             interrupts=interrupts,
             reset_every=options.reset_every,
@@ -124,7 +124,7 @@ class Run:
             return
         self._folder.lock()
         check_same_run(earlier, self.record.content())
-        earlier_place, state = load_position(folder / STATE, Place)
+        earlier_place, state = load_position(folder / STATE, RunProgress)
         place = self.summary.place
         vars(place).update(vars(earlier_place))  # also the session's and the policy's
         self._session.resume_from(folder / STATE, state)

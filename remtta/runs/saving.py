@@ -12,8 +12,8 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta import save_delta
 from remtta.errors import DeltaError
 from remtta.runs.folder import STATE
-from remtta.runs.record import Plan, Record, delta_of
-from remtta.runs.session import Session
+from remtta.runs.loop import AdaptationLoop
+from remtta.runs.manifest import RunContext, RunManifest, delta_of
 from remtta.runs.states import save_state
 from remtta.runs.summary import RunSummary
 
@@ -50,7 +50,7 @@ class SaveRhythm:
 class Saver:
     """Saves a run's state, delta and record, periodically and at the end."""
 
-    def __init__(self, plan: Plan, summary: RunSummary, record: Record, session: Session) -> None:
+    def __init__(self, plan: RunContext, summary: RunSummary, record: RunManifest, session: AdaptationLoop) -> None:
         self._plan, self._summary, self._record, self._session = plan, summary, record, session
         self._rhythm, self._num_saves = SaveRhythm(), 0  # due by the number of updates
         self._saved_frames = 0

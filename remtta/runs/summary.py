@@ -12,7 +12,7 @@ from remtta.deltas import DELTA
 from remtta.engines.interrupts import Stopped
 from remtta.errors import RemttaError, counted
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.place import Place
+from remtta.runs.progress import RunProgress
 from remtta.runs.reading import Row, shown_estimates
 from remtta.runs.writer import ReaderGone
 
@@ -41,7 +41,7 @@ class RunSummary:
     """
 
     output: Path
-    place: Place = field(default_factory=Place)
+    place: RunProgress = field(default_factory=RunProgress)
     untimed: int = 0
     num_alarms: int = 0
     num_resumed: int = 0

@@ -20,7 +20,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True)
-class Shot:
+class CapturedFrame:
     """A frame as received."""
 
     number: int
@@ -38,17 +38,17 @@ class Backlog:
     keep: int = 1  # number of newest frames kept, if older ones are dropped
     dropped: int = 0
 
-    def most(self, shot: Shot) -> int:
+    def most(self, shot: CapturedFrame) -> int:
         """Return how many frames of this size may wait."""
         size = 0 if shot.pixels is None else shot.pixels.nbytes
         return min(self.keep if self.drops(shot) else MAX_WAITING, max(1, MAX_WAITING_BYTES // max(1, size)))
 
-    def drops(self, shot: Shot) -> bool:
+    def drops(self, shot: CapturedFrame) -> bool:
         """Return True if older frames are dropped to make room for this one; a finite video is read whole."""
         return self.newest_only and shot.read_at is not None
 
 
-class ShotBuffer:
+class FrameBuffer:
     """Hands frames from the thread that reads a connection to the thread that consumes them.
 
     The watchdog pauses while there is no room; `closed` is set when no more frames of the source are wanted.
@@ -57,7 +57,7 @@ class ShotBuffer:
     def __init__(self, backlog: Backlog, watchdog: Watchdog, closed: threading.Event) -> None:
         self._backlog, self._watchdog, self._closed = backlog, watchdog, closed
         self._change = threading.Condition()
-        self._waiting: deque[Shot] = deque()
+        self._waiting: deque[CapturedFrame] = deque()
         self._over = self._left = False
 
     @property
@@ -65,7 +65,7 @@ class ShotBuffer:
         """True while there is a consumer."""
         return not (self._left or self._closed.is_set())
 
-    def take(self, deadline: float = math.inf) -> Shot | None:
+    def take(self, deadline: float = math.inf) -> CapturedFrame | None:
         """Return the next frame; None at the end, at the deadline, or if a read hangs."""
         with self._change:
             while not self._closed.is_set():
@@ -80,7 +80,7 @@ class ShotBuffer:
                 self._change.wait(_POLL_S)
         return None
 
-    def put(self, shot: Shot) -> None:
+    def put(self, shot: CapturedFrame) -> None:
         """Add a frame, as soon as there is room."""
         most = self._backlog.most(shot)
         with self._change:

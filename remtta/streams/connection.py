@@ -10,14 +10,14 @@ from typing import Any
 
 from remtta.errors import RemttaError, StreamError, without_password
 from remtta.streams.addresses import why_not_open
-from remtta.streams.buffer import Shot, ShotBuffer
+from remtta.streams.buffer import CapturedFrame, FrameBuffer
 from remtta.streams.opencv import load_opencv
 from remtta.streams.video import MAX_REFUSED, cannot_open, codec_of, no_frame_advice, position_s
 from remtta.streams.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
-class Feed:
+class SourceSpec:
     """A live source, and how to read it."""
 
     source: str | int  # camera index, device or URL
@@ -41,7 +41,7 @@ class Connection:
         promised: Total number of frames according to a finite video's header; else 0.
     """
 
-    def __init__(self, feed: Feed, watchdog: Watchdog, shots: ShotBuffer, number: int) -> None:
+    def __init__(self, feed: SourceSpec, watchdog: Watchdog, shots: FrameBuffer, number: int) -> None:
         self.number = number
         self.promised = 0
         self.shots = shots
@@ -123,7 +123,7 @@ class Connection:
             arrived = began if stalled else now
             for _ in range(refused):  # packets that the decoder rejected; the stream goes on
                 if self._is_taken():
-                    self.shots.put(Shot(self.number, arrived, None, self._utc(arrived)))
+                    self.shots.put(CapturedFrame(self.number, arrived, None, self._utc(arrived)))
                 self.number += 1
             refused = 0
             if self._is_taken():
@@ -137,12 +137,12 @@ class Connection:
     def _is_taken(self) -> bool:
         return self.number % self._feed.stride == 0
 
-    def _decoded(self, cv2: Any, capture: Any, arrived: float) -> Shot:
+    def _decoded(self, cv2: Any, capture: Any, arrived: float) -> CapturedFrame:
         decoded, pixels = capture.retrieve()
         whole = decoded and pixels is not None and pixels.size > 0
         if self.promised:
             self._position_s = position_s(cv2, capture, self._position_s, self._feed.stride)
-        return Shot(self.number, arrived, pixels if whole else None, self._utc(arrived), self._position_s)
+        return CapturedFrame(self.number, arrived, pixels if whole else None, self._utc(arrived), self._position_s)
 
     def _utc(self, clock_time: float) -> str | None:
         """Convert a time of the clock to a UTC date, for live sources."""

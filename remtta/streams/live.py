@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from remtta.errors import StreamError
 from remtta.options import LiveOptions
-from remtta.streams.buffer import Backlog, Shot, ShotBuffer
-from remtta.streams.connection import Connection, Feed
+from remtta.streams.buffer import Backlog, CapturedFrame, FrameBuffer
+from remtta.streams.connection import Connection, SourceSpec
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.opencv import load_opencv
 from remtta.streams.video import open_capture, video_frame, warn_if_cut
@@ -64,7 +64,7 @@ class LiveSource:
         self.state: Literal["opening", "running", "reconnecting"] = "opening"
         self.finite = False
         timeouts = self.options.open_timeout_s, self.options.read_timeout_s
-        self._feed = Feed(source, connect or partial(open_capture, source, *timeouts), stride)
+        self._feed = SourceSpec(source, connect or partial(open_capture, source, *timeouts), stride)
         self.backlog = Backlog(newest_only=self.options.buffer == "latest")
         self._closed = threading.Event()
         self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter
@@ -107,7 +107,7 @@ class LiveSource:
         if connection := self._connection:
             connection.leave(wait_s=_GOODBYE_S)
 
-    def _shots(self) -> Generator[tuple[Shot, Gap | None]]:
+    def _shots(self) -> Generator[tuple[CapturedFrame, Gap | None]]:
         """Yield the frames as they arrive, with the gap that each ended, if any."""
         try:
             connection, gap = self._open(), None
@@ -130,7 +130,7 @@ class LiveSource:
     def _open(self) -> Connection:
         self._leave()
         watchdog = Watchdog(self.options.open_timeout_s, self.options.read_timeout_s, self._clock)
-        shots = ShotBuffer(self.backlog, watchdog, self._closed)
+        shots = FrameBuffer(self.backlog, watchdog, self._closed)
         self._connection = Connection(self._feed, watchdog, shots, self._number)
         return self._connection
 
@@ -160,7 +160,9 @@ class LiveSource:
         _log.warning("%s has ended (%s) and is not reopened", self.name, connection.reason)
         return True
 
-    def _reconnect(self, lost: Connection, last: Shot | None) -> tuple[Connection, Shot | None, Gap | None]:
+    def _reconnect(
+        self, lost: Connection, last: CapturedFrame | None
+    ) -> tuple[Connection, CapturedFrame | None, Gap | None]:
         """Return a new connection with its first frame, or None for the frame if closed meanwhile."""
         self.state = "reconnecting" if last else "opening"
         self._lost_at = self._clock() if last else None
@@ -200,7 +202,7 @@ class LiveSource:
             delay = min(2 * delay, _LONGEST_DELAY_S)
 
 
-def _first_whole(connection: Connection, deadline: float) -> Shot | None:
+def _first_whole(connection: Connection, deadline: float) -> CapturedFrame | None:
     """Return the first decodable frame."""
     shot = connection.shots.take(deadline)
     while shot is not None and shot.pixels is None:

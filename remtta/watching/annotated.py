@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from remtta.runs.reading import Row
-    from remtta.runs.scribe import View
+    from remtta.runs.run_writer import View
     from remtta.streams.prefetch import DecodedFrame
 
 MIN_WIDTH = 320

@@ -19,7 +19,7 @@ from remtta.files import write_json
 from remtta.runs.folder import MQTT, PREDICTIONS
 
 if TYPE_CHECKING:
-    from remtta.runs.scribe import View
+    from remtta.runs.run_writer import View
 
 PATIENCE_S = 5.0  # for the broker to take the rest at the end
 _POLL_S, _SAVE_EVERY_S = 0.05, 1.0

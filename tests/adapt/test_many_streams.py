@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from remtta.adapt.many_streams import adapt_streams
-from remtta.adapt.planning import Setup
-from remtta.adapt.site import SiteSummary
+from remtta.adapt.planning import AdaptationConfig
+from remtta.adapt.stream_group import StreamGroupSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.engines.processes import DIED, WorkersDied
 from remtta.errors import OutputError, RemttaError, UsageError
@@ -59,11 +59,11 @@ def alone(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return root
 
 
-def adapt_site(streams: Mapping[str, Any], folder: Path, method: str = "rem", **more: Any) -> SiteSummary:
+def adapt_site(streams: Mapping[str, Any], folder: Path, method: str = "rem", **more: Any) -> StreamGroupSummary:
     options = RunOptions(**{"batch_size": 3, "save_every": 2, "guard": GUARD, **more.pop("options", {})})
     opened = {name: each if isinstance(each, Stream) else open_stream(each) for name, each in streams.items()}
     model, config = more.pop("model", None) or tiny_vit(), more.pop("config", None) or CONFIGS[method]
-    setup = Setup(method, config, options, more.pop("delta", None), more.pop("source_data", None))
+    setup = AdaptationConfig(method, config, options, more.pop("delta", None), more.pop("source_data", None))
     return adapt_streams(model, opened, folder, setup, **more)
 
 
@@ -233,7 +233,7 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
 
     failures: list[RemttaError] = [OutputError("no space"), WorkersDied(DIED)]
 
-    monkeypatch.setattr("remtta.adapt.divided.in_processes", in_here)
+    monkeypatch.setattr("remtta.adapt.worker_pool.in_processes", in_here)
     folders = {**folders, "gate": Path(shutil.copytree(folders["gate"], tmp_path / "gate"))}
     (folders["gate"] / "frame_0.png").write_bytes(b"no picture")
     adapt_site(dict.fromkeys(folders, folders["yard"]), tmp_path / "site", "source")
@@ -266,7 +266,7 @@ def test_a_worker_that_is_begun_again_continues_with_what_it_began_and_replaces_
             assert shared.options_of(task[1][0]).resume
             yield position, work(shared, task, lambda: 0)
 
-    monkeypatch.setattr("remtta.adapt.divided.in_processes", twice)
+    monkeypatch.setattr("remtta.adapt.worker_pool.in_processes", twice)
     streams = open_streams({"yard": str(folders["yard"]), "gate": str(folders["gate"])})
     adapt_site({"yard": folders["roof"]}, tmp_path / "site", "source")
     summary = adapt_site(streams, tmp_path / "site", options={"overwrite": True}, jobs=2)

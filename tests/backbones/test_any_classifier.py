@@ -24,8 +24,8 @@ from remtta.errors import ModelError, RemttaError
 from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.card import card_of
-from remtta.models.described import Described
 from remtta.models.hashing import state_sha256
+from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from tests.backbones.tiny_models import tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
@@ -88,8 +88,8 @@ def images_of(size: int, seed: int = 0) -> Tensor:
     return random_images(6, seed, size) + 3 * colours
 
 
-def small(returned: str = "logits", output: Any = None) -> Described:
-    return Described(Net(returned), output, preprocessing=Preprocessing((32, 32)))
+def small(returned: str = "logits", output: Any = None) -> ModelWithMetadata:
+    return ModelWithMetadata(Net(returned), output, preprocessing=Preprocessing((32, 32)))
 
 
 def updates(model: nn.Module, batches: list[Tensor], **settings: Any) -> tuple[list[Tensor], list[Tensor]]:
@@ -115,7 +115,7 @@ def test_torchvisions_models_adapt_as_their_twins_in_timm(kind: str, masking: An
     save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
     twin = load_model(name, checkpoint=tmp_path / "weights.safetensors", num_classes=NUM_CLASSES, model_kwargs=kwargs)
     assert type(backbone_of(theirs)) is AnyClassifier and type(backbone_of(twin)) is not AnyClassifier
-    assert_like_twin(Described(theirs, preprocessing=Preprocessing((size, size))), twin, size, masking=masking)
+    assert_like_twin(ModelWithMetadata(theirs, preprocessing=Preprocessing((size, size))), twin, size, masking=masking)
 
 
 @pytest.mark.parametrize("kind", ["vit", "dinov2 with registers", "convnext"])
@@ -123,7 +123,7 @@ def test_transformers_models_adapt_as_their_twins_in_timm(kind: str, tmp_path: P
     theirs = test_torchvision._random(test_huggingface.KINDS[kind]())
     theirs.save_pretrained(tmp_path)
     size = 64 if kind == "convnext" else 32
-    given = Described(theirs, preprocessing=Preprocessing((size, size)))
+    given = ModelWithMetadata(theirs, preprocessing=Preprocessing((size, size)))
     assert_like_twin(given, load_model(f"local-dir:{tmp_path}", input_size=(size, size)), size)
     theirs.config.id2label = dict(reversed(theirs.config.id2label.items()))
     assert card_of(given).labels == test_huggingface.NAMES
@@ -320,7 +320,7 @@ def test_patches_are_of_the_size_that_is_given_and_chance_masks_where_there_is_n
     before = rem.state()
     rem(images_of(28))
     assert rem.num_updates == 1 and not torch.equal(rem.state()["generator"], before["generator"])
-    given = Described(Net(), patch_size=(8, 16), preprocessing=Preprocessing((32, 64)))
+    given = ModelWithMetadata(Net(), patch_size=(8, 16), preprocessing=Preprocessing((32, 64)))
     assert (backbone_of(given).num_patches, backbone_of(given).patch_size) == (16, (8, 16))
     scores = backbone_of(given).classify_with_scores(random_images(2, 0, 64)[:, :, :32], "features")[1]
     assert scores.shape == (2, 16)
@@ -353,7 +353,10 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
             lambda: small("dict", lambda o: o["logits"].softmax(-1)),
             r"output= selects probabilities, .*: add .clamp\(min=1e-9\).log\(\)",
         ),
-        (lambda: Described(Net(), patch_size=(0, 16)), r"patch_size needs \(height, width\) in pixels, got \(0, 16\)"),
+        (
+            lambda: ModelWithMetadata(Net(), patch_size=(0, 16)),
+            r"patch_size needs \(height, width\) in pixels, got \(0, 16\)",
+        ),
         (lambda: nn.Linear(2, 2), r"Linear takes no image .*remtta.Adapter\(model, preprocessing="),
         (
             lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)),
@@ -365,7 +368,10 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
         ),
         (lambda: small().double(), "norms.0.weight is torch.float64"),
         (lambda: tiny_vit(num_classes=0), "no classifier head"),
-        (lambda: Described(tiny_vit().half(), lambda o: 2 * o), "blocks.0.norm1.weight is torch.float16; adapt a"),
+        (
+            lambda: ModelWithMetadata(tiny_vit().half(), lambda o: 2 * o),
+            "blocks.0.norm1.weight is torch.float16; adapt a",
+        ),
     ],
 )
 def test_unsupported_models_are_refused_with_a_remedy(make: Any, told: str) -> None:

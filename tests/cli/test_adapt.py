@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from remtta.cli.progress import progress
-from remtta.runs.place import Place
+from remtta.runs.progress import RunProgress
 from remtta.runs.summary import RunSummary
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, draw_image, draw_video
@@ -27,7 +27,7 @@ def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
     with progress(500, hidden=False) as advance:
         for frames in (50, 100, 150, 200):
-            advance(RunSummary(Path("run"), Place(frames=frames, updates=frames // 50, seconds=10)))
+            advance(RunSummary(Path("run"), RunProgress(frames=frames, updates=frames // 50, seconds=10)))
     assert caplog.messages == [
         "100 of 500 frames, 2 updates, 10.0 images/s",
         "200 of 500 frames, 4 updates, 20.0 images/s",
@@ -44,7 +44,7 @@ def test_on_a_terminal_a_bar_tells_it_without_colours_if_they_are_not_wanted(
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
     with progress(500, hidden=False) as advance:
-        advance(RunSummary(Path("run"), Place(frames=50, updates=1, seconds=10)))
+        advance(RunSummary(Path("run"), RunProgress(frames=50, updates=1, seconds=10)))
     assert "50/500" in terminal.getvalue() and "1 update" in terminal.getvalue()
     assert bool(re.search(r"\x1b\[[\d;]*m", terminal.getvalue())) == coloured
 

@@ -15,12 +15,12 @@ from remtta.cli.groups import flat
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE
 from remtta.options import LiveOptions, StreamOptions
-from remtta.options.option import Member
+from remtta.options.option import OptionField
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS
 from tests.evaluation.trees import write_tree
 
-OPTIONS: dict[str, dict[str, Member]] = {
+OPTIONS: dict[str, dict[str, OptionField]] = {
     name: {member.flag: member for member in flat(command).members.values() if member.option}  # type: ignore[attr-defined]
     for name, command in COMMANDS.items()
 }

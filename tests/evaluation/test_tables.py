@@ -16,8 +16,8 @@ from remtta.evaluation.tally import tally_rows
 from remtta.evaluation.trial import evaluation_rows
 from remtta.guard.observer import Answers
 from remtta.options import EvalOptions
+from remtta.runs.loop import BatchResult
 from remtta.runs.rows import RowFormat
-from remtta.runs.session import BatchResult
 from remtta.runs.tables import markdown_table, notes, outcome, plain_table, table_rows
 from remtta.streams.batches import Batch
 from remtta.streams.prefetch import DecodedFrame

@@ -24,7 +24,7 @@ from remtta import Delta, apply_delta, load_delta, load_model, save_delta
 from remtta.backbones.norms import norm_modules
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.export import formats
-from remtta.export.adapted import AdaptedModel
+from remtta.export.adapted import ExportableModel
 from remtta.export.onnx_models import write_onnx
 from remtta.export.timm_folders import write_timm
 from remtta.files import check_not_input
@@ -105,12 +105,12 @@ def test_attention_with_a_bias_and_a_head_of_text_embeddings_go_to_onnx(place: P
     texts: Any = SimpleNamespace(sha256=bytes(32))
     embeddings = random_images(NUM_CLASSES, size=4).flatten(1)
     model.head = ZeroShotHead(nn.Identity(), embeddings, torch.tensor(10.0), torch.tensor(-2.0), texts)
-    write_onnx(AdaptedModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path)
+    write_onnx(ExportableModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path)
     check_onnx(tmp_path / "model.onnx", model)
 
 
 def test_logits_that_are_not_numbers_are_refused(place: Path) -> None:
-    model = AdaptedModel(tiny_vit(), {}, card_of(tiny_vit()), load_delta(place / "1.safetensors"), ())
+    model = ExportableModel(tiny_vit(), {}, card_of(tiny_vit()), load_delta(place / "1.safetensors"), ())
     with pytest.raises(RemttaError, match="in x the logits differ from torch's by nan"):
         model.check("x", lambda images: np.full((len(images), NUM_CLASSES), np.nan))
 
@@ -152,7 +152,7 @@ def test_timm_and_remtta_load_the_folder(place: Path) -> None:
 def test_weights_that_layers_share_go_to_a_timm_folder(place: Path, tmp_path: Path) -> None:
     model: Any = tiny_vit()
     model.blocks[0].norm1 = model.blocks[0].norm2
-    write_timm(AdaptedModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path)
+    write_timm(ExportableModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path)
     assert state_sha256(timm.create_model(f"local-dir:{tmp_path}", pretrained=True)) == state_sha256(model)
 
 

@@ -6,7 +6,7 @@ import pytest
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.options import RunOptions
-from remtta.options.option import Bounds, members_of
+from remtta.options.option import Bounds, option_fields
 
 PUBLISHED: dict[str, dict[str, object]] = {
     "rem": {"mask_ratios": [0.0, 0.1, 0.2], "ranking_weight": 1.0, "margin": 0.0, "lr": 1e-3, "optimizer": "adam"},
@@ -78,7 +78,9 @@ def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, 
 
 
 def test_no_setting_is_infinite_or_below_its_bounds() -> None:
-    for method, member in [(name, each) for name, named in METHOD_TABLE.items() for each in members_of(named.config)]:
+    for method, member in [
+        (name, each) for name, named in METHOD_TABLE.items() for each in option_fields(named.config)
+    ]:
         bounds = member.first(Bounds) or Bounds()
         assert member.type is not float or bounds != Bounds()
         values: list[float] = [math.inf, -math.inf, math.nan] if member.type is float else []

@@ -19,7 +19,7 @@ from remtta.files import cache_folder
 from remtta.methods import tent
 from remtta.methods.method import build_method
 from remtta.methods.objective import Loss, Targets
-from remtta.methods.settings import METHOD_TABLE, Named
+from remtta.methods.settings import METHOD_TABLE, MethodSpec
 from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.source_data import check_source_data, learn_from_source
 from remtta.methods.tent import Tent, TentConfig
@@ -53,7 +53,7 @@ class Anchored(Tent):
 @pytest.fixture(autouse=True)
 def anchored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tent, "Anchored", Anchored, raising=False)
-    monkeypatch.setitem(METHOD_TABLE, "anchored", Named("tent.Anchored", "for these tests"))
+    monkeypatch.setitem(METHOD_TABLE, "anchored", MethodSpec("tent.Anchored", "for these tests"))
     monkeypatch.setenv("REMTTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(Anchored, "computed", 0)
 

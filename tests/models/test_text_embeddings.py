@@ -17,7 +17,7 @@ from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta, apply_delta, check_base, load_delta
 from remtta.errors import CheckpointError, DeltaError, ModelError, UsageError
 from remtta.export import formats
-from remtta.export.adapted import AdaptedModel
+from remtta.export.adapted import ExportableModel
 from remtta.methods.method import build_method
 from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
@@ -106,7 +106,7 @@ def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(
     export = ["export", str(run), *options, "--output", str(tmp_path / "exported"), "--format"]
     exported: list[str] = []
 
-    def write(adapted: AdaptedModel, folder: Path) -> None:
+    def write(adapted: ExportableModel, folder: Path) -> None:
         exported.append(state_sha256(adapted.model))
         (folder / "model.onnx").touch()
 

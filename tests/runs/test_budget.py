@@ -42,7 +42,7 @@ def test_early_predictions_count(frames: Path, tmp_path: Path, monkeypatch: pyte
     noted: list[float] = []
     monkeypatch.setattr(TimeBudget, "note", lambda _, seconds, *rest, **more: noted.append(seconds))
     clock = iter(range(10**6))
-    monkeypatch.setattr("remtta.runs.session.time.monotonic", lambda: next(clock))
+    monkeypatch.setattr("remtta.runs.loop.time.monotonic", lambda: next(clock))
     for flush_after in (None, 0.0):
         options = RunOptions(batch_size=12, max_ms=1e6, flush_after=flush_after)
         adapt_stream(tiny_vit(), frames, tmp_path / str(flush_after), config=REMConfig(), options=options)

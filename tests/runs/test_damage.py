@@ -14,9 +14,9 @@ from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.guard.observed import ObservedMethod
 from remtta.models.tensor_files import read_tensors, save_tensors
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
-from remtta.runs.place import Place
+from remtta.runs.progress import RunProgress
 from remtta.runs.reading import read_rows
-from remtta.runs.scribe import Scribe
+from remtta.runs.run_writer import RunWriter
 from remtta.runs.states import load_position, save_state
 from tests.conftest import raising
 from tests.records import json_of, record_of, rows_of
@@ -46,7 +46,7 @@ def entry(name: str, value: object, path: Path) -> None:
 
 def other_state(name: str, value: Any, path: Path) -> None:
     """Change an entry of the state or, after "place.", of the position; None leaves it out."""
-    place, state = load_position(path, Place)
+    place, state = load_position(path, RunProgress)
     content = vars(place) if name.startswith("place.") else state
     content[name.removeprefix("place.")] = value
     if value is None:
@@ -97,14 +97,14 @@ def test_a_state_in_a_folder_whose_name_is_not_utf8_is_not_called_damaged(tmp_pa
         pytest.skip("names are UTF-8 here")
     save_state(folder / STATE, {}, {})
     with pytest.raises(RemttaError, match="cannot be read: its path is not valid UTF-8; rename it"):
-        load_position(folder / STATE, Place)
+        load_position(folder / STATE, RunProgress)
 
 
 @pytest.mark.parametrize("kill", [0, 2], ids=["before the first save", "after a save"])
 def test_frames_of_rows_after_the_last_save_must_come_again(kill: int, frames: Path, tmp_path: Path) -> None:
     folder = made_run(frames, tmp_path / "run", f"killed{kill}")
     names = [frames / f"frame_{number}.png" for number in range(12)]
-    before, place = (folder / PREDICTIONS).read_bytes(), load_position(folder / STATE, Place)[0].frames
+    before, place = (folder / PREDICTIONS).read_bytes(), load_position(folder / STATE, RunProgress)[0].frames
     swapped = [*names[: place + 1], names[place + 2], names[place + 1], *names[place + 3 :]]
     message = rf"frame {place + 1} of .*frame_{place + 2}\.png, and was .*frame_{place + 1}\.png"
     with pytest.raises(UsageError, match=message):
@@ -121,7 +121,7 @@ def test_damaged_lines_after_the_last_save_are_made_again(
     damage: bytes, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder = made_run(frames, tmp_path / "run", "killed2")  # saved after the second batch, and one more written
-    place, _ = load_position(folder / STATE, Place)
+    place, _ = load_position(folder / STATE, RunProgress)
     path = folder / PREDICTIONS
     lines = path.read_bytes()[place.num_bytes :].splitlines(keepends=True)
     path.write_bytes(path.read_bytes()[: place.num_bytes] + lines[0] + damage + lines[2])
@@ -144,7 +144,7 @@ def test_damaged_lines_of_a_live_source_are_not_let_go_of(tmp_path: Path) -> Non
 
 def test_the_record_counts_rows_that_an_earlier_part_promised(frames: Path, tmp_path: Path) -> None:
     folder = made_run(frames, tmp_path / "run", "killed2")
-    assert len(rows_of(folder)) == 9 and load_position(folder / STATE, Place)[0].frames == 6
+    assert len(rows_of(folder)) == 9 and load_position(folder / STATE, RunProgress)[0].frames == 6
     source = [frames / f"frame_{number}.png" for number in range(12)]
     with Interrupts() as interrupts:
         interrupts.check = raising(Stopped(15))  # type: ignore[method-assign]
@@ -189,7 +189,7 @@ def test_an_event_that_cannot_be_written_loses_no_rows(
     full = OutputError("events.jsonl cannot be written: No space left on device")
     with monkeypatch.context() as patch:
         patch.setattr(ObservedMethod, "events", lambda observed: [{"event": "doubt"}])
-        patch.setattr(Scribe, "write_event", raising(full))
+        patch.setattr(RunWriter, "write_event", raising(full))
         with pytest.raises(OutputError):
             adapt_tiny(frames, tmp_path / "run")
     adapt_tiny(frames, tmp_path / "run", resume=True)

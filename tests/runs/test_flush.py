@@ -15,7 +15,7 @@ from remtta import RunOptions, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.models.preprocessing import preprocessing_of
 from remtta.runs.folder import PREDICTIONS, STATE
-from remtta.runs.place import Place
+from remtta.runs.progress import RunProgress
 from remtta.runs.states import load_position
 from remtta.streams.batches import Batches
 from remtta.streams.live import LiveSource
@@ -63,7 +63,7 @@ def test_a_stop_predicts_the_frames_that_wait(tmp_path: Path) -> None:
     assert [row["index"] for row in rows_of(run)] == list(range(5))
     assert [row["index"] for row in rows_of(run) if row.get("early")] == [3, 4]
     assert record_of(run)["counts"]["frames"] == 5
-    place, _ = load_position(run / STATE, Place)
+    place, _ = load_position(run / STATE, RunProgress)
     assert (place.frames, place.updates) == (3, 1)  # what was learned from
     adapt_tiny(camera(3), run, resume=True)
     assert [row["index"] for row in rows_of(run)] == list(range(8))  # a camera does not show them again

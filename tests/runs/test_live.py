@@ -16,9 +16,9 @@ from remtta.errors import UsageError
 from remtta.options import LiveOptions
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
-from remtta.runs.place import Place
+from remtta.runs.progress import RunProgress
+from remtta.runs.run_writer import View
 from remtta.runs.saving import Saver
-from remtta.runs.scribe import View
 from remtta.runs.states import load_position
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
@@ -95,7 +95,7 @@ def test_a_gap_counts_though_the_run_stops_before_its_batch_is_full(tmp_path: Pa
 
 def test_a_run_continues_over_gaps_with_the_right_numbers(tmp_path: Path) -> None:
     adapt_tiny(cam([noise(0)], [noise(1), noise(2)], [noise(3)], limit=4), tmp_path)
-    assert load_position(tmp_path / STATE, Place)[0].gaps == 2
+    assert load_position(tmp_path / STATE, RunProgress)[0].gaps == 2
     # As a kill before the first save would leave it.
     (tmp_path / STATE).unlink()
     adapt_tiny(cam([noise(4)], [noise(5)], limit=2), tmp_path, resume=True)
@@ -140,7 +140,7 @@ def test_what_was_learned_is_saved_while_no_frame_comes(tmp_path: Path, monkeypa
 
     def wait() -> None:
         assert happens(lambda: (tmp_path / STATE).exists() and record_of(tmp_path)["counts"]["frames"] == 3)
-        seen.append(load_position(tmp_path / STATE, Place)[0].frames)
+        seen.append(load_position(tmp_path / STATE, RunProgress)[0].frames)
 
     adapt_tiny(camera(6, {3: wait}), tmp_path, options={"save_every_s": 0.1})
     assert seen == [3] and record_of(tmp_path)["counts"]["frames"] == 6

@@ -18,7 +18,7 @@ from remtta.deltas import DELTA
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.models.card import set_labels
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE, check_same_model
-from remtta.runs.place import Place
+from remtta.runs.progress import RunProgress
 from remtta.runs.states import load_position, save_state
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
@@ -82,7 +82,7 @@ def test_a_kill_at_any_moment_loses_nothing_and_a_reader_gets_no_row_twice(
     unsaved = 0
     for killed in snapshots:
         promised, echo = (killed / PREDICTIONS).read_bytes(), io.BytesIO()
-        place, _ = load_position(killed / STATE, Place)
+        place, _ = load_position(killed / STATE, RunProgress)
         unsaved += place.num_bytes < len(promised)
         adapt_tiny(frames, killed, resume=True, echo=echo, options={"save_every": 2})
         assert f"earlier rows are not sent again; {killed / PREDICTIONS} has them all" in caplog.messages
@@ -215,7 +215,7 @@ def test_a_run_began_when_its_first_part_did(frames: Path, tmp_path: Path) -> No
 
 def test_rows_after_the_last_save_are_counted_by_what_they_say() -> None:
     row = {"source": "camera 0", "frame": 3}
-    place = Place(frames=2)
+    place = RunProgress(frames=2)
     place.count(
         [{**row, "answered_by": "source"}, {**row, "not_adapted": "black"}, {**row, "error": "x"}, {"gap": True}]
     )
@@ -244,7 +244,7 @@ def test_overwrite_and_resume_exclude_each_other() -> None:
 def test_a_live_stream_continues_with_what_it_shows_now(tmp_path: Path) -> None:
     run = tmp_path / "run"
     adapt_tiny(camera(9), run, options={"save_every": 2})
-    place, state = load_position(run / STATE, Place)
+    place, state = load_position(run / STATE, RunProgress)
     # As a kill after the third batch would leave it: the save is from after the second.
     size = sum(len(line) + 1 for line in (run / PREDICTIONS).read_text().splitlines()[:6])
     earlier = {"frames": 6, "updates": 2, "num_bytes": size, "rows_sha256": None}
@@ -264,7 +264,7 @@ def test_a_full_disk_keeps_what_was_learned_from_a_live_stream(tmp_path: Path, m
             adapt_tiny(camera(12), run, options=options)
     written = len(rows_of(run))
     assert 2 < written < 12
-    assert load_position(run / STATE, Place)[0].updates == written
+    assert load_position(run / STATE, RunProgress)[0].updates == written
     adapt_tiny(camera(2), run, resume=True, options=options)
     assert [row["update"] for row in rows_of(run)] == list(range(written + 2))
 

@@ -14,8 +14,8 @@ from remtta.engines.interrupts import Interrupts
 from remtta.errors import OutputError
 from remtta.guard.observer import Answers
 from remtta.runs.folder import run_folder
+from remtta.runs.loop import BatchResult
 from remtta.runs.rows import RowFormat, prediction_rows
-from remtta.runs.session import BatchResult
 from remtta.runs.writer import RowWriter
 from remtta.streams.batches import Batch
 from remtta.streams.frames import Gap

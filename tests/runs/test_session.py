@@ -15,13 +15,13 @@ from torch import Tensor
 from remtta import adapt_stream, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.evaluation import evaluate, open_dataset
-from remtta.evaluation.ledger import delta_path
+from remtta.evaluation.trial_writer import delta_path
 from remtta.methods.method import Updater
 from remtta.methods.settings import MethodConfig, REMConfig
 from remtta.methods.source import SourceConfig
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
-from remtta.runs.place import Place
+from remtta.runs.progress import RunProgress
 from remtta.runs.states import load_position
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
@@ -79,7 +79,7 @@ def stopped_in(batch: int, patch: pytest.MonkeyPatch) -> None:
         return step(self, images, labels)
 
     patch.setattr(Updater, "__call__", slow)
-    patch.setattr("remtta.runs.session.PATIENCE_S", 0.0)
+    patch.setattr("remtta.runs.loop.PATIENCE_S", 0.0)
 
 
 @pytest.mark.parametrize(("kind", "guarded"), [("folder", False), ("camera", True)])
@@ -102,7 +102,7 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
         stopped_in(3, patch)
         summary = go(run)
     assert summary.signum == signal.SIGTERM and summary.num_frames == 6 and summary.num_updates == 2
-    place, state = load_position(run / STATE, Place)
+    place, state = load_position(run / STATE, RunProgress)
     assert (place.frames, place.updates) == (6, 2) and state
     delta = load_delta(run)
     assert (delta.updates, delta.frames) == (2, 6)

@@ -15,7 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from remtta.adapt.many_streams import adapt_streams
-from remtta.adapt.planning import Setup
+from remtta.adapt.planning import AdaptationConfig
 from remtta.errors import UsageError
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
@@ -97,7 +97,7 @@ def test_each_stream_of_a_site_is_reported_by_its_name(served: tuple[Metrics, st
     streams = {
         name: open_stream(draw_folder(tmp_path / name, range(size), "{}.png")) for name, size in (("a", 2), ("b", 5))
     }
-    setup = Setup(config=CONFIGS["rem"], options=RunOptions(batch_size=2))
+    setup = AdaptationConfig(config=CONFIGS["rem"], options=RunOptions(batch_size=2))
     adapt_streams(tiny_vit(), streams, tmp_path / "site", setup, metrics=metrics)
     told = scrape(url)
     assert (value(told, "remtta_frames_total", "a"), value(told, "remtta_frames_total", "b")) == (2, 5)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from remtta.runs.scribe import View
+from remtta.runs.run_writer import View
 from remtta.streams.prefetch import DecodedFrame
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from tests.command import Started, refusal_of, remtta_here

@@ -15,7 +15,7 @@ from remtta.errors import UsageError, check, unknown
 from remtta.methods.settings.base import FAST, LIGHT, ONE_MASK, PUBLISHED, REMTTA, Preset
 from remtta.methods.settings.base import MethodConfig as MethodConfig
 from remtta.methods.settings.rem_config import REMConfig as REMConfig
-from remtta.options.option import Member, check_number, members_of
+from remtta.options.option import OptionField, check_number, option_fields
 from remtta.plugins import METHODS, load_plugin, package_of, plugins, summary_of
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ FULL_BATCH = 20
 
 
 @dataclass(frozen=True)
-class Named:
+class MethodSpec:
     """A method name, as used in every command and in Python."""
 
     place: str | EntryPoint  # its objective: module and class in `remtta.methods`, or the entry point of a package
@@ -75,73 +75,83 @@ def _outside(entry: EntryPoint) -> type[Objective[Any]]:
     return found
 
 
-METHOD_TABLE: dict[str, Named] = {
-    "remtta": Named(
+METHOD_TABLE: dict[str, MethodSpec] = {
+    "remtta": MethodSpec(
         "rem.RankedEntropy",
         "the default: REM with centred logits, a higher rate and an anchor, averaged with the source model",
         REMTTA,
         REMConfig,
     ),
-    "light": Named("tent.Tent", "remtta with Tent's loss, on every second batch: two passes", LIGHT),
-    "fast": Named(
+    "light": MethodSpec("tent.Tent", "remtta with Tent's loss, on every second batch: two passes", LIGHT),
+    "fast": MethodSpec(
         "source.CentredSource",
         "centre, with recent statistics in batch norms: no training, one forward pass (two with batch norms)",
         FAST,
     ),
-    "source": Named("source.Source", "no adaptation: the baseline"),
-    "centre": Named("source.CentredSource", "remove the offset common to all logits: one forward pass, no training"),
-    "norm": Named("norm.NORM", "batch norms use the batch's statistics; no training (Schneider et al., NeurIPS 2020)"),
-    "pseudo-label": Named("pseudo_label.PseudoLabel", "train on the model's own confident predictions (Lee, 2013)"),
-    "tent": Named("tent.Tent", "minimise the entropy of predictions (Wang et al., ICLR 2021)"),
-    "tent-come": Named(
+    "source": MethodSpec("source.Source", "no adaptation: the baseline"),
+    "centre": MethodSpec(
+        "source.CentredSource", "remove the offset common to all logits: one forward pass, no training"
+    ),
+    "norm": MethodSpec(
+        "norm.NORM", "batch norms use the batch's statistics; no training (Schneider et al., NeurIPS 2020)"
+    ),
+    "pseudo-label": MethodSpec(
+        "pseudo_label.PseudoLabel", "train on the model's own confident predictions (Lee, 2013)"
+    ),
+    "tent": MethodSpec("tent.Tent", "minimise the entropy of predictions (Wang et al., ICLR 2021)"),
+    "tent-come": MethodSpec(
         "come.TentCOME", "Tent with an entropy that includes uncertainty (COME, Zhang et al., ICLR 2025)"
     ),
-    "eta": Named("eta.ETA", "minimise the entropy of confident, diverse images (Niu et al., ICML 2022)"),
-    "eata": Named("eata.EATA", "ETA with a Fisher penalty, needs clean images (Niu et al., ICML 2022)"),
-    "eata-come": Named("come.EATACOME", "EATA with COME's entropy"),
-    "rdumb": Named("rdumb.RDumb", "ETA with periodic resets (Press et al., NeurIPS 2023)"),
-    "sar": Named("sar.SAR", "sharpness-aware entropy minimisation on confident images (Niu et al., ICLR 2023)"),
-    "sar-come": Named("come.SARCOME", "SAR with COME's entropy"),
-    "deyo": Named("deyo.DeYO", "minimise the entropy of images recognised by shape (Lee et al., ICLR 2024)"),
-    "roid": Named("roid.ROID", "weighted likelihood ratio, source weights mixed in (Marsden et al., WACV 2024)"),
-    "cmf": Named("cmf.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
-    "rem": Named(
+    "eta": MethodSpec("eta.ETA", "minimise the entropy of confident, diverse images (Niu et al., ICML 2022)"),
+    "eata": MethodSpec("eata.EATA", "ETA with a Fisher penalty, needs clean images (Niu et al., ICML 2022)"),
+    "eata-come": MethodSpec("come.EATACOME", "EATA with COME's entropy"),
+    "rdumb": MethodSpec("rdumb.RDumb", "ETA with periodic resets (Press et al., NeurIPS 2023)"),
+    "sar": MethodSpec("sar.SAR", "sharpness-aware entropy minimisation on confident images (Niu et al., ICLR 2023)"),
+    "sar-come": MethodSpec("come.SARCOME", "SAR with COME's entropy"),
+    "deyo": MethodSpec("deyo.DeYO", "minimise the entropy of images recognised by shape (Lee et al., ICLR 2024)"),
+    "roid": MethodSpec("roid.ROID", "weighted likelihood ratio, source weights mixed in (Marsden et al., WACV 2024)"),
+    "cmf": MethodSpec("cmf.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
+    "rem": MethodSpec(
         "rem.RankedEntropy", "masked views: consistency and entropy ranking (Han et al., ICML 2025)", kind=REMConfig
     ),
-    "rem-n1": Named(
+    "rem-n1": MethodSpec(
         "rem.RankedEntropy", "REM with one masked view, in three quarters of the time", own=ONE_MASK, kind=REMConfig
     ),
-    "rem-come": Named("come.REMCOME", "REM with COME's entropy in the ranking", kind=REMConfig),
-    "supervised": Named("supervised.Supervised", "train on the true labels: an upper bound, in remtta eval only"),
-    "cotta": Named("cotta.CoTTA", "mean teacher, random restoration of weights (Wang et al., CVPR 2022)"),
-    "lame": Named(
+    "rem-come": MethodSpec("come.REMCOME", "REM with COME's entropy in the ranking", kind=REMConfig),
+    "supervised": MethodSpec("supervised.Supervised", "train on the true labels: an upper bound, in remtta eval only"),
+    "cotta": MethodSpec("cotta.CoTTA", "mean teacher, random restoration of weights (Wang et al., CVPR 2022)"),
+    "lame": MethodSpec(
         "lame.LAME", "adjust predictions to similar images of the batch; no training (Boudiaf et al., CVPR 2022)"
     ),
-    "memo": Named("memo.MEMO", "adapt to augmented views of each image, then reset (Zhang et al., NeurIPS 2022)"),
-    "foa": Named("foa.FOA", "search prompts with forward passes only, needs clean images (Niu et al., ICML 2024)"),
-    "vida": Named("vida.ViDA", "low- and high-rank adapters, mean teacher (Liu et al., ICLR 2024)"),
-    "continual-mae": Named(
+    "memo": MethodSpec("memo.MEMO", "adapt to augmented views of each image, then reset (Zhang et al., NeurIPS 2022)"),
+    "foa": MethodSpec("foa.FOA", "search prompts with forward passes only, needs clean images (Niu et al., ICML 2024)"),
+    "vida": MethodSpec("vida.ViDA", "low- and high-rank adapters, mean teacher (Liu et al., ICLR 2024)"),
+    "continual-mae": MethodSpec(
         "continual_mae.ContinualMAE", "mask uncertain patches: consistency and reconstruction (Liu et al., CVPR 2024)"
     ),
-    "petal": Named("petal.PETAL", "CoTTA with the source posterior, needs clean images (Brahma and Rai, CVPR 2023)"),
-    "vdp": Named("vdp.VDP", "pixel prompts, mean teacher (Gan et al., AAAI 2023)"),
-    "ecotta": Named(
+    "petal": MethodSpec(
+        "petal.PETAL", "CoTTA with the source posterior, needs clean images (Brahma and Rai, CVPR 2023)"
+    ),
+    "vdp": MethodSpec("vdp.VDP", "pixel prompts, mean teacher (Gan et al., AAAI 2023)"),
+    "ecotta": MethodSpec(
         "ecotta.EcoTTA", "meta networks beside a frozen model, needs clean images (Song et al., CVPR 2023)"
     ),
-    "becotta": Named("becotta.BECoTTA", "low-rank experts per domain, needs clean images (Lee et al., ICML 2024)"),
-    "watt": Named("watt.WATT", "zero-shot: adapt per template, average the weights (Osowiechi et al., NeurIPS 2024)"),
-    "rem-watt": Named("watt.REMWATT", "zero-shot: WATT with REM's loss"),
-    "clipartt": Named(
+    "becotta": MethodSpec("becotta.BECoTTA", "low-rank experts per domain, needs clean images (Lee et al., ICML 2024)"),
+    "watt": MethodSpec(
+        "watt.WATT", "zero-shot: adapt per template, average the weights (Osowiechi et al., NeurIPS 2024)"
+    ),
+    "rem-watt": MethodSpec("watt.REMWATT", "zero-shot: WATT with REM's loss"),
+    "clipartt": MethodSpec(
         "clipartt.CLIPArTT", "zero-shot: train towards sentences of likely classes (Vargas Hakim et al., WACV 2025)"
     ),
-    "tpt": Named("tpt.TPT", "zero-shot: tune the prompt on views of each image (Shu et al., NeurIPS 2022)"),
+    "tpt": MethodSpec("tpt.TPT", "zero-shot: tune the prompt on views of each image (Shu et al., NeurIPS 2022)"),
 }
 """All methods by name: those of this project, the published ones as published, and those of other packages."""
 
 
-def find_methods(known: Collection[str]) -> tuple[dict[str, Named], dict[str, str]]:
+def find_methods(known: Collection[str]) -> tuple[dict[str, MethodSpec], dict[str, str]]:
     """Return the methods of other packages by name, and the names that are refused, with the reason."""
-    found: dict[str, Named] = {}
+    found: dict[str, MethodSpec] = {}
     refused: dict[str, str] = {}
     owners = dict.fromkeys(known, "remtta itself")
     for entry in plugins(METHODS):
@@ -151,7 +161,7 @@ def find_methods(known: Collection[str]) -> tuple[dict[str, Named], dict[str, st
         elif not re.fullmatch(r"[A-Za-z0-9_-]+", name):
             refused[name] = f"{owner} has a method {name}, whose name may only have letters, digits, - and _"
         else:
-            found[name], owners[name] = Named(entry, summary_of(entry)), owner
+            found[name], owners[name] = MethodSpec(entry, summary_of(entry)), owner
     return found, refused
 
 
@@ -194,7 +204,7 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
         settings = {"nesterov": False, **settings}  # the method's default may require it for SGD
     if settings.get("anchor") == "auto":
         settings = {**settings, "anchor": _anchor_for(name, settings["lr"], settings.get("optimizer", kind.optimizer))}
-    members = {member.name: member for member in members_of(kind)}
+    members = {member.name: member for member in option_fields(kind)}
     settings = {key: _of_type(members[key], f"{name}'s {key}", value) for key, value in settings.items()}
     try:
         return kind(**settings)
@@ -229,7 +239,7 @@ def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
     return 1 - math.exp(-lr / REACH)
 
 
-def _of_type(member: Member, name: str, value: Any) -> Any:
+def _of_type(member: OptionField, name: str, value: Any) -> Any:
     """Convert a setting's value, which may be text, to the setting's type; raise UsageError if it is of another."""
     wanted, or_none = member.type, " or None" if member.optional else ""
     if value is None and or_none:

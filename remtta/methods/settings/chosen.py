@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, MethodConfig, REMConfig, check_method, method_config
 from remtta.methods.settings.names import check_method_names, label_of, method_of
-from remtta.options.option import Given, in_method, in_model, members_of, read_pairs
+from remtta.options.option import PassedSettings, in_method, in_model, option_fields, read_pairs
 
 STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # needs labels
 
@@ -27,7 +27,7 @@ class SharedSettings:
             common=True,
         ),
     ] = None
-    given: Annotated[Mapping[str, object], Given(REMConfig)] = field(default_factory=dict)
+    given: Annotated[Mapping[str, object], PassedSettings(REMConfig)] = field(default_factory=dict)
     """Settings by field of the configs."""
     source_data: Annotated[
         Path | None,
@@ -150,4 +150,4 @@ def setting_names(kind: type[MethodConfig]) -> set[str]:
 
 def flag_of(setting: str) -> str:
     """Return the option of a shared setting."""
-    return next(member.flag for member in members_of(REMConfig) if member.name == setting)
+    return next(member.flag for member in option_fields(REMConfig) if member.name == setting)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from remtta.backbones.attention import AttentionRows
 from remtta.backbones.norms import is_norm
 from remtta.backbones.tokens import gather_patches
-from remtta.models.described import Described
-from remtta.models.inside import Inside, floating_weight
+from remtta.models.metadata import ModelWithMetadata
+from remtta.models.unwrapping import UnwrappedModel, floating_weight
 
 _PATCH = 16  # pixels
 _MIN_PATCHES = 7  # on the shorter side of a small image
@@ -43,12 +43,12 @@ class Layout:
     channel_axis: int = 1  # of this map
 
 
-def lay_out(inside: Inside, places: Places | None) -> Layout:
+def infer_structure(inside: UnwrappedModel, places: Places | None) -> Layout:
     """Find the blocks by the norms, unless `places` has their paths; then what can be masked, and by which scores."""
     trace, size = inside.trace, inside.trace.inner_size
     norms = [place for place in trace.calls if is_norm(inside.module.get_submodule(place))]
     blocks, stem = places or _places(norms, trace.head or "")
-    wanted = inside.given.patch_size if isinstance(inside.given, Described) else None
+    wanted = inside.given.patch_size if isinstance(inside.given, ModelWithMetadata) else None
     found = _tokens(inside, blocks)
     if found is not None and wanted in (None, tuple(side // n for side, n in zip(size, found[1], strict=True))):
         prefix, grid = found
@@ -62,7 +62,7 @@ def lay_out(inside: Inside, places: Places | None) -> Layout:
     return Layout(blocks, stem, grid, map=place, channel_axis=axis)
 
 
-def logits_of_kept(inside: Inside, first: nn.Module, images: Tensor, kept: Tensor, prefix: int) -> Tensor:
+def logits_of_kept(inside: UnwrappedModel, first: nn.Module, images: Tensor, kept: Tensor, prefix: int) -> Tensor:
     """Return the logits (B, C) if only the patch tokens at the indices `kept` (B, K) enter the first block."""
 
     def keep(block: nn.Module, inputs: Any) -> Any:
@@ -72,7 +72,7 @@ def logits_of_kept(inside: Inside, first: nn.Module, images: Tensor, kept: Tenso
         return inside.logits(images)
 
 
-def with_input(inside: Inside, layer: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+def with_input(inside: UnwrappedModel, layer: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits (B, C), and a layer's last input."""
     entered: list[Tensor] = []
     with layer.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs[0])):
@@ -108,7 +108,7 @@ def _is_in(place: str, part: str) -> bool:
 
 
 @torch.no_grad()
-def _tokens(inside: Inside, blocks: Sequence[str]) -> tuple[int, Size] | None:
+def _tokens(inside: UnwrappedModel, blocks: Sequence[str]) -> tuple[int, Size] | None:
     """Return the number of prefix tokens, and the rows and columns of patches; None if tokens cannot be masked.
 
     They can if blocks pass on tokens (B, P + N, D), the first and last patch token change with the corners of the
@@ -142,7 +142,7 @@ def _with_corners(size: Size, grid: Size) -> Tensor:
 
 @torch.no_grad()
 def _runs_with_fewer(
-    inside: Inside, first: nn.Module, images: Tensor, plain: Tensor, prefix: int, num_patches: int
+    inside: UnwrappedModel, first: nn.Module, images: Tensor, plain: Tensor, prefix: int, num_patches: int
 ) -> bool:
     """Return True if the model runs on some of the patch tokens, and all of them give the plain logits in any order:
     in the blocks, a token's place in the sequence must not count as its position.
@@ -158,7 +158,7 @@ def _runs_with_fewer(
     return same and bool(torch.isfinite(part).all())
 
 
-def _attends(inside: Inside, num_tokens: int) -> bool:
+def _attends(inside: UnwrappedModel, num_tokens: int) -> bool:
     size, weight = inside.trace.inner_size, floating_weight(inside.module)
     with torch.no_grad(), AttentionRows(num_tokens) as noted:
         inside.logits(weight.new_zeros(1, 3, *size))

@@ -17,8 +17,8 @@ from remtta.errors import FrameError, UsageError, counted
 from remtta.options import RunOptions
 from remtta.options.option import fixed_fields
 from remtta.runs.folder import check_same_settings
+from remtta.runs.loop import Counts
 from remtta.runs.reading import Row
-from remtta.runs.session import Counts
 from remtta.streams.fitness import fingerprint
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
@@ -27,7 +27,7 @@ _log = logging.getLogger("remtta")
 
 
 @dataclass
-class Place(Counts):
+class RunProgress(Counts):
     """Counts of a run at a moment when its files and its method's state agree."""
 
     seconds: float = 0.0  # running time, over all parts of the run
@@ -84,7 +84,7 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseen_frames(
-    stream: Stream, place: Place, first: Row | None, unsaved: Sequence[Row], transform: Callable[[Image], Tensor]
+    stream: Stream, place: RunProgress, first: Row | None, unsaved: Sequence[Row], transform: Callable[[Image], Tensor]
 ) -> Iterator[Frame]:
     """Yield the frames of a stream after a place; all frames of a live source, which starts anew. Raise UsageError if
     the stream no longer starts with the frames seen before, in that order.

@@ -16,7 +16,7 @@ Output = Callable[[Any], Tensor]
 """A function from a model's output to logits (B, C)."""
 
 
-class Described(nn.Module):
+class ModelWithMetadata(nn.Module):
     """A classifier, with metadata that it lacks itself.
 
     Args:
@@ -57,7 +57,7 @@ def logits_in(returned: Any, output: Output | None, model: nn.Module) -> Tensor:
 
 def output_of(model: nn.Module) -> Output | None:
     """Return the function from a model's output to its logits, if one was given."""
-    return model.output if isinstance(model, Described) else None
+    return model.output if isinstance(model, ModelWithMetadata) else None
 
 
 def _shown(value: Any) -> str:

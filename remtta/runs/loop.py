@@ -68,7 +68,7 @@ Snapshot = tuple[Counts, Mapping[str, Tensor]]
 """Everything needed to resume a session from the end of a batch: its counts, and the adapter's state."""
 
 
-class Policy:
+class LearningPolicy:
     """Decides which frames are excluded from learning; by default none."""
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
@@ -94,7 +94,7 @@ class Listener:
         """Send the predictions to readers, at the end; with early answers, before anything is learned."""
 
 
-class Session:
+class AdaptationLoop:
     """Predicts and learns from batches with an adapter, and notifies a listener.
 
     A fast batch is finished before a stop. Before a slow one, the state to be saved on a stop is kept.
@@ -113,7 +113,7 @@ class Session:
         card: ModelCard,
         counts: Counts,
         *,
-        policy: Policy,
+        policy: LearningPolicy,
         listener: Listener,
         interrupts: Interrupts,
         reset_every: int | None = None,

@@ -14,10 +14,10 @@ from remtta.errors import counted
 from remtta.guard.judge import log_event
 from remtta.methods.losses import entropy
 from remtta.runs.folder import EVENTS, PREDICTIONS
+from remtta.runs.loop import BatchResult, Listener
+from remtta.runs.manifest import RunContext, RunManifest
 from remtta.runs.reading import Row
-from remtta.runs.record import Plan, Record
 from remtta.runs.rows import RowFormat, prediction_rows
-from remtta.runs.session import BatchResult, Listener
 from remtta.runs.summary import RunSummary
 from remtta.runs.writer import RowWriter
 from remtta.streams.fitness import near_equal
@@ -41,7 +41,7 @@ class View:
 Viewer = Callable[[View], None]
 
 
-class Scribe(Listener):
+class RunWriter(Listener):
     """Listens to a run's session: writes rows and events, synced to disk before anything else happens, and counts.
 
     Args:
@@ -52,9 +52,9 @@ class Scribe(Listener):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunContext,
         summary: RunSummary,
-        record: Record,
+        record: RunManifest,
         *,
         interrupts: Interrupts,
         pipe: BinaryIO | None,

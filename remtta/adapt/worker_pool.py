@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from remtta.adapt.planning import Setup
-from remtta.adapt.site import Site, SiteSummary, StreamReport
-from remtta.adapt.together import Together
+from remtta.adapt.planning import AdaptationConfig
+from remtta.adapt.shared_model import SharedModelRunner
+from remtta.adapt.stream_group import StreamGroup, StreamGroupSummary, StreamReport
 from remtta.engines.cluster import on_ray
 from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import DIED, WorkersDied, in_processes
@@ -28,7 +28,7 @@ from remtta.models.card import card_of
 from remtta.options import RunOptions
 from remtta.options.run_options import Engine
 from remtta.runs.folder import RECORD
-from remtta.runs.place import Place
+from remtta.runs.progress import RunProgress
 from remtta.runs.reading import read_object, read_record
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Stream
@@ -50,7 +50,7 @@ class _Common:
     model: bytes  # the classifier at its source weights, pickled
     streams: Mapping[str, Callable[[], Stream]]  # functions that open the streams
     folder: Path  # parent of the streams' folders; writable for all workers
-    setup: Setup
+    setup: AdaptationConfig
     before: Mapping[str, str | None]  # earlier runs in the streams' folders
     threads: int  # number of torch threads in each worker
     level: int  # minimum level of log messages
@@ -62,7 +62,7 @@ class _Common:
         return options if replaces else replace(options, overwrite=False, resume=True)
 
 
-class Divided(Site):
+class WorkerPoolRunner(StreamGroup):
     """The runs of streams that are divided among workers; raise UsageError if a worker could not open a stream.
 
     Args:
@@ -76,12 +76,12 @@ class Divided(Site):
         model: nn.Module,
         streams: Mapping[str, Stream],
         folder: Path,
-        setup: Setup,
+        setup: AdaptationConfig,
         interrupts: Interrupts,
         *,
         engine: Engine,
         jobs: int,
-        on_batch: Callable[[SiteSummary], None] | None,
+        on_batch: Callable[[StreamGroupSummary], None] | None,
     ) -> None:
         self._runs = {name: RunSummary(folder / name) for name in streams}
         super().__init__(folder, streams, self._runs)
@@ -204,7 +204,7 @@ def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[s
     torch.set_num_threads(common.threads)
     with _messages(_file(common.folder, number, ".log"), common.level), contextlib.suppress(Stopped):
         streams = {name: common.streams[name]() for name in names}
-        site = Together(
+        site = SharedModelRunner(
             pickle.loads(common.model),
             streams,
             common.folder,
@@ -273,4 +273,4 @@ def _with_end(report: StreamReport, run: RunSummary) -> StreamReport:
 
 
 def _unpacked(content: Mapping[str, Any]) -> RunSummary:
-    return RunSummary(**{**content, "output": Path(content["output"]), "place": Place(**content["place"])})
+    return RunSummary(**{**content, "output": Path(content["output"]), "place": RunProgress(**content["place"])})

@@ -20,7 +20,7 @@ StreamReport = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class SiteSummary:
+class StreamGroupSummary:
     """Summary of the runs of many streams."""
 
     output: Path  # parent of the streams' folders
@@ -75,12 +75,12 @@ class SiteSummary:
         return "\n".join([*lines, str(self.output / SITE), *again])
 
 
-class Site(abc.ABC):
+class StreamGroup(abc.ABC):
     """The runs of many streams."""
 
     def __init__(self, folder: Path, streams: Mapping[str, Stream], runs: Mapping[str, RunSummary]) -> None:
         self.folder, self._streams = folder, streams
-        self.summary = SiteSummary(folder, runs)
+        self.summary = StreamGroupSummary(folder, runs)
 
     @abc.abstractmethod
     def execute(self) -> None:

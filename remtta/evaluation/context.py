@@ -33,7 +33,7 @@ from remtta.runs.reading import read_record
 
 
 @dataclass(frozen=True)
-class EvalPlan:
+class EvaluationContext:
     """The inputs of an evaluation, fixed before its first image."""
 
     model: nn.Module  # the classifier, with its head restricted to the dataset's classes if needed

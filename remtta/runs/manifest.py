@@ -30,7 +30,7 @@ from remtta.models.weights import Committed
 from remtta.options import RunOptions
 from remtta.runs.budget import Latencies
 from remtta.runs.folder import RECORD
-from remtta.runs.session import Counts
+from remtta.runs.loop import Counts
 from remtta.runs.summary import RunSummary
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
@@ -40,7 +40,7 @@ _MAX_BYTES = 64 * 1024**2  # a method that changes all weights would need gigaby
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunContext:
     """The inputs of a run of `adapt`, fixed before its first frame."""
 
     card: ModelCard
@@ -87,10 +87,10 @@ def delta_of(
     )
 
 
-class Record:
+class RunManifest:
     """Writes `run.json`."""
 
-    def __init__(self, plan: Plan, summary: RunSummary) -> None:
+    def __init__(self, plan: RunContext, summary: RunSummary) -> None:
         self._plan, self._summary = plan, summary
         self.run = uuid.uuid4().hex  # unique name, kept when the run resumes
         self.started = datetime.now(UTC).isoformat(timespec="seconds")  # when the run began

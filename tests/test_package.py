@@ -1,7 +1,6 @@
 """Sizes and names that keep the code easy to read, and what the package says of itself."""
 
 import ast
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,8 +45,3 @@ def test_nothing_is_too_long() -> None:
     found = list(sizes())
     assert {kind for kind, *_ in found} == set(MAX_LINES)
     assert [each for each in found if each[2] > MAX_LINES[each[0]]] == []
-
-
-def test_no_two_modules_share_a_name() -> None:
-    names = Counter(path.name for path in (ROOT / "remtta").rglob("*.py"))
-    assert [name for name, count in names.items() if count > 1] == ["__init__.py"]

@@ -25,7 +25,7 @@ _FAR = 30  # times the largest value of a preprocessed image
 _log = logging.getLogger("remtta")
 
 
-class GivenImages:
+class ImageInputs:
     """Turns images into inputs of the model with this card, and warns once of what is probably wrong with them."""
 
     def __init__(self, card: ModelCard) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from remtta.errors import UsageError
 from remtta.runs.folder import EVENTS, PREDICTIONS
+from remtta.runs.loop import Counts, Snapshot
 from remtta.runs.reading import read_rows
 from remtta.runs.saving import SaveRhythm
-from remtta.runs.session import Counts, Snapshot
 from remtta.runs.states import save_state
 from remtta.runs.writer import RowWriter
 
@@ -28,7 +28,7 @@ def delta_path(folder: Path, method: str, seed: int | str) -> Path:
 
 
 @dataclass
-class Position(Counts):
+class TrialProgress(Counts):
     """Progress of a trial: everything before it is in `predictions.jsonl` and in the method's state."""
 
     visit: int = 0  # index of the current visit
@@ -41,11 +41,11 @@ class Position(Counts):
 
 
 @dataclass
-class Progress:
+class EvaluationProgress:
     """Progress of an evaluation; saved with the method's state in one file, which is replaced atomically."""
 
     finished: list[dict[str, Any]] = field(default_factory=list)  # records of the finished trials, in order
-    position: Position = field(default_factory=Position)  # progress of the current trial
+    position: TrialProgress = field(default_factory=TrialProgress)  # progress of the current trial
     num_bytes: int = 0  # size of `predictions.jsonl` at this point
     rows_sha256: str | None = None  # hash of that many bytes of it
     event_bytes: int = 0  # size of `events.jsonl`
@@ -53,7 +53,7 @@ class Progress:
 
     def __post_init__(self) -> None:
         if isinstance(self.position, dict):  # as read from JSON
-            self.position = Position(**self.position)
+            self.position = TrialProgress(**self.position)
 
     def left(self, methods: Iterable[str], seeds: Iterable[int]) -> list[tuple[str, int]]:
         """Return method and seed of the trials that are not finished, in the order in which they run."""
@@ -63,10 +63,10 @@ class Progress:
     def drop_current(self) -> None:
         """Drop the rows and events of the current trial."""
         self.num_bytes, self.rows_sha256, self.event_bytes = self.at_trial_start
-        self.position = Position()
+        self.position = TrialProgress()
 
     @classmethod
-    def of_completed(cls, folder: Path, results: Mapping[str, Any]) -> Progress:
+    def of_completed(cls, folder: Path, results: Mapping[str, Any]) -> EvaluationProgress:
         """Return the progress of a completed evaluation, to which methods and seeds can be added; raise UsageError if
         its rows are incomplete, or there are others.
         """
@@ -80,10 +80,10 @@ class Progress:
         return cls(finished, num_bytes=size, event_bytes=event_bytes, at_trial_start=(size, None, event_bytes))
 
 
-class Ledger(contextlib.ExitStack):
+class TrialWriter(contextlib.ExitStack):
     """Writes rows, events and resumable progress; a context manager."""
 
-    def __init__(self, folder: Path, progress: Progress, *, save_every_s: float, eventful: bool) -> None:
+    def __init__(self, folder: Path, progress: EvaluationProgress, *, save_every_s: float, eventful: bool) -> None:
         super().__init__()
         self.folder, self.progress = folder, progress
         self._save_every_s, self._rhythm = save_every_s, SaveRhythm()
@@ -113,7 +113,7 @@ class Ledger(contextlib.ExitStack):
         position, state = snapshot
         self.progress.num_bytes, self.progress.rows_sha256 = self._rows.sync(), self._rows.sha256
         self.progress.event_bytes = self._events.sync() if self._events else 0
-        if position == Position():
+        if position == TrialProgress():
             self.progress.at_trial_start = self.progress.num_bytes, self.progress.rows_sha256, self.progress.event_bytes
         with self._rhythm.timed():
             save_state(self.folder / PROGRESS, {**asdict(self.progress), "position": asdict(position)}, state)
@@ -121,5 +121,5 @@ class Ledger(contextlib.ExitStack):
     def finish(self, trial: dict[str, Any]) -> None:
         """Record a finished trial, and save that the next one has not begun."""
         self.progress.finished.append(trial)
-        self.progress.position = Position()
+        self.progress.position = TrialProgress()
         self.save((self.progress.position, {}))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.errors import ModelError, first_line
-from remtta.models.described import Described, logits_in, output_of
+from remtta.models.metadata import ModelWithMetadata, logits_in, output_of
 
 _SIZES = (224, 32, 64, 28, 96, 128, 160, 192, 240, 256, 288, 299, 320, 336, 384, 448, 512)
 """Image sides, in pixels, to try on a model whose config names no input size."""
@@ -39,7 +39,7 @@ _TRACES: WeakKeyDictionary[nn.Module, tuple[Any, Trace]] = WeakKeyDictionary()
 """The trace of each model, and the modules that it consisted of."""
 
 
-class Front:
+class InputTransform:
     """The part of the wrappers that changes images (B, 3, H, W) before the classifier inside."""
 
     def __init__(self, model: nn.Module, inner: nn.Module) -> None:
@@ -65,12 +65,12 @@ class Front:
 
 
 @dataclass(frozen=True)
-class Inside:
+class UnwrappedModel:
     """A classifier found in its wrappers."""
 
     module: nn.Module  # the classifier itself
     given: nn.Module  # the model as it was given
-    front: Front | None = None  # the part of the wrappers that changes images, if there is one
+    front: InputTransform | None = None  # the part of the wrappers that changes images, if there is one
 
     @property
     def is_timm(self) -> bool:
@@ -93,7 +93,7 @@ class Inside:
         return logits_in(self.module(images), output_of(self.given), self.module)
 
 
-def look_inside(model: nn.Module) -> Inside:
+def unwrap_model(model: nn.Module) -> UnwrappedModel:
     """Find the classifier in its wrappers: a timm model, one whose images they normalise, or the model itself.
 
     A wrapper is skipped if it has no weights of its own and returns the output of the model inside. Raise ModelError if
@@ -104,15 +104,15 @@ def look_inside(model: nn.Module) -> Inside:
         got = type(outer).__name__
         raise ModelError(f"the model must be a torch.nn.Module, got {got}; remtta.load_model builds one by name")
     if is_timm_model(outer) and output_of(model) is None:
-        return Inside(outer, model)
+        return UnwrappedModel(outer, model)
     trace = trace_of(model)
     module = outer.get_submodule(trace.place)
-    return Inside(module, model, Front(outer, module) if trace.has_front else None)
+    return UnwrappedModel(module, model, InputTransform(outer, module) if trace.has_front else None)
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
     """Return a model's own metadata on labels, preprocessing and origin, in the form of timm's `pretrained_cfg`."""
-    inside = look_inside(model)
+    inside = unwrap_model(model)
     config = dict(getattr(inside.module, "pretrained_cfg", None) or {})
     if not inside.is_timm or inside.resizes:
         config["input_size"] = (3, *inside.trace.input_size)
@@ -121,16 +121,16 @@ def config_of(model: nn.Module) -> dict[str, Any]:
         config |= {} if list(names.values())[:1] in ([], ["LABEL_0"]) else {"label_names": names}
     if inside.front is not None:
         config |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    if isinstance(model, Described) and model.preprocessing is not None:
+    if isinstance(model, ModelWithMetadata) and model.preprocessing is not None:
         config |= {**asdict(model.preprocessing), "input_size": (3, *model.preprocessing.input_size)}
-    if isinstance(model, Described) and model.labels is not None:
+    if isinstance(model, ModelWithMetadata) and model.labels is not None:
         config["label_names"] = list(model.labels)
     return config
 
 
 def num_classes_of(model: nn.Module) -> int:
     """Return the number of classes of a classifier, 0 for a timm model without a head."""
-    inside = look_inside(model)
+    inside = unwrap_model(model)
     return classes_of_timm(inside.module) if inside.is_timm else inside.trace.num_classes
 
 
@@ -261,7 +261,7 @@ def _check_logits(logits: Tensor, model: nn.Module, *, given: bool) -> None:
 
 def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
     """Yield the image sizes to try, the most likely first."""
-    if isinstance(model, Described) and model.preprocessing is not None:
+    if isinstance(model, ModelWithMetadata) and model.preprocessing is not None:
         yield model.preprocessing.input_size
         return
     names = ("image_size", "img_size")
@@ -277,7 +277,7 @@ def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
 def _unwrapped(model: nn.Module) -> nn.Module:
     """Return the model without wrappers that only run it (parallel, compiled) or describe it."""
     while True:
-        if isinstance(model, Described | nn.DataParallel | nn.parallel.DistributedDataParallel):
+        if isinstance(model, ModelWithMetadata | nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
             model = model._orig_mod  # type: ignore[assignment]

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from torch import nn
 
-from remtta.adapt.planning import Setup, log_plan, plan_run
-from remtta.adapt.site import Site, SiteSummary, StreamReport
+from remtta.adapt.planning import AdaptationConfig, log_plan, plan_run
+from remtta.adapt.stream_group import StreamGroup, StreamGroupSummary, StreamReport
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
 from remtta.guard.accuracy import Estimator
@@ -85,7 +85,7 @@ class SharingAdapter(ObservedMethod):
             self.method.net.weights.leave()
 
 
-class Together(Site):
+class SharedModelRunner(StreamGroup):
     """The runs of streams that share a model. Raise UsageError if the method changes more than norms, or a stream
     cannot use it; DeltaError if the delta does not fit the model.
 
@@ -101,10 +101,10 @@ class Together(Site):
         model: nn.Module,
         streams: Mapping[str, Stream],
         folder: Path,
-        setup: Setup,
+        setup: AdaptationConfig,
         interrupts: Interrupts,
         *,
-        on_batch: Callable[[SiteSummary], None] | None = None,
+        on_batch: Callable[[StreamGroupSummary], None] | None = None,
         on_change: Callable[[], None] | None = None,
         options_of: Callable[[str], RunOptions] | None = None,
     ) -> None:
