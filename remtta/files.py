@@ -27,7 +27,7 @@ _TRIES, _PAUSE_S = 5, 0.02
 IN_USE = "another run is writing to {}; choose another --output, or wait for it"
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.corruptions.choices import CorruptOptions, parse_corruptions
+from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation.datasets import read_image_list

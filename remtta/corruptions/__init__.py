@@ -56,8 +56,8 @@ def corrupt(
             raise unknown("corruption", part, CORRUPTIONS)
     check(severity in SEVERITIES, "severity", severity, "1 to 5")
     check(image.mode == "RGB", "image", image.mode, "RGB (see PIL.Image.Image.convert)")
+    from remtta.corruptions.blur import MAX_SIDE
     from remtta.corruptions.digital import to_float, to_image
-    from remtta.corruptions.filters import MAX_SIDE
 
     check(max(image.size) <= MAX_SIDE, "image", f"{image.width}x{image.height}", f"at most {MAX_SIDE} pixels a side")
     short_side = min(image.size)
@@ -70,7 +70,7 @@ def corrupt(
 
 
 def function_of(name: str) -> Callable[..., np.ndarray]:
-    """Return a corruption's function (image, rng, scale, **parameters) of arrays; see `noise`."""
+    """Return the function (image, rng, scale, **parameters) of this name from one of the modules; see `noise`."""
     from remtta.corruptions import blur, digital, noise, weather
 
-    return getattr(next(module for module in (noise, blur, weather, digital) if hasattr(module, name)), name)
+    return {**vars(noise), **vars(blur), **vars(weather), **vars(digital)}[name]

@@ -7,8 +7,9 @@ import io
 import numpy as np
 from PIL import Image
 
-from remtta.corruptions import filters
-from remtta.corruptions.filters import Array, cv2
+from remtta.corruptions.blur import cv2, gaussian_filter
+from remtta.corruptions.noise import Array
+from remtta.corruptions.weather import canvas_shape, resized_to
 
 
 def to_float(image: Image.Image) -> Array:
@@ -73,13 +74,13 @@ def _random_affine(image: Array, rng: np.random.Generator, shift: float) -> Arra
 
 def _displacement(image: Array, rng: np.random.Generator, scale: float, strength: float, sigma: float) -> Array:
     """Return smoothed noise in image pixels, shape (H, W)."""
-    noise = rng.uniform(-1, 1, filters.canvas_shape(image, scale)).astype(np.float32)
-    smooth = filters.gaussian(noise, sigma, truncate=3.0, reflect=True)
-    return filters.fit(smooth, image) * np.float32(strength * scale)
+    noise = rng.uniform(-1, 1, canvas_shape(image, scale)).astype(np.float32)
+    smooth = gaussian_filter(noise, sigma, truncate=3.0, reflect=True)
+    return resized_to(smooth, image) * np.float32(strength * scale)
 
 
 def pixelate(image: Array, rng: np.random.Generator, scale: float, *, fraction: float) -> Array:
-    """Downscale to a fraction of the width and height and upscale again, with box filters."""
+    """Downscale to a fraction of the width and height and upscale again, with box"""
     picture = to_image(image)
     small = (max(1, int(picture.width * fraction)), max(1, int(picture.height * fraction)))
     return to_float(picture.resize(small, Image.Resampling.BOX).resize(picture.size, Image.Resampling.BOX))

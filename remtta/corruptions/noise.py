@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from remtta.corruptions.filters import Array
+Array = np.ndarray
+"""float32 throughout."""
 
 
 def gaussian_noise(image: Array, rng: np.random.Generator, scale: float, *, std: float) -> Array:

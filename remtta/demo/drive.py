@@ -35,7 +35,7 @@ WINDOW = 80
 
 _STREAM_SEED = 77  # separates the drive from the training images, which are seeded with a single number
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from remtta.options.stream import Sort
 from remtta.streams.decoding_budget import CURRENT_SHARE, Share
 from remtta.streams.pillow import formats, opened
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 _BAND_PIXELS = 2**18
 _MIN_REDUCED = 1024  # pixels of the short side: more than models use

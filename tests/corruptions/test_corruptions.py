@@ -10,14 +10,21 @@ import pytest
 from PIL import Image
 
 from remtta.corruptions import CORRUPTIONS, HOLD_OUTS, SEVERITIES, STANDARD, corrupt, function_of
-from remtta.corruptions.blur import defocus_blur, disk, glass_blur, shuffled_nearby, zoom_blur
-from remtta.corruptions.choices import CorruptOptions, parse_corruptions
+from remtta.corruptions.blur import (
+    defocus_blur,
+    disk,
+    gaussian_filter,
+    glass_blur,
+    motion_kernel,
+    shuffled_nearby,
+    zoom_blur,
+    zoomed,
+)
 from remtta.corruptions.digital import brightness, contrast, elastic_transform, pixelate, saturate, to_float, to_image
-from remtta.corruptions.filters import gaussian, motion_kernel, zoomed
-from remtta.corruptions.ice import NUM_TEXTURES, ice_texture
 from remtta.corruptions.noise import gaussian_noise, impulse_noise, shot_noise, speckle_noise
+from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.corruptions.parameters import PARAMETERS, ParameterSet, parameter_set_of
-from remtta.corruptions.weather import fog, frost, plasma, snow, spatter
+from remtta.corruptions.weather import NUM_TEXTURES, fog, frost, ice_texture, plasma, snow, spatter
 from remtta.errors import UsageError
 from tests.conftest import draw_image
 
@@ -174,9 +181,9 @@ def test_lengths_grow_with_the_image(scale: float) -> None:
 
 def test_a_wide_gaussian_is_the_same_by_fourier_transform(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = rng().random((300, 320, 3), dtype=np.float32)
-    wide = gaussian(noise, 12)
-    monkeypatch.setattr("remtta.corruptions.filters._WIDE_REACH", 1000)
-    assert np.allclose(wide, gaussian(noise, 12), atol=1e-5)
+    wide = gaussian_filter(noise, 12)
+    monkeypatch.setattr("remtta.corruptions.blur._WIDE_REACH", 1000)
+    assert np.allclose(wide, gaussian_filter(noise, 12), atol=1e-5)
 
 
 def test_the_motion_kernel_is_one_side_of_a_gaussian_on_a_line() -> None:
@@ -200,7 +207,7 @@ def test_zoom_blur_is_a_mean_over_the_steps_below_the_last_zoom(
         zooms.append(zoom)
         return image
 
-    monkeypatch.setattr("remtta.corruptions.filters.zoomed", watched)
+    monkeypatch.setattr("remtta.corruptions.blur.zoomed", watched)
     values = PARAMETERS["zoom_blur"].values(severity, "imagenet")
     assert np.allclose(zoom_blur(GREY, rng(), 1, **values), GREY)
     assert len(zooms) == count

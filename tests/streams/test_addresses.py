@@ -8,9 +8,8 @@ from typing import ClassVar
 import pytest
 
 from remtta.errors import StreamError, UsageError, without_password
-from remtta.streams.addresses import check_scheme, why_not_open
+from remtta.streams.capture import check_protocol, open_capture, why_not_open
 from remtta.streams.sources import open_stream
-from remtta.streams.video import open_capture
 from tests.conftest import raising
 from tests.streams.servers import QuietHandler, serving
 
@@ -74,7 +73,7 @@ def test_addresses_that_tell_nothing_are_no_error() -> None:
 def test_an_unknown_protocol_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match=r'^htp://host/x: unknown protocol "htp"; use rtsp://'):
         open_stream("htp://host/x")
-    check_scheme("RTSP://host/x", "")
+    check_protocol("RTSP://host/x")
 
 
 class _Asked(QuietHandler):

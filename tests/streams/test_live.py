@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remtta.errors import StreamError, UsageError
-from remtta.streams import buffer as buffer_module
+from remtta.streams import connection as connection_module
 from remtta.streams.frames import Gap
 from remtta.streams.sources import open_stream
 from tests.conftest import happens
@@ -172,7 +172,7 @@ def test_latest_keeps_the_newest_frames_for_the_model_and_counts_the_others(keep
 def test_all_has_the_source_wait_and_loses_nothing(
     limit: str, value: int, waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_module, f"MAX_{limit}", value)
+    monkeypatch.setattr(connection_module, f"MAX_{limit}", value)
     camera = FakeCamera(list(range(20)))
     source = source_of(camera, read_timeout_s=0.1, reconnect_for=0)
     frames = source.frames()

@@ -10,8 +10,8 @@ from typing import TypeVar
 import pytest
 
 from remtta.errors import FrameError, UsageError
-from remtta.streams.lists import read_sources
-from remtta.streams.sources import Stream, open_stream, read_paths
+from remtta.streams.lists import read_paths, read_sources
+from remtta.streams.sources import Stream, open_stream
 from tests.conftest import draw_image
 
 T = TypeVar("T")

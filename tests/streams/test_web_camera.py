@@ -92,10 +92,10 @@ class _Endless(QuietHandler):
 
 GIVE_UP = """
 import sys
-from remtta.streams import opencv, video
-opencv._MAX_ALLOCATED = 32 * 2**20
-capture = video.open_capture(sys.argv[1], 3, 3)
-assert not capture.grab()
+from remtta.streams import capture
+capture._MAX_ALLOCATED = 32 * 2**20
+video = capture.open_capture(sys.argv[1], 3, 3)
+assert not video.grab()
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
