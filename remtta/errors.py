@@ -19,7 +19,7 @@ import difflib
 import importlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from types import ModuleType
 
 _SECRETS = re.compile(
     r"(?i)((?:pas|pwd|psw|secret|token|signature|credential)[\w.%-]{0,32}=|(?<![^\W_])(?:pw|auth|api_?key|key|sig|jwt)=)"
@@ -93,7 +93,7 @@ def listed(items: Sequence[str], most: int) -> str:
     return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def needed(module: str, extra: str, what: str) -> Any:
+def needed(module: str, extra: str, what: str) -> ModuleType:
     """Import an optional dependency; raise UsageError, with the feature and its extra, if it is missing."""
     try:
         return importlib.import_module(module)

@@ -8,10 +8,9 @@ import torch
 from PIL import Image
 
 import remtta
-from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import draw_drive, run_demo
-from remtta.demo.picture import paint_over
-from remtta.demo.signs import render_sign
+from remtta.demo.picture import hatch_masked
+from remtta.demo.signs import CONDITIONS, render_sign
 from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
@@ -75,7 +74,7 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
 
 def test_a_picture_is_hatched_where_patches_are_left_out() -> None:
     pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
-    painted = paint_over(pixels, [0, 4], (2, 2))  # of two rows of three patches
+    painted = hatch_masked(pixels, [0, 4], (2, 2))  # of two rows of three patches
     grey = np.array([[False, True, True], [True, False, True]]).repeat(2, 0).repeat(2, 1)
     assert sorted(set(painted[grey].flatten().tolist())) == [70, 235]
     assert painted[0, 2:, 0].tolist() == [70, 235] * 2 and painted[1, 2:, 0].tolist() == [235, 70] * 2  # diagonally
