@@ -27,7 +27,7 @@ from remtta.models.tensor_files import CHECKSUM, read_tensors, save_tensors
 from remtta.options.option import option_fields, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key
 from tests.conftest import tiny_vit
-from tests.streams.test_sources import paths_in
+from tests.streams.pipes import paths_in
 
 TEXTS = st.text(max_size=40) | st.from_regex(r"[0-9,.\-+eE_ ]{0,12}", fullmatch=True) | st.just("9" * 5000)
 

@@ -20,8 +20,8 @@ MAX_SIDE = 32_766
 """The largest height and width of an image in which OpenCV can remap pixels (elastic_transform)."""
 
 _WIDE_RADIUS = 8  # above this, the disk's edge is smoothed over two pixels per side instead of one
-_WIDE_REACH = 40  # pixels
-_LIST_UP_TO = 4_000_000  # pixels; a list swaps twice as fast as an array but takes ten times the memory
+WIDE_REACH = 40  # pixels
+LIST_UP_TO = 4_000_000  # pixels; a list swaps twice as fast as an array but takes ten times the memory
 
 
 def defocus_blur(image: Array, rng: np.random.Generator, scale: float, *, radius: float, sigma: float) -> Array:
@@ -59,7 +59,7 @@ def shuffled_nearby(height: int, width: int, distance: int, passes: int, rng: np
     over positions, which is fast enough.
     """
     positions = range(height * width)
-    order = list(positions) if len(positions) <= _LIST_UP_TO else array("q", positions)
+    order = list(positions) if len(positions) <= LIST_UP_TO else array("q", positions)
     for _ in range(passes):
         for row in reversed(range(height)):
             rows, columns = rng.integers(-distance, distance + 1, (2, width))
@@ -100,7 +100,7 @@ def gaussian_filter(layer: Array, sigma: float, *, truncate: float = 4.0, reflec
         return layer
     border = cv2.BORDER_REFLECT if reflect else cv2.BORDER_REPLICATE
     side = 2 * reach + 1
-    if reach <= _WIDE_REACH or side > min(layer.shape[:2]):
+    if reach <= WIDE_REACH or side > min(layer.shape[:2]):
         return cv2.GaussianBlur(layer, (side, side), sigma, borderType=border)
     # Large kernels use the Fourier transform, which is faster for photographs of many megapixels.
     line = cv2.getGaussianKernel(side, sigma, cv2.CV_32F)

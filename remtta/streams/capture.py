@@ -25,7 +25,7 @@ _PROTOCOLS = (
 PROTOCOLS = frozenset([*_PROTOCOLS.split(" "), "sftp", "file", "unix"])
 """Protocols of FFmpeg; OpenCV may be built with fewer."""
 
-_MAX_ALLOCATED = 256 * 2**20  # frames of 8K video take 100 MB
+MAX_ALLOCATED_BYTES = 256 * 2**20  # frames of 8K video take 100 MB
 _PROBE_TIMEOUT_S = 3.0
 _PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "rtmps": 443}
 
@@ -90,7 +90,7 @@ def _limit_allocations(cv2_path: Path) -> None:
         with contextlib.suppress(OSError, AttributeError):  # built without FFmpeg, or with it linked statically
             limit = ctypes.CDLL(str(library)).av_max_alloc
             limit.argtypes, limit.restype = [ctypes.c_size_t], None
-            limit(_MAX_ALLOCATED)
+            limit(MAX_ALLOCATED_BYTES)
 
 
 def cannot_open(source: str | int, reason: str | None = None) -> str:

@@ -20,8 +20,8 @@ from remtta.streams.pillow import formats, opened
 
 _log = logging.getLogger(__name__)
 
-_BAND_PIXELS = 2**18
-_MIN_REDUCED = 1024  # pixels of the short side: more than models use
+BAND_PIXELS = 2**18
+MIN_REDUCED_SIDE = 1024  # pixels of the short side: more than models use
 
 _SAMPLE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # else 4: Pillow pads to that
 _DECODER_BYTES = {"PNG": 0, "JPEG": 0, "MPO": 0, "GIF": 0, "BMP": 0, "TGA": 0, "AVIF": 10, "WEBP": 14, "JPEG2000": 22}
@@ -148,7 +148,7 @@ def _reserve_memory(image: Image.Image, share: Share) -> None:
     if not share.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
         for power in (1, 2, 3):
             smaller = -(-width >> power), -(-height >> power)
-            if min(smaller) >= _MIN_REDUCED and share.fits(*smaller, cost):
+            if min(smaller) >= MIN_REDUCED_SIDE and share.fits(*smaller, cost):
                 width, height = _reduce(image, power)
                 break
     share.reserve(width, height, cost)
@@ -198,7 +198,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """Convert a few rows at a time to keep intermediate copies small."""
-    if image.width * image.height <= _BAND_PIXELS:
+    if image.width * image.height <= BAND_PIXELS:
         return convert(image)
     converted = Image.new("RGB", image.size)
     for band, top in _bands(image):
@@ -207,7 +207,7 @@ def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image])
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[Image.Image, int]]:
-    rows = max(1, _BAND_PIXELS // image.width)
+    rows = max(1, BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
         yield image.crop((0, top, image.width, min(top + rows, image.height))), top
 

@@ -22,13 +22,13 @@ MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 _MIB = 2**20
 _CHUNK_BYTES, _LARGE_BYTES = 65_536, 4096
 _READS_PER_CLOCK = 64  # of small reads
-_MAX_READS = 4_000_000  # a few seconds of a decoder that reads byte by byte
-_MAX_SECONDS = 120.0  # of CPU time, without waits for a slow disk
+MAX_READS = 4_000_000  # a few seconds of a decoder that reads byte by byte
+MAX_SECONDS = 120.0  # of CPU time, without waits for a slow disk
 _MAX_HEADER_BYTES = 256 * _MIB  # WebP and AVIF are read completely before their size is known
 _BLOCK_BYTES = 64 * _MIB  # glibc returns blocks above 32 MiB to the system; smaller ones stay with their thread
 _MAX_BYTES_PER_PIXEL = 32
 _UNLIMITED_READS = ("QOI", "DDS")  # decoded in Python, reading no more than that
-_MAX_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
+MAX_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
 _EXCLUDED_FORMATS = {"BUFR", "GRIB", "HDF5", "MPEG"} | {"EPS", "IPTC"}
 """Formats that Pillow only recognises; programs, which Ghostscript would run; any image of any size in another file."""
 
@@ -83,7 +83,7 @@ class _LimitedFile(io.BufferedReader):
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path))
         self._size = os.fstat(self.fileno()).st_size
-        self._reads_left, self._bytes_left = _MAX_READS, _MAX_HEADER_BYTES
+        self._reads_left, self._bytes_left = MAX_READS, _MAX_HEADER_BYTES
         self._scans_left: int | None = None
         self._began = time.thread_time()
 
@@ -94,7 +94,7 @@ class _LimitedFile(io.BufferedReader):
         if image.format in _UNLIMITED_READS:
             self.read = super().read  # type: ignore[method-assign]
         if image.info.get("progressive"):
-            self._scans_left = _MAX_SCANNED_PIXELS // pixels
+            self._scans_left = MAX_SCANNED_PIXELS // pixels
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= _CHUNK_BYTES:
@@ -117,8 +117,8 @@ class _LimitedFile(io.BufferedReader):
         self._bytes_left -= num_bytes
         self._refuse_if(self._reads_left < 0 or self._bytes_left < 0)
         is_due = num_bytes >= _LARGE_BYTES or self._reads_left % _READS_PER_CLOCK == 0
-        if is_due and time.thread_time() - self._began > _MAX_SECONDS:
-            raise FrameError(f"it takes more than {_MAX_SECONDS:.0f} s to decode")
+        if is_due and time.thread_time() - self._began > MAX_SECONDS:
+            raise FrameError(f"it takes more than {MAX_SECONDS:.0f} s to decode")
 
     def _refuse_if(self, too_much: bool) -> None:
         if too_much:

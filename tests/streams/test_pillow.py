@@ -74,7 +74,7 @@ def test_an_mpo_is_a_frame_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_an_endless_header_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pillow, "_MAX_READS", 20_000)
+    monkeypatch.setattr(pillow, "MAX_READS", 20_000)
     path = tmp_path / "a.jpg"
     draw_image(0).save(path)
     header = path.read_bytes()[:20]  # SOI and JFIF
@@ -102,7 +102,7 @@ def test_a_program_for_ghostscript_and_a_compressed_fits_file_are_not_decoded(tm
 def test_a_file_may_be_computed_on_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.png"
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)).save(path)
-    monkeypatch.setattr(pillow, "_MAX_SECONDS", -1.0)
+    monkeypatch.setattr(pillow, "MAX_SECONDS", -1.0)
     with pytest.raises(FrameError, match=r"s to decode$"):
         load_image(path)
 
@@ -114,7 +114,7 @@ def test_a_progressive_jpeg_of_endless_scans_is_given_up(tmp_path: Path, monkeyp
     data = path.read_bytes()
     last = data.rindex(b"\xff\xda")
     path.write_bytes(data[:last] + data[last:-2] * 5000 + data[-2:])
-    monkeypatch.setattr(pillow, "_MAX_SCANNED_PIXELS", 1_000_000)  # 694 scans of 40 x 36
+    monkeypatch.setattr(pillow, "MAX_SCANNED_PIXELS", 1_000_000)  # 694 scans of 40 x 36
     with pytest.raises(FrameError, match=r"^too much of it has to be read"):
         load_image(path)
 

@@ -1,11 +1,8 @@
 import itertools
 import os
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -13,22 +10,7 @@ from remtta.errors import FrameError, UsageError
 from remtta.streams.lists import read_paths, read_sources
 from remtta.streams.sources import Stream, open_stream
 from tests.conftest import draw_image
-
-T = TypeVar("T")
-
-
-def in_time(action: Callable[[], T], seconds: float = 10) -> T:
-    """Return or raise as the action does; fail if it hangs."""
-    outcome = Future[T]()
-
-    def act() -> None:
-        try:
-            outcome.set_result(action())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=act, daemon=True).start()
-    return outcome.result(seconds)
+from tests.streams.pipes import in_time, paths_in
 
 
 def draw(folder: Path, *names: str) -> None:
@@ -184,15 +166,6 @@ def standard_input(pipe: tuple[int, int]) -> Iterator[int]:
     yield pipe[1]
     os.dup2(kept, 0)
     os.close(kept)
-
-
-def paths_in(data: bytes, null_separated: bool = False) -> list[str]:
-    """Return what `read_paths` reads from a pipe with this content."""
-    read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb"):
-        with os.fdopen(write_end, "wb") as sink:
-            sink.write(data)
-        return in_time(lambda: list(read_paths(read_end, null_separated)))
 
 
 def test_a_file_whose_name_is_not_utf8_is_loaded(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class _Endless(QuietHandler):
 GIVE_UP = """
 import sys
 from remtta.streams import capture
-capture._MAX_ALLOCATED = 32 * 2**20
+capture.MAX_ALLOCATED_BYTES = 32 * 2**20
 video = capture.open_capture(sys.argv[1], 3, 3)
 assert not video.grab()
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
