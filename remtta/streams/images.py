@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from remtta.errors import FrameError, UsageError
 from remtta.options.stream import Sort
@@ -26,8 +26,6 @@ MIN_REDUCED_SIDE = 1024  # pixels of the short side: more than models use
 _SAMPLE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # else 4: Pillow pads to that
 _DECODER_BYTES = {"PNG": 0, "JPEG": 0, "MPO": 0, "GIF": 0, "BMP": 0, "TGA": 0, "AVIF": 10, "WEBP": 14, "JPEG2000": 22}
 """Measured bytes per pixel that decoders need in addition to the image; others keep a copy or two."""
-
-_ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 0x0102  # tags of EXIF and TIFF
 
 _OPENED_AS = {"MPO": "JPEG"}  # several JPEGs in one file, of which the first is used
 
@@ -178,7 +176,7 @@ def _bytes_per_pixel(image: Image.Image) -> int:
 
 def _is_rotated(image: Image.Image) -> bool:
     try:
-        return image.getexif().get(_ORIENTATION, 1) != 1
+        return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
     except Exception as error:  # damaged EXIF data say nothing of the pixels
         _log.debug("EXIF data are damaged: %s", error)
         return False
@@ -221,7 +219,11 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _white_level(image: Image.Image) -> float:
     """Return the white level of greys beyond 8 bits: from the mode if it implies one, else from the values."""
     if image.mode.startswith("I;16"):
-        bits = image.tag_v2.get(_BITS_PER_SAMPLE, (16,)) if isinstance(image, TiffImagePlugin.TiffImageFile) else (16,)
+        bits = (
+            image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))
+            if isinstance(image, TiffImagePlugin.TiffImageFile)
+            else (16,)
+        )
         return 2.0 ** bits[0] - 1
     peak = max(float(_values(band).max(initial=0.0)) for band, _ in _bands(image))
     return next((limit for limit in (1.0, 255.0, 65535.0) if image.mode == "F" or limit > 1 if peak <= limit), peak)
