@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,16 +74,38 @@ def test_an_mpo_is_a_frame_of_a_folder(tmp_path: Path) -> None:
     assert frame.load().size == (40, 36)
 
 
-def test_an_endless_header_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pillow, "MAX_READS", 20_000)
-    path = tmp_path / "a.jpg"
+def endless_header(path: Path) -> None:
     draw_image(0).save(path)
     header = path.read_bytes()[:20]  # SOI and JFIF
     with path.open("wb") as file:
         file.write(header)
         file.truncate(2 * 2**30)  # zeros that take no room
-    with pytest.raises(FrameError, match=r"^too much of it has to be read for the image in it"):
-        load_image(path)
+
+
+def endless_scans(path: Path) -> None:
+    draw_image(0).save(path, progressive=True)
+    assert load_image(path).size == (40, 36)
+    data = path.read_bytes()
+    last = data.rindex(b"\xff\xda")
+    path.write_bytes(data[:last] + data[last:-2] * 5000 + data[-2:])
+
+
+@pytest.mark.parametrize(
+    ("write", "limit", "value", "told"),
+    [
+        (endless_header, "MAX_READS", 20_000, "^too much of it has to be read for the image in it"),
+        (endless_scans, "MAX_SCANNED_PIXELS", 1_000_000, "^too much of it has to be read"),  # 694 scans of 40 x 36
+        (lambda path: draw_image(0, 300, 300).save(path), "MAX_SECONDS", -1.0, "s to decode$"),
+    ],
+    ids=["header", "scans", "seconds"],
+)
+def test_a_file_that_costs_too_much_is_given_up(
+    write: Callable[[Path], None], limit: str, value: float, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "a.jpg")
+    monkeypatch.setattr(pillow, limit, value)
+    with pytest.raises(FrameError, match=told):
+        load_image(tmp_path / "a.jpg")
 
 
 def test_a_program_for_ghostscript_and_a_compressed_fits_file_are_not_decoded(tmp_path: Path) -> None:
@@ -97,26 +120,6 @@ def test_a_program_for_ghostscript_and_a_compressed_fits_file_are_not_decoded(tm
     (tmp_path / "a.fits").write_text("".join(headers).ljust(9000))
     with pytest.raises(FrameError, match=r"^a compressed FITS file"):
         load_image(tmp_path / "a.fits")
-
-
-def test_a_file_may_be_computed_on_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)).save(path)
-    monkeypatch.setattr(pillow, "MAX_SECONDS", -1.0)
-    with pytest.raises(FrameError, match=r"s to decode$"):
-        load_image(path)
-
-
-def test_a_progressive_jpeg_of_endless_scans_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.jpg"
-    draw_image(0).save(path, progressive=True)
-    assert load_image(path).size == (40, 36)
-    data = path.read_bytes()
-    last = data.rindex(b"\xff\xda")
-    path.write_bytes(data[:last] + data[last:-2] * 5000 + data[-2:])
-    monkeypatch.setattr(pillow, "MAX_SCANNED_PIXELS", 1_000_000)  # 694 scans of 40 x 36
-    with pytest.raises(FrameError, match=r"^too much of it has to be read"):
-        load_image(path)
 
 
 def test_libtiff_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
