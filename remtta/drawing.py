@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +18,7 @@ COLOURS = {
 }
 """Colours of methods, the same in every plot."""
 
-PLAIN_TEXT: dict[Literal["text.usetex", "text.parse_math"], bool] = {"text.usetex": False, "text.parse_math": False}
+PLAIN_TEXT: Any = {"text.usetex": False, "text.parse_math": False}  # matplotlib types its keys as literals
 """Settings of matplotlib with which names are no formulas, whatever a user's matplotlibrc says."""
 
 

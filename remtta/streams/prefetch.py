@@ -78,7 +78,11 @@ def prefetch(
     num_workers = workers or min(8, num_cores())
     undecoded = threading.Semaphore(2 * num_workers)  # video frames arrive large: keep few of them waiting
     pool = futures.ThreadPoolExecutor(num_workers, thread_name_prefix="remtta-decode")
-    submit = partial(pool.submit, _decode, transform, memory or Budget())
+    budget = memory or Budget()
+
+    def submit(index: int, frame: Frame, read_s: float) -> futures.Future[DecodedFrame]:
+        return pool.submit(_decode, transform, budget, index, frame, read_s)
+
     # A daemon thread: a reader blocked on a pipe or a camera must not keep the process alive.
     read = partial(_read, enumerate(frames, first), submit, ready, room, undecoded, demand, stop)
     reader = threading.Thread(target=contextvars.copy_context().run, args=(read,), daemon=True)
