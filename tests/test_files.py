@@ -50,14 +50,14 @@ def test_a_failing_write_leaves_the_earlier_file_and_nothing_else(
         monkeypatch.setattr(os, failing, full)
     with pytest.raises(KeyboardInterrupt if failing == "interrupt" else OutputError) as caught:
         write_atomically(path, write)
-    told = f"{path} cannot be written: {os.strerror(errno.ENOSPC)}; free some space"
-    assert failing == "interrupt" or str(caught.value).startswith(told)
+    message = f"{path} cannot be written: {os.strerror(errno.ENOSPC)}; free some space"
+    assert failing == "interrupt" or str(caught.value).startswith(message)
     assert path.read_text() == "earlier"
     assert os.listdir(tmp_path) == ["out.txt"]
 
 
 @pytest.mark.parametrize("name", ["absent/out.txt", "file/out.txt", "folder", "n" * 300])
-def test_a_place_that_takes_no_file_is_an_output_error(name: str, tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_a_file_is_an_output_error(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "folder").mkdir()
     with pytest.raises(OutputError, match=r"cannot be written: \w+"):
@@ -98,7 +98,7 @@ def test_a_reserve_holds_its_room_until_it_is_released(tmp_path: Path) -> None:
         RunFolder(tmp_path / "absent").reserve_space(1)
 
 
-def test_a_look_at_the_lock_does_not_stop_a_run_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checking_the_lock_does_not_stop_a_run_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".lock").write_bytes(b"")
     looking = open(tmp_path / ".lock", "rb")  # noqa: SIM115 - closed while the other one waits
     fcntl.flock(looking, fcntl.LOCK_SH)

@@ -81,7 +81,7 @@ def test_mask_ratios_come_back_as_written(ratios: list[float]) -> None:
 @given(st.lists(TEXTS | st.builds("{}={}".format, st.sampled_from(["lr", "a", "if"]), TEXTS), max_size=3))
 @example(["a=" + "(" * 1000])
 @example(["a=" + "-" * 20000 + "1"])
-def test_pairs(pairs: list[str]) -> None:
+def test_any_pairs_are_read_or_refused(pairs: list[str]) -> None:
     with read_or_refused():
         assert all(name.isidentifier() for name in read_pairs(pairs, "--set"))
 
@@ -110,9 +110,9 @@ NAMES = st.binary(min_size=1, max_size=30).filter(lambda name: b"\0" not in name
 
 @given(st.lists(NAMES, max_size=8), st.sampled_from([b"\0", b"\n", b"\r\n"]))
 def test_any_name_comes_through_a_pipe(names: list[bytes], end: bytes) -> None:
-    fit = [name for name in names if end == b"\0" or not (b"\n" in name or name.endswith(b"\r"))]
-    content = b"".join(name + end for name in fit)
-    assert [os.fsencode(name) for name in paths_in(content, end == b"\0")] == fit
+    valid = [name for name in names if end == b"\0" or not (b"\n" in name or name.endswith(b"\r"))]
+    content = b"".join(name + end for name in valid)
+    assert [os.fsencode(name) for name in paths_in(content, end == b"\0")] == valid
 
 
 @given(st.binary(max_size=200), st.booleans())
@@ -122,14 +122,14 @@ def test_no_bytes_on_a_pipe_are_a_crash(content: bytes, null_separated: bool) ->
 
 
 @given(st.lists(st.text(max_size=12), min_size=3, max_size=3))
-def test_the_order_of_names_is_one(names: list[str]) -> None:
+def test_natural_order_is_total(names: list[str]) -> None:
     first, second, third = sorted(names, key=natural_key)
     assert natural_key(first) <= natural_key(second) <= natural_key(third)
     assert (natural_key(names[0]) == natural_key(names[1])) == (names[0] == names[1])
 
 
 @given(st.binary(max_size=100) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_label_files_and_image_lists(tmp_path: Path, content: bytes) -> None:
+def test_any_label_file_and_image_list_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "lines.txt"
     file.write_bytes(content)
     with read_or_refused():

@@ -61,7 +61,7 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
     assert seen == [20, 24, 20, 24]
     tree = open_dataset(result.labelled, num_classes=len(CLASS_NAMES), labels=CLASS_NAMES)
     assert {domain.name for domain in tree.domains} == set(CONDITIONS)
-    labelled = [pair for each in tree.domains for pair in zip(each.sources, each.labels.tolist(), strict=True)]
+    labelled = [pair for domain in tree.domains for pair in zip(domain.sources, domain.labels.tolist(), strict=True)]
     numbers = {Path(path).read_bytes(): label for path, label in labelled}
     assert [numbers[frame.path.read_bytes()] for frame in result.frames] == [frame.label for frame in result.frames]
     with pytest.raises(UsageError, match=r"holds an earlier demo; .* replace it with --overwrite"):

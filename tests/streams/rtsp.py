@@ -32,7 +32,9 @@ class _Camera(socketserver.StreamRequestHandler):
             while server.played < server.most and (request := self.rfile.readline().decode()):
                 method = request.partition(" ")[0]
                 headers = iter(lambda: self.rfile.readline().decode().strip(), "")
-                sequence = next(value for name, _, value in (each.partition(":") for each in headers) if name == "CSeq")
+                sequence = next(
+                    value for name, _, value in (header.partition(":") for header in headers) if name == "CSeq"
+                )
                 for _ in headers:
                     pass
                 more, body = _ANSWERS[method]
@@ -56,12 +58,12 @@ def _payload(pixels: np.ndarray) -> bytes:
     packet.
     """
     jpeg = cv2.imencode(".jpg", pixels[..., ::-1])[1].tobytes()
-    tables, place = b"", 2
-    while (marker := jpeg[place + 1]) != 0xDA:  # up to the scan
-        length = int.from_bytes(jpeg[place + 2 : place + 4])
-        tables += jpeg[place + 5 : place + 2 + length] if marker == 0xDB else b""
-        place += 2 + length
-    scan = jpeg[place + 2 + int.from_bytes(jpeg[place + 2 : place + 4]) : -2]
+    tables, position = b"", 2
+    while (marker := jpeg[position + 1]) != 0xDA:  # up to the scan
+        length = int.from_bytes(jpeg[position + 2 : position + 4])
+        tables += jpeg[position + 5 : position + 2 + length] if marker == 0xDB else b""
+        position += 2 + length
+    scan = jpeg[position + 2 + int.from_bytes(jpeg[position + 2 : position + 4]) : -2]
     height, width = pixels.shape[:2]
     head = struct.pack(">IBBBBBBH", 0, 1, 255, width // 8, height // 8, 0, 0, len(tables))  # 4:2:0, tables inside
     return head + tables + scan

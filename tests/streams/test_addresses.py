@@ -36,7 +36,7 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("login", "path", "told"),
+    ("login", "path", "message"),
     [
         ("", "/404", "the server answers 404 Not Found"),
         ("", "/799", "the server answers 799"),
@@ -47,13 +47,13 @@ def server() -> Iterator[str]:
         ("", "/video", None),
     ],
 )
-def test_a_web_server_says_why(login: str, path: str, told: str | None, server: str) -> None:
-    assert why_not_open(f"http://{login}{server}{path}") == told
+def test_the_response_of_a_web_server_is_reported(login: str, path: str, message: str | None, server: str) -> None:
+    assert why_not_open(f"http://{login}{server}{path}") == message
 
 
 def test_the_reason_is_reported_without_the_password(server: str) -> None:
-    told = rf"^http://\*\*\*@{server}/404 cannot be opened as a video \(the server answers 404 Not Found\); check"
-    with pytest.raises(StreamError, match=told):
+    message = rf"^http://\*\*\*@{server}/404 cannot be opened as a video \(the server answers 404 Not Found\); check"
+    with pytest.raises(StreamError, match=message):
         next(open_stream(f"http://me:secret@{server}/404").frames)
 
 
@@ -61,11 +61,11 @@ def test_the_reason_is_reported_without_the_password(server: str) -> None:
 def test_a_refused_connection_is_reported_as_such(scheme: str) -> None:
     with socket.socket() as unused:  # bound, and not listening
         unused.bind(("127.0.0.1", 0))
-        told = why_not_open(f"{scheme}://127.0.0.1:{unused.getsockname()[1]}/live")
-    assert told == "the connection is refused: is the port right, and the server running?"
+        message = why_not_open(f"{scheme}://127.0.0.1:{unused.getsockname()[1]}/live")
+    assert message == "the connection is refused: is the port right, and the server running?"
 
 
-def test_addresses_that_tell_nothing_are_no_error() -> None:
+def test_inconclusive_addresses_are_no_error() -> None:
     assert why_not_open("udp://@:1234") is None
     assert why_not_open("http://host:port/") == "it is not a valid address"
 
@@ -76,14 +76,14 @@ def test_an_unknown_protocol_is_refused_at_once() -> None:
     check_protocol("RTSP://host/x")
 
 
-class _Asked(QuietHandler):
-    """Keeps what it is asked with; /away redirects to another server."""
+class _Recorder(QuietHandler):
+    """Records the requests; /away redirects to another server."""
 
     away = ""
-    asked: ClassVar[list[tuple[str, str | None]]] = []
+    requests: ClassVar[list[tuple[str, str | None]]] = []
 
     def do_GET(self) -> None:
-        self.asked.append((f"{self.connection.getsockname()[1]}{self.path}", self.headers["Authorization"]))
+        self.requests.append((f"{self.connection.getsockname()[1]}{self.path}", self.headers["Authorization"]))
         if self.path == "/live" and not self.headers["Authorization"]:
             self.send_response(401)
             self.send_header("WWW-Authenticate", 'Basic realm="camera"')
@@ -99,8 +99,8 @@ class _Asked(QuietHandler):
 @pytest.fixture
 def camera_and_stranger() -> Iterator[tuple[str, str]]:
     """Ports of a server that redirects to another, and of that one."""
-    with serving(_Asked) as camera, serving(_Asked) as stranger:
-        _Asked.away, _Asked.asked = f"http://127.0.0.1:{stranger.server_port}", []
+    with serving(_Recorder) as camera, serving(_Recorder) as stranger:
+        _Recorder.away, _Recorder.requests = f"http://127.0.0.1:{stranger.server_port}", []
         yield str(camera.server_port), str(stranger.server_port)
 
 
@@ -108,10 +108,10 @@ def test_a_password_does_not_go_to_a_server_that_is_redirected_to(camera_and_str
     camera, stranger = camera_and_stranger
     address = f"http://admin:secret@127.0.0.1:{camera}/away"
     assert why_not_open(address) is None
-    assert [place for place, _ in _Asked.asked] == [f"{camera}/away"]
+    assert [target for target, _ in _Recorder.requests] == [f"{camera}/away"]
     open_capture(address).release()
-    assert (f"{stranger}/live", None) in _Asked.asked
-    assert all(login is None for place, login in _Asked.asked if place.startswith(stranger))
+    assert (f"{stranger}/live", None) in _Recorder.requests
+    assert all(login is None for target, login in _Recorder.requests if target.startswith(stranger))
 
 
 @pytest.mark.parametrize(
@@ -137,19 +137,19 @@ def test_passwords_are_not_shown(address: str, shown: str) -> None:
 
 
 def test_a_password_is_not_shown_where_an_address_is_not_utf8() -> None:
-    told = r"^http://\*\*\*@host/\udce9 cannot be opened as a video: its name is not valid UTF-8; rename it$"
-    with pytest.raises(StreamError, match=told):
+    message = r"^http://\*\*\*@host/\udce9 cannot be opened as a video: its name is not valid UTF-8; rename it$"
+    with pytest.raises(StreamError, match=message):
         open_capture("http://admin:secret@host/\udce9")
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "message"),
     [(TimeoutError(), None), (OSError("no route"), None), (ValueError("port"), None), (socket.gaierror(), "host")],
     ids=str,
 )
 def test_of_a_failed_probe_only_an_unknown_host_is_reported(
-    failure: Exception, told: str | None, monkeypatch: pytest.MonkeyPatch
+    failure: Exception, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "create_connection", raising(failure))
     found = why_not_open("rtsp://127.0.0.1:554/x")
-    assert found is None if told is None else found and told in found
+    assert found is None if message is None else found and message in found

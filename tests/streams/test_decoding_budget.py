@@ -32,10 +32,12 @@ def test_a_limit_on_the_process_leaves_a_quarter_to_decoding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "expected"), [(64 * 2**30, 2048), (4 * 2**30, 1024), (512 * MIB, 256), (0, 1024)], ids=str
+    ("total", "expected"), [(64 * 2**30, 2048), (4 * 2**30, 1024), (512 * MIB, 256), (0, 1024)], ids=str
 )
-def test_without_a_limit_the_machine_says(there: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding_budget, "machine_bytes", lambda: there)
+def test_without_a_limit_the_budget_is_a_quarter_of_the_machines_memory(
+    total: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding_budget, "machine_bytes", lambda: total)
     assert decoding_bytes(None) == expected * MIB
 
 
@@ -61,7 +63,7 @@ def test_images_decode_together_only_while_there_is_room() -> None:
     assert 90 <= most <= 100
 
 
-def test_a_large_image_is_not_overtaken_for_ever() -> None:
+def test_small_images_do_not_overtake_a_large_one() -> None:
     budget, done = Budget(10), list[int]()
     budget.take(6)
 

@@ -95,7 +95,7 @@ def test_frames_come_in_stream_order_whatever_their_loading_takes(ahead: int, wo
     assert images == [[value] * 3 for value in range(30)]
 
 
-def test_unreadable_frames_stand_in_their_places_with_the_reason() -> None:
+def test_unreadable_frames_keep_their_positions_and_have_a_reason() -> None:
     frames = [
         grey_frame(0, 0.02),
         Frame("cut.jpg", raising(FrameError("image file is truncated"))),
@@ -107,8 +107,8 @@ def test_unreadable_frames_stand_in_their_places_with_the_reason() -> None:
     decoded = list(prefetch(frames, to_tensor, ahead=4))
     assert [frame.index for frame in decoded] == list(range(6))
     assert [frame.image is None for frame in decoded] == [False, True, False, True, True, False]
-    told = [f"cannot be preprocessed: {why}" for why in ("height and width must be > 0", "MemoryError")]
-    assert [frame.error for frame in decoded] == [None, "image file is truncated", None, *told, None]
+    message = [f"cannot be preprocessed: {why}" for why in ("height and width must be > 0", "MemoryError")]
+    assert [frame.error for frame in decoded] == [None, "image file is truncated", None, *message, None]
 
 
 @pytest.mark.parametrize("ahead", [1, 10])
