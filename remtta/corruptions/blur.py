@@ -1,7 +1,6 @@
 """Blur: out of focus, behind frosted glass, in motion, while zooming, and Gaussian; and the filters that do it.
 
-See `noise` for the signature of a corruption. Lengths in pixels are multiplied by `scale`. The filters take an image
-(H, W, 3) or a layer (H, W), float32.
+Lengths in pixels are multiplied by `scale`. The filters take an image (H, W, 3) or a layer (H, W), float32.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ from array import array
 
 import numpy as np
 
-from remtta.corruptions.noise import Array
 from remtta.streams.capture import load_opencv
 
 cv2 = load_opencv("corrupting images")
+
+Array = np.ndarray
+"""float32 throughout."""
 
 MAX_SIDE = 32_766
 """The largest height and width of an image in which OpenCV can remap pixels (elastic_transform)."""

@@ -2,7 +2,7 @@
 
 Random layers (H, W) of flakes, drops, fog, ice and displacements are drawn on a canvas whose short side is the
 reference size of the parameters, 224 or 32 px, and then resized to the image. They therefore look alike at every size,
-and nothing is resized if the image has the reference size. See `noise` for the signature of a corruption.
+and nothing is resized if the image has the reference size.
 
 Ice is drawn by code, in place of the benchmark's photographs of frost: a bluish white on dark, of a haze of uneven
 density, a network of ridges between crystals, and feathers that branch at 60 degrees as ice does.
@@ -15,8 +15,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from remtta.corruptions.blur import cv2, gaussian_filter, motion_filter, zoomed
-from remtta.corruptions.noise import Array
+from remtta.corruptions.blur import Array, cv2, gaussian_filter, motion_filter, zoomed
 
 _WATER = np.array([175, 238, 238], dtype=np.float32) / 255  # pale turquoise
 _MUD = np.array([63, 42, 20], dtype=np.float32) / 255
