@@ -15,17 +15,26 @@ from tests.streams.servers import QuietHandler, serving
 
 
 class _Server(QuietHandler):
-    """Answers with the status in the path; /page is a page, /video claims to be one, /private wants a password."""
+    """Records requests, and answers with the status in the path; /page is a page, /video claims to be one, /private
+    wants a password, /away redirects to /private of the server `away`.
+    """
+
+    away = ""
+    requests: ClassVar[list[tuple[str, str | None]]] = []
 
     def do_GET(self) -> None:
-        name = self.path.strip("/")
-        login = base64.b64encode(b"me:k@y").decode()
-        allowed = name != "private" or self.headers["Authorization"] == f"Basic {login}"
-        if name.isdecimal() or not allowed:
-            self.send_response(int(name) if allowed else 401)
+        name, login = self.path.strip("/"), self.headers["Authorization"]
+        self.requests.append((f"{self.connection.getsockname()[1]}{self.path}", login))
+        if name == "private" and login != f"Basic {base64.b64encode(b'me:k@y').decode()}":
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="camera"')
+        elif name == "away":
+            self.send_response(302)
+            self.send_header("Location", f"{self.away}/private")
         else:
-            self.send_response(200)
+            self.send_response(int(name) if name.isdecimal() else 200)
             self.send_header("Content-Type", "text/html; charset=utf-8" if name == "page" else "video/mp4")
+        self.send_header("Content-Length", "0")
         self.end_headers()
 
 
@@ -76,42 +85,16 @@ def test_an_unknown_protocol_is_refused_at_once() -> None:
     check_protocol("RTSP://host/x")
 
 
-class _Recorder(QuietHandler):
-    """Records the requests; /away redirects to another server."""
-
-    away = ""
-    requests: ClassVar[list[tuple[str, str | None]]] = []
-
-    def do_GET(self) -> None:
-        self.requests.append((f"{self.connection.getsockname()[1]}{self.path}", self.headers["Authorization"]))
-        if self.path == "/live" and not self.headers["Authorization"]:
-            self.send_response(401)
-            self.send_header("WWW-Authenticate", 'Basic realm="camera"')
-        elif self.path == "/away":
-            self.send_response(302)
-            self.send_header("Location", f"{self.away}/live")
-        else:
-            self.send_response(404)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-
-@pytest.fixture
-def camera_and_stranger() -> Iterator[tuple[str, str]]:
-    """Ports of a server that redirects to another, and of that one."""
-    with serving(_Recorder) as camera, serving(_Recorder) as stranger:
-        _Recorder.away, _Recorder.requests = f"http://127.0.0.1:{stranger.server_port}", []
-        yield str(camera.server_port), str(stranger.server_port)
-
-
-def test_a_password_does_not_go_to_a_server_that_is_redirected_to(camera_and_stranger: tuple[str, str]) -> None:
-    camera, stranger = camera_and_stranger
-    address = f"http://admin:secret@127.0.0.1:{camera}/away"
-    assert why_not_open(address) is None
-    assert [target for target, _ in _Recorder.requests] == [f"{camera}/away"]
-    open_capture(address).release()
-    assert (f"{stranger}/live", None) in _Recorder.requests
-    assert all(login is None for target, login in _Recorder.requests if target.startswith(stranger))
+def test_a_password_does_not_go_to_a_server_that_is_redirected_to(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Server, "requests", [])
+    with serving(_Server) as other:
+        monkeypatch.setattr(_Server, "away", f"http://127.0.0.1:{other.server_port}")
+        address = f"http://admin:secret@{server}/away"
+        assert why_not_open(address) is None
+        assert [target for target, _ in _Server.requests] == [server.partition(":")[2] + "/away"]
+        open_capture(address).release()
+    logins = [login for target, login in _Server.requests if target == f"{other.server_port}/private"]
+    assert logins and set(logins) == {None}
 
 
 @pytest.mark.parametrize(
