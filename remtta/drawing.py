@@ -19,7 +19,7 @@ COLOURS = {
 """Colours of methods, the same in every plot."""
 
 PLAIN_TEXT: Any = {"text.usetex": False, "text.parse_math": False}  # matplotlib types its keys as literals
-"""Settings of matplotlib with which names are no formulas, whatever a user's matplotlibrc says."""
+"""Settings of matplotlib that show names as they are, not as formulas, whatever a user's matplotlibrc says."""
 
 
 def running_error(missed: Sequence[int], window: int | None = None) -> np.ndarray:

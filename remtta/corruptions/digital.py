@@ -102,7 +102,7 @@ def _displacement(image: Array, rng: np.random.Generator, scale: float, strength
 
 
 def pixelate(image: Array, rng: np.random.Generator, scale: float, *, fraction: float) -> Array:
-    """Downscale to a fraction of the width and height and upscale again, with box"""
+    """Downscale to a fraction of the width and height and upscale again, with box filters."""
     picture = to_image(image)
     small = (max(1, int(picture.width * fraction)), max(1, int(picture.height * fraction)))
     return to_float(picture.resize(small, Image.Resampling.BOX).resize(picture.size, Image.Resampling.BOX))

@@ -30,7 +30,7 @@ FRAMES_PER_CONDITION = 400
 METHODS = ("source", "remtta")
 FRAMES, LABELLED = "frames", "labelled"
 WINDOW = 80
-"""Frames that the picture's curve is a mean over."""
+"""Number of frames over which the picture's curve is averaged."""
 
 _STREAM_SEED = 77  # separates the drive from the training images, which are seeded with a single number
 

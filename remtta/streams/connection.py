@@ -113,7 +113,7 @@ class Watchdog:
         return self._took(_TIMED_OUT, self._created if began is None else began)
 
     def starved(self, since: float) -> bool:
-        """Return True if the time without a decodable frame has exceeded the timeout."""
+        """Return True if there has been no decodable frame for longer than the timeout."""
         if self.clock() - since < self._read_timeout_s:
             return False
         self.reason = f"no frame that could be decoded within {self._read_timeout_s:g} s"
@@ -311,7 +311,7 @@ class Connection:
         return CapturedFrame(self.number, arrived, pixels, self._utc(arrived), self._position_s)
 
     def _utc(self, clock_time: float) -> str | None:
-        """Convert a time of the clock to a UTC date, for live sources."""
+        """Convert a time of the clock to UTC; return None in a finite video."""
         if self.promised:
             return None
         then = datetime.now(UTC) - timedelta(seconds=self._watchdog.clock() - clock_time)

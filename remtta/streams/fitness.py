@@ -26,7 +26,7 @@ _SLOW_VIDEO_S = 0.15  # between frames
 
 
 def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> dict[int, str]:
-    """Find frames that are black, or equal to the one before, as lost signals and frozen cameras give them.
+    """Find frames that are black, or equal to the previous one, as from lost signals and frozen cameras.
 
     Return reasons by frame index; `before` is the fingerprint of the last readable video frame before them.
     """

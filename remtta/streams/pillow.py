@@ -29,8 +29,11 @@ _BLOCK_BYTES = 64 * _MIB  # glibc returns blocks above 32 MiB to the system; sma
 _MAX_BYTES_PER_PIXEL = 32
 _UNLIMITED_READS = ("QOI", "DDS")  # decoded in Python, reading no more than that
 MAX_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
-_EXCLUDED_FORMATS = {"BUFR", "GRIB", "HDF5", "MPEG"} | {"EPS", "IPTC"}
-"""Formats that Pillow only recognises; programs, which Ghostscript would run; any image of any size in another file."""
+_EXCLUDED_FORMATS = {
+    *("BUFR", "GRIB", "HDF5", "MPEG"),  # which Pillow only recognises
+    "EPS",  # a program, which Ghostscript would run
+    "IPTC",  # contains an image of any format and size
+}
 
 
 @functools.cache

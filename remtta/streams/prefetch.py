@@ -42,7 +42,7 @@ class DecodedFrame:
 
 
 PAUSE = DecodedFrame(index=-1, source="", number=None, time_s=None, image=None)
-"""Yielded in place of a frame if none will come for a while."""
+"""Yielded in place of a frame while the source pauses."""
 
 _Ready = queue.SimpleQueue[futures.Future[DecodedFrame] | Exception | None]
 

@@ -108,7 +108,7 @@ def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = F
 
 
 def check_not_empty(stream: Stream) -> None:
-    """Raise StreamError for a stream of which no frame came, unless it is a list, which may be empty."""
+    """Raise StreamError for a stream that gave no frame, unless it is a list of paths, which may be empty."""
     if stream.kind != "paths":
         raise StreamError(f"{stream.name}: the source has no frames")
 
