@@ -18,8 +18,7 @@ from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image
 from tests.records import rows_of
 from tests.runs.tiny import adapt_tiny
-from tests.streams.rtsp import rtsp_camera
-from tests.streams.servers import QuietHandler, serving
+from tests.streams.servers import QuietHandler, rtsp_camera, serving
 
 
 class WebCamera(QuietHandler):
