@@ -199,8 +199,8 @@ class FolderLock:
 
     def release(self) -> None:
         """Release the lock."""
-        # Remove the file before unlocking: afterwards it may be that of the next holder. Windows, which cannot remove an
-        # open file, or a disk that is gone, may leave it behind.
+        # Remove the file before unlocking: afterwards it may be that of the next holder. It stays if the disk is gone,
+        # or on Windows, which removes no open files.
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
