@@ -1,18 +1,34 @@
-"""Convert state dicts of torchvision and of Hugging Face's transformers to timm's names, by tables of patterns."""
+"""Rename weights of torchvision and of Hugging Face's transformers to timm's names, by tables of patterns."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+Library = Literal["torchvision", "transformers"]
 Rules = Sequence[tuple[str, str]]
 """Patterns of names and their replacements, applied in sequence."""
 
 TORCHVISION_PREPROCESSING = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 """The preprocessing with which all of torchvision's weights were trained."""
+
+NOT_SMOOTHED = ("vit", "deit", "dinov2")
+"""Models whose position embeddings are downsampled without antialiasing, unlike timm's."""
+
+_MAX_STAGES = 8
+_UNUSED = re.compile(r"\.mask_token$|\.pooler\.dense\.|\.relative_position_index$")
+"""Weights that classifiers save but never use, and indices that timm computes."""
+
+
+def _numbered_stages(stage: str, downsampling: str) -> Rules:
+    """Return the rules for torchvision's `features`: odd ones are stages, even ones downsample for the next stage."""
+    stages = [(rf"^features\.{2 * n + 1}\.(\d+)\.", rf"{stage}.{n}.blocks.\1.") for n in range(_MAX_STAGES)]
+    return [*stages, *((rf"^features\.{2 * n}\.", f"{stage}.{n}.{downsampling}.") for n in range(1, _MAX_STAGES))]
+
 
 _VISION_VIT: Rules = (
     (r"^class_token$", "cls_token"),
@@ -30,16 +46,14 @@ _VISION_VIT: Rules = (
 _VISION_SWIN: Rules = (
     (r"^features\.0\.0\.", "patch_embed.proj."),
     (r"^features\.0\.2\.", "patch_embed.norm."),
-    (r"^stage\.(\d+)\.(\d+)\.", r"layers.\1.blocks.\2."),
-    (r"^between\.(\d+)\.", r"layers.\1.downsample."),
+    *_numbered_stages("layers", "downsample"),
     (r"\.mlp\.0\.", ".mlp.fc1."),
     (r"\.mlp\.3\.", ".mlp.fc2."),
     (r"^head\.", "head.fc."),
 )
 _VISION_CONVNEXT: Rules = (
     (r"^features\.0\.", "stem."),
-    (r"^stage\.(\d+)\.(\d+)\.", r"stages.\1.blocks.\2."),
-    (r"^between\.(\d+)\.", r"stages.\1.downsample."),
+    *_numbered_stages("stages", "downsample"),
     (r"\.block\.0\.", ".conv_dw."),
     (r"\.block\.2\.", ".norm."),
     (r"\.block\.3\.", ".mlp.fc1."),
@@ -48,19 +62,6 @@ _VISION_CONVNEXT: Rules = (
     (r"^classifier\.0\.", "head.norm."),
     (r"^classifier\.2\.", "head.fc."),
 )
-_VISION_RULES = {
-    "encoder.layers.encoder_layer_0.ln_1.weight": _VISION_VIT,
-    "features.1.0.attn.relative_position_bias_table": _VISION_SWIN,
-    "features.1.0.layer_scale": _VISION_CONVNEXT,
-}
-"""A name unique to each family, and the family's rules."""
-
-NOT_SMOOTHED = ("vit", "deit", "dinov2")
-"""Models whose position embeddings are downsampled without antialiasing, unlike timm's."""
-
-_UNUSED = re.compile(r"\.mask_token$|\.pooler\.dense\.|\.relative_position_index$")
-"""Weights that its classifiers keep but never use."""
-
 _BLOCK: Rules = (
     (r"\.attention\.(?:attention|self)\.(query|key|value)\.", r".attn.\1."),
     (r"\.attention\.q_proj\.", ".attn.query."),  # since version 5, within the program
@@ -91,7 +92,7 @@ _VIT: Rules = (
 _SWIN: Rules = (
     (r"^embeddings\.patch_embeddings\.projection\.", "patch_embed.proj."),
     (r"^embeddings\.norm\.", "patch_embed.norm."),
-    *((rf"^encoder\.layers\.{number}\.downsample\.", f"layers.{number + 1}.downsample.") for number in range(8)),
+    *((rf"^encoder\.layers\.{n}\.downsample\.", f"layers.{n + 1}.downsample.") for n in range(_MAX_STAGES)),
     (r"^encoder\.layers\.", "layers."),
     *_BLOCK,
     (r"^layernorm\.", "norm."),
@@ -109,7 +110,13 @@ _CONVNEXT: Rules = (
     (r"^layernorm\.", "head.norm."),
     (r"^classifier\.", "head.fc."),
 )
-_RULES = {
+_TORCHVISION = {
+    "encoder.layers.encoder_layer_0.ln_1.weight": _VISION_VIT,
+    "features.1.0.attn.relative_position_bias_table": _VISION_SWIN,
+    "features.1.0.layer_scale": _VISION_CONVNEXT,
+}
+"""The rules of each family, by a name that only this family has. ResNets have timm's names."""
+_TRANSFORMERS = {
     **dict.fromkeys(("vit", "deit", "dinov2", "dinov2_with_registers"), _VIT),
     "swin": _SWIN,
     "convnext": _CONVNEXT,
@@ -117,58 +124,26 @@ _RULES = {
 """By the prefix of all names except the classifier's, which is also the model_type of config.json."""
 
 
-def from_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the weights under timm's names; None if not in torchvision's, whose ResNets have timm's names. Raise
-    ValueError if two weights would have the same name.
+def to_timm_names(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Library | None]:
+    """Return the weights under timm's names, without unused ones, and the library whose names they had, if any.
+
+    Raise ValueError if two weights would have the same name; RuntimeError if weights that timm keeps in one tensor have
+    incompatible shapes.
     """
-    rules = next((rules for name, rules in _VISION_RULES.items() if name in state), None)
-    if rules is None:
-        return None
-    made = {name: tensor for name, tensor in state.items() if not name.endswith(".relative_position_index")}
-    numbered = {_numbered(name): tensor for name, tensor in made.items()}
-    return {
-        name: tensor.flatten() if name.endswith(".gamma") else tensor
-        for name, tensor in renamed(numbered, rules).items()
-    }
-
-
-def _numbered(name: str) -> str:
-    """Mark odd features as stages and even ones as transitions, which timm counts with the following stage."""
-    match = re.match(r"features\.([1-9]\d*)\.", name)
-    if match is None:
-        return name
-    number = int(match[1])
-    place = f"stage.{number // 2}." if number % 2 else f"between.{number // 2}."
-    return place + name[match.end() :]
-
-
-def from_transformers(state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-    """Return the weights under timm's names, without unused ones; None if not in transformers'. Raise ValueError if two
-    weights would have the same name; RuntimeError if weights that timm keeps in one tensor have incompatible shapes.
-    """
-    kind = next((kind for kind in _RULES if any(name.startswith(f"{kind}.embeddings.") for name in state)), None)
-    if kind is None:
-        return None
-    read = {name.removeprefix(f"{kind}."): state[name] for name in state if not _UNUSED.search(name)}
-    result = renamed(read, _RULES[kind])
-    if "dist_token" in result and "head_dist.weight" not in result:
-        result["reg_token"] = result.pop("dist_token")  # a token that no head reads is a register
-    elif kind == "dinov2_with_registers":
-        result = _class_token_placed(result)
-    result = joined(result, ("attn.query", "attn.key", "attn.value"), "attn.qkv")
-    return joined(result, ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc1")
-
-
-def _class_token_placed(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add the class token's position to the token, as timm does for models whose registers have no position."""
-    token, positions = state.get("cls_token"), state.get("pos_embed")
-    if token is None or positions is None or positions.ndim != token.ndim or positions.shape[2:] != token.shape[2:]:
-        return dict(state)  # reported as a mismatch
-    return {**state, "cls_token": token.float() + positions[:, :1].float(), "pos_embed": positions[:, 1:]}
+    used = {name: tensor for name, tensor in state.items() if not _UNUSED.search(name)}
+    for marker, rules in _TORCHVISION.items():
+        if marker in state:
+            made = renamed(used, rules)
+            return {name: w.flatten() if name.endswith(".gamma") else w for name, w in made.items()}, "torchvision"
+    for prefix, rules in _TRANSFORMERS.items():
+        if any(name.startswith(f"{prefix}.embeddings.") for name in state):
+            made = renamed({name.removeprefix(f"{prefix}."): tensor for name, tensor in used.items()}, rules)
+            return _with_timms_tensors(made, prefix), "transformers"
+    return dict(state), None
 
 
 def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
-    """Return the same tensors under the names that the rules give; raise ValueError if two would have the same name."""
+    """Return the tensors under the names that the rules give; raise ValueError if two would have the same name."""
     result: dict[str, Tensor] = {}
     for name, tensor in state.items():
         new = name
@@ -180,17 +155,28 @@ def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
     return result
 
 
-def joined(state: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> dict[str, Tensor]:
-    """Return the tensors with those of sibling layers concatenated, in the place of the first.
+def _with_timms_tensors(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return transformers' weights with the tokens and the joined layers of timm's models."""
+    if "dist_token" in state and "head_dist.weight" not in state:
+        state["reg_token"] = state.pop("dist_token")  # a token that no head reads is a register
+    token, positions = state.get("cls_token"), state.get("pos_embed")
+    if (
+        prefix == "dinov2_with_registers"  # registers have no position: timm adds the class token's to the token itself
+        and token is not None
+        and positions is not None
+        and (positions.ndim, positions.shape[2:]) == (token.ndim, token.shape[2:])  # else reported as a mismatch
+    ):
+        state |= {"cls_token": token.float() + positions[:, :1].float(), "pos_embed": positions[:, 1:]}
+    state = _joined(state, ("attn.query", "attn.key", "attn.value"), "attn.qkv")
+    return _joined(state, ("mlp.gate_proj", "mlp.up_proj"), "mlp.fc1")
 
-    If one of the parts, given in the order of their rows, is missing, nothing is joined. Raise RuntimeError if their
-    shapes are incompatible.
-    """
-    first = re.compile(rf"(.*\.){re.escape(parts[0])}\.(weight|bias)")
+
+def _joined(state: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> dict[str, Tensor]:
+    """Return the tensors with those of the layers `parts` of each block concatenated, if the block has all of them."""
     result = dict(state)
     for name in state:
-        match = first.fullmatch(name)
-        names = [f"{match[1]}{part}.{match[2]}" for part in parts] if match else []
-        if match and all(each in state for each in names):
-            result[f"{match[1]}{whole}.{match[2]}"] = torch.cat([result.pop(each) for each in names])
+        block, _, kind = name.rpartition(f".{parts[0]}.")
+        names = [f"{block}.{part}.{kind}" for part in parts]
+        if block and all(part in state for part in names):
+            result[f"{block}.{whole}.{kind}"] = torch.cat([result.pop(part) for part in names])
     return result
