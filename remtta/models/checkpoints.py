@@ -22,10 +22,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError, first_line, listed
-from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, to_timm_names
 from remtta.models.heads import classifiers_of
 from remtta.models.preprocessing import check_preprocessing
 from remtta.models.unwrapping import config_of
+from remtta.models.weight_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, to_timm_names
 
 _log = logging.getLogger("remtta")
 
