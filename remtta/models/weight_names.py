@@ -175,8 +175,8 @@ def _joined(state: Mapping[str, Tensor], parts: Sequence[str], whole: str) -> di
     """Return the tensors with those of the layers `parts` of each block concatenated, if the block has all of them."""
     result = dict(state)
     for name in state:
-        block, _, kind = name.rpartition(f".{parts[0]}.")
-        names = [f"{block}.{part}.{kind}" for part in parts]
+        block, _, suffix = name.rpartition(f".{parts[0]}.")
+        names = [f"{block}.{part}.{suffix}" for part in parts]
         if block and all(part in state for part in names):
-            result[f"{block}.{whole}.{kind}"] = torch.cat([result.pop(part) for part in names])
+            result[f"{block}.{whole}.{suffix}"] = torch.cat([result.pop(part) for part in names])
     return result
