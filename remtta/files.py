@@ -23,7 +23,7 @@ except ImportError:  # Windows
     fcntl = None
 
 LOCK = ".lock"
-_TRIES, _PAUSE_S = 5, 0.02
+_WAIT_S = 0.1  # for a lock, since another process's `is_locked` may hold it for a moment
 IN_USE = "another run is writing to {}; choose another --output, or wait for it"
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
 
@@ -180,38 +180,31 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
+        from filelock import FileLock, Timeout  # here, since the import takes 70 ms
+
         self._path = folder / LOCK
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         with writing(self._path):
             if self._path.is_symlink():  # do not write through a link
                 self._path.unlink()
-            self._file = open(self._path, "ab")  # noqa: SIM115 - open as long as the lock is held
-        if fcntl is None:  # Windows: no locking
-            return
+            self._path.touch()
+        self._lock = FileLock(self._path, timeout=_WAIT_S, thread_local=False, fallback_to_soft=False)
         try:
-            held = self._taken()
+            self._lock.acquire(poll_interval=_WAIT_S / 5)
+        except Timeout:
+            raise UsageError(IN_USE.format(folder)) from None
         except OSError:  # a file system without locks, such as some network drives
             _log.debug("%s cannot be locked", folder)
-            return
-        if not held:
-            self._file.close()
-            raise UsageError(IN_USE.format(folder))
-
-    def _taken(self) -> bool:
-        """Try to acquire the lock; another process's `is_locked` may hold it for a moment."""
-        for _ in range(_TRIES):
-            with contextlib.suppress(BlockingIOError, FileNotFoundError):
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))  # else just released
-            time.sleep(_PAUSE_S)
-        return False
 
     def release(self) -> None:
         """Release the lock."""
-        with contextlib.suppress(OSError):  # if the disk is gone, no lock is needed
+        # Remove the file before unlocking: afterwards it may be that of the next holder. It stays if the disk is gone,
+        # or on Windows, which removes no open files.
+        with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._lock.release()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -98,6 +98,15 @@ def test_a_reserve_holds_its_room_until_it_is_released(tmp_path: Path) -> None:
         RunFolder(tmp_path / "absent").reserve_space(1)
 
 
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_takes_a_run(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(code, os.strerror(code))))
+    lock = FolderLock(tmp_path)
+    assert is_locked(tmp_path) is None
+    lock.release()
+    assert os.listdir(tmp_path) == []
+
+
 def test_checking_the_lock_does_not_stop_a_run_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".lock").write_bytes(b"")
     looking = open(tmp_path / ".lock", "rb")  # noqa: SIM115 - closed while the other one waits

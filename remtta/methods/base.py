@@ -8,14 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
-from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
+from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.state import Config, MethodState
 
 Center = Callable[[Tensor], Tensor]
@@ -47,27 +45,7 @@ class Method(MethodState[Config]):
 
     Attributes:
         last_views: Logits (L, B, C) of the last update's views as in the loss, the plain one first; None before.
-        adapts: False if batches change nothing.
-        passes_per_step: Forward and backward passes per image; the maximum if it depends on the image.
-        num_models: Number of copies of the model's weights held.
-        delta_refusal: Reason why its updates cannot be saved as a delta; None if they can.
-        max_source_images: Number of source images used at most; None for all.
     """
-
-    settings: ClassVar[type[MethodConfig]] = MethodConfig  # class of its config
-    preset: ClassVar[Preset] = PUBLISHED  # default settings and guard of a method of another package
-
-    trains: ClassVar[TrainedWeights] = "norms"  # the weights that adapt
-    calls_module: ClassVar[bool] = False  # works with any classifier, by the module's own forward pass
-    predicts_after_update: ClassVar[bool] = False  # `update_and_predict` predicts
-    updates_last: ClassVar[bool] = True  # beyond their batch
-    needs_labels: ClassVar[bool] = False
-
-    adapts: bool = True
-    passes_per_step: tuple[float, float] = 1, 1
-    num_models: int = 1
-    delta_refusal: str | None = None
-    max_source_images: int | None = None
 
     def __init__(self, model: AdaptedModel, config: Config) -> None:
         super().__init__(model, config)
@@ -108,25 +86,6 @@ class Method(MethodState[Config]):
     def after_batch(self, views: Tensor) -> bool:
         """Process a batch's views (L, B, C) after its step; return whether to restore the source weights."""
         return False
-
-    def part_size(self, batch_size: int) -> int:
-        """Return the number of images of a batch that go forward and backward at a time."""
-        return self.model.part_size(batch_size)
-
-    def passes(self) -> tuple[float, float]:
-        """Return the number of forward and backward passes per image."""
-        forward, backward = self.passes_per_step
-        return forward * self.config.steps, backward * self.config.steps
-
-    @property
-    def keeps_updates(self) -> bool:
-        """True if updates by gradients last to the next batch."""
-        return bool(self.trained) and self.updates_last and not self.config.episodic
-
-    @property
-    def norms_only(self) -> bool:
-        """True if only normalisation weights change, so that a delta is small."""
-        return self.trains in ("norms", "none")
 
     # A batch: predict, then step.
 
