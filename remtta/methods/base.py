@@ -14,6 +14,7 @@ from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.parts import gradients_in_parts
 from remtta.methods.state import Config, MethodState
 
 Center = Callable[[Tensor], Tensor]
@@ -162,22 +163,12 @@ class Method(MethodState[Config]):
         """Compute a batch's gradients, or none if no image counts; return its views (L, B, C)."""
         self.optimizer.zero_grad()
         size = self.part_size(len(images))
-        if size >= len(images):
-            views, loss, count = self._checked_loss(images, center, *targets)
-            if count and loss.requires_grad:
-                self.model.backward(loss)
-            return views
-        self.model.batch_norms.warn_of_parts()
-        views_of_parts, num_counted = [], 0
-        for part, *rows in zip(images.split(size), *(rows.split(size) for rows in targets), strict=True):
-            views, loss, count = self._checked_loss(part, center, *rows)
-            if count and loss.requires_grad:  # the loss is a mean; sums over the parts add up to the batch's
-                self.model.backward(loss * count)
-            num_counted += count
-            views_of_parts.append(views)
-        if gradients := self.optimizer.gradients():
-            torch._foreach_div_(gradients, float(num_counted))
-        return torch.cat(views_of_parts, dim=1)
+        if size < len(images):
+            return gradients_in_parts(self, size, images, center, *targets)
+        views, loss, count = self.checked_loss(images, center, *targets)
+        if count and loss.requires_grad:
+            self.model.backward(loss)
+        return views
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (B, C) for a loss; those that `predict` computed of the same images, if it kept their graph."""
@@ -209,9 +200,10 @@ class Method(MethodState[Config]):
     def in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Return logits (B, C) that `predict` returns for parts; batch norms that mix images need the whole batch."""
         size = len(images) if self.model.batch_norms.mixes else self.part_size(len(images))
-        return torch.cat([predict(part) for part in images.split(size)]) if size < len(images) else predict(images)
+        return predict(images) if size >= len(images) else torch.cat([predict(part) for part in images.split(size)])
 
-    def _checked_loss(self, images: Tensor, center: Center, *targets: Tensor) -> Loss:
+    def checked_loss(self, images: Tensor, center: Center, *targets: Tensor) -> Loss:
+        """Return `loss`, with views without gradients; raise UsageError or ModelError if nothing can be learned."""
         views, loss, count = self.loss(images, center, *targets)
         if views.ndim != 3:  # of another package's method
             name, shape = type(self).__name__, tuple(views.shape)
