@@ -49,7 +49,7 @@ class Latencies:
         if not below[-1]:
             return self.before
         places = {percent: bisect_left(below, percent / 100 * below[-1]) for percent in (50, 95, 99)}
-        return {f"p{percent}": round(1000 * _EDGES_S[place], 3) for percent, place in places.items()}
+        return {f"p{percent}": round(1000 * _EDGES_S[progress], 3) for percent, progress in places.items()}
 
 
 class TimeBudget:
@@ -110,8 +110,8 @@ class LearnableFrames(LearningPolicy):
     video frame in the place.
     """
 
-    def __init__(self, place: RunProgress, budget: TimeBudget) -> None:
-        self._place, self._budget = place, budget
+    def __init__(self, progress: RunProgress, budget: TimeBudget) -> None:
+        self._place, self._budget = progress, budget
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         reasons = not_to_learn_from(batch.frames, self._place.fingerprint)

@@ -111,7 +111,7 @@ class RunManifest:
         self.started = timing.get("started", self.started)
         self.latencies.before = timing.get("latency_ms")
         if live := self._context.stream.live_source:
-            live.backlog.dropped += self._summary.place.dropped
+            live.backlog.dropped += self._summary.progress.dropped
 
     @property
     def num_dropped(self) -> int:
@@ -122,8 +122,8 @@ class RunManifest:
     @property
     def live_counts(self) -> dict[str, int]:
         """The counts that only live sources have."""
-        place = self._summary.place
-        return {"dropped": place.dropped, "gaps": place.gaps} if self._context.stream.live else {}
+        progress = self._summary.progress
+        return {"dropped": progress.dropped, "gaps": progress.gaps} if self._context.stream.live else {}
 
     def write(self) -> None:
         """Replace the file."""
@@ -131,7 +131,7 @@ class RunManifest:
 
     def content(self) -> dict[str, Any]:
         """Return the content of the file for the run so far."""
-        context, summary, place = self._context, self._summary, self._summary.place
+        context, summary, progress = self._context, self._summary, self._summary.progress
         live = context.stream.live_source
         return {
             "run": self.run,
@@ -142,8 +142,8 @@ class RunManifest:
                 "predicted": summary.num_predicted,
                 "skipped": summary.num_skipped,
                 "updates": summary.num_updates,
-                "not_adapted": place.not_adapted,
-                **({"smoothed": place.smoothed} if context.pipeline.find(Smoother) else {}),
+                "not_adapted": progress.not_adapted,
+                **({"smoothed": progress.smoothed} if context.pipeline.find(Smoother) else {}),
                 **self.live_counts,
             },
             "timing": {
@@ -170,7 +170,7 @@ class RunManifest:
             "preprocessing": context.card.preprocessing.as_dict(),
             "method": {"name": context.method, **context.config.used(), "batch_size": context.options.batch_size},
             "source_statistics": context.pipeline.source_record,
-            "guard": guard_record(context.pipeline, place),
+            "guard": guard_record(context.pipeline, progress),
             "accuracy": estimator.record() if (estimator := context.pipeline.find(Estimator)) else None,
             "options": {
                 key: value for key, value in dataclasses.asdict(context.options).items() if key != "batch_size"

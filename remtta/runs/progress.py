@@ -84,7 +84,11 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unseen_frames(
-    stream: Stream, place: RunProgress, first: Row | None, unsaved: Sequence[Row], transform: Callable[[Image], Tensor]
+    stream: Stream,
+    progress: RunProgress,
+    first: Row | None,
+    unsaved: Sequence[Row],
+    transform: Callable[[Image], Tensor],
 ) -> Iterator[Frame]:
     """Yield the frames of a stream after a place; all frames of a live source, which starts anew. Raise UsageError if
     the stream no longer starts with the frames seen before, in that order.
@@ -95,11 +99,11 @@ def unseen_frames(
         transform: From an image to the model's input, a uint8 tensor (3, H, W).
     """
     limit = stream.options.limit if stream.live else None  # other sources stop at it by themselves
-    frames, left = stream.frames, None if limit is None else max(0, limit - place.frames)
+    frames, left = stream.frames, None if limit is None else max(0, limit - progress.frames)
     # Only once the first frame is read is it known whether the address is a finite video.
     if stream.live and left != 0 and (head := next(frames, None)):
         frames = chain([head], frames)
-    if stream.live and not (place.frames and stream.live_source and stream.live_source.finite):
+    if stream.live and not (progress.frames and stream.live_source and stream.live_source.finite):
         yield from islice(frames, left)
         return
     wanted = "the paths in the same order (sort -V)" if stream.kind == "paths" else "the same source and --frame-stride"
@@ -113,14 +117,14 @@ def unseen_frames(
             now = shown(frame.source, frame.number)
             raise UsageError(f"frame {number} of {stream.name} is {now}, and was {shown(*was)}; {advice}")
 
-    seen, num_known = 0, place.frames + len(unsaved)  # the place goes on with the first frame yielded
-    known = {place.frames: place.last, **({1: [first["source"], first.get("frame")]} if first else {})}
-    for frame in islice(frames, place.frames):
+    seen, num_known = 0, progress.frames + len(unsaved)  # the place goes on with the first frame yielded
+    known = {progress.frames: progress.last, **({1: [first["source"], first.get("frame")]} if first else {})}
+    for frame in islice(frames, progress.frames):
         seen += 1
         if was := known.get(seen):
             check(seen - 1, frame, was)
-        if seen == place.frames and frame.number is not None and place.fingerprint:
-            _warn_of_other(frame, place.fingerprint, transform)
+        if seen == progress.frames and frame.number is not None and progress.fingerprint:
+            _warn_of_other(frame, progress.fingerprint, transform)
     for row, frame in zip(unsaved, frames, strict=False):
         check(seen, frame, [row["source"], row.get("frame")])
         seen += 1

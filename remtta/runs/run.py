@@ -53,15 +53,15 @@ class Run:
         self.context, self._interrupts, self._echoes = context, interrupts, pipe is not None
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
-        place = RunProgress(frames_in_delta=context.start.frames if context.start else 0)
-        self.summary = RunSummary(folder, place, smooths=context.pipeline.find(Smoother) is not None)
+        progress = RunProgress(frames_in_delta=context.start.frames if context.start else 0)
+        self.summary = RunSummary(folder, progress, smooths=context.pipeline.find(Smoother) is not None)
         self.record = RunManifest(context, self.summary)
         self._writer = RunWriter(context, self.summary, self.record, interrupts=interrupts, pipe=pipe, viewers=viewers)
         self._loop = AdaptationLoop(
             context.pipeline,
             context.card,
-            place,
-            policy=LearnableFrames(place, TimeBudget(options.max_ms, options.realtime)),
+            progress,
+            policy=LearnableFrames(progress, TimeBudget(options.max_ms, options.realtime)),
             callback=self._writer,
             interrupts=interrupts,
             reset_every=options.reset_every,
@@ -82,10 +82,10 @@ class Run:
             with self._interrupts.held():
                 self._resume()
             self._stop_if_ended()
-            row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.place.frames else None
+            row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.progress.frames else None
             unsaved, transform = self._writer.expected_rows(), self.context.card.preprocessing.transform()
-            unseen = unseen_frames(stream, summary.place, row, unsaved, transform)
-            decoded = self._stream_batches.decoded(unseen, first=summary.place.frames, wait=self._wait)
+            unseen = unseen_frames(stream, summary.progress, row, unsaved, transform)
+            decoded = self._stream_batches.decoded(unseen, first=summary.progress.frames, wait=self._wait)
             with contextlib.closing(decoded) as frames, contextlib.closing(stream):
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
@@ -126,8 +126,8 @@ class Run:
         self._folder.lock()
         check_same_run(earlier, self.record.content())
         earlier_place, state = load_position(folder / STATE, RunProgress)
-        place = self.summary.place
-        vars(place).update(vars(earlier_place))  # also the loop's and the policy's
+        progress = self.summary.progress
+        vars(progress).update(vars(earlier_place))  # also the loop's and the policy's
         self._loop.resume_from(folder / STATE, state)
         self.summary.num_alarms = self.context.pipeline.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
@@ -135,7 +135,10 @@ class Run:
         self._writer.resume()
         self._folder.reserve_space(self.context.last_bytes)
         _log.info(
-            "resuming %s after %s and %s", folder, counted(place.frames, "frame"), counted(place.updates, "update")
+            "resuming %s after %s and %s",
+            folder,
+            counted(progress.frames, "frame"),
+            counted(progress.updates, "update"),
         )
         if self._echoes:  # a reader that stopped may have lost rows
             _log.info("earlier rows are not sent again; %s has them all", folder / PREDICTIONS)
@@ -175,9 +178,9 @@ class Run:
 
     def _write_last_record(self) -> None:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
-        self.summary.place = replace(self.summary.place)  # the loop's own counts stay unchanged
+        self.summary.progress = replace(self.summary.progress)  # the loop's own counts stay unchanged
         self.summary.count_unsaved(self._writer.expected_rows())
-        self.summary.place.dropped = self.record.num_dropped
+        self.summary.progress.dropped = self.record.num_dropped
         self.record.write()
 
     def _predict_waiting(self) -> None:
@@ -193,7 +196,7 @@ class Run:
             raise GuardStop
 
     def _close(self, *, refused: bool) -> None:
-        self.summary.place.seconds = time.monotonic() - self._writer.started
+        self.summary.progress.seconds = time.monotonic() - self._writer.started
         with contextlib.ExitStack() as last:
             last.callback(self._folder.release)
             last.callback(self._writer.close)

@@ -90,14 +90,14 @@ class RunWriter(LoopCallback):
         """Open the files of an earlier run whose state was saved at the summary's place, and go on from there; raise
         UsageError if lines are missing or damaged.
         """
-        live, place = self._context.stream.live, self.summary.place
+        live, progress = self._context.stream.live, self.summary.progress
         self._rows = RowWriter(
             self.summary.output / PREDICTIONS,
             self._pipe,
-            keep_bytes=place.num_bytes,
+            keep_bytes=progress.num_bytes,
             keep_tail=True,
             durable=True,
-            kept_sha256=place.rows_sha256,
+            kept_sha256=progress.rows_sha256,
             remade=not live,
         )
         if self._rows.num_damaged:
@@ -107,11 +107,11 @@ class RunWriter(LoopCallback):
             self.summary.count_unsaved(self._rows.unsaved_rows())  # their frames cannot be read again
         if self._eventful:
             path = self.summary.output / EVENTS
-            kept = place.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
+            kept = progress.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
             self._events = RowWriter(path, keep_bytes=kept, keep_tail=live, durable=True)  # or made again
             if live:
                 self._events.unsaved_rows()
-        self.started -= place.seconds
+        self.started -= progress.seconds
         self._note_place()
 
     def expected_rows(self) -> list[Row]:
@@ -131,11 +131,11 @@ class RunWriter(LoopCallback):
             )
         for frame in batch.unreported:
             if frame.gap:
-                self.summary.place.gaps += 1
+                self.summary.progress.gaps += 1
                 self.write_event(frame.index, {"event": "gap", "source": frame.source, **dataclasses.asdict(frame.gap)})
         self._record.latencies.add(result.prediction_seconds, len(batch.readable) - batch.num_reported_readable)
         last = batch.frames[-1]
-        self.summary.place.last = [last.source, last.number]
+        self.summary.progress.last = [last.source, last.number]
         logits = result.prediction.logits
         nats = float(entropy(logits).mean()) if len(logits) else None
         if batch.unreported:
@@ -147,9 +147,9 @@ class RunWriter(LoopCallback):
 
     def on_batch_end(self, result: BatchResult) -> None:
         """Write events, and note durations."""
-        summary, place, frames = self.summary, self.summary.place, result.batch.frames
+        summary, progress, frames = self.summary, self.summary.progress, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
-        place.dropped = self._record.num_dropped
+        progress.dropped = self._record.num_dropped
         self._note_place()  # at once: if an event cannot be written, the state must not count rows that it lacks
         summary.num_alarms = self._context.pipeline.total_alarms
         summary.estimates = result.prediction.estimates or summary.estimates
@@ -198,7 +198,7 @@ class RunWriter(LoopCallback):
     def _note_place(self) -> None:
         """Store the sizes of the files, without lines still expected from the earlier run, and the running time."""
         assert self._rows is not None
-        place = self.summary.place
-        place.num_bytes, place.rows_sha256 = self._rows.size, self._rows.sha256
-        place.event_bytes = self._events.size if self._events else 0
-        place.seconds = time.monotonic() - self.started
+        progress = self.summary.progress
+        progress.num_bytes, progress.rows_sha256 = self._rows.size, self._rows.sha256
+        progress.event_bytes = self._events.size if self._events else 0
+        progress.seconds = time.monotonic() - self.started

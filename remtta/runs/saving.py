@@ -84,8 +84,8 @@ class Saver:
         snapshot = self._loop.snapshot
         if snapshot is None:  # in the middle of a batch; keep the previous save
             return
-        place, state = snapshot
-        save_state(self._summary.output / STATE, asdict(place), state)
+        progress, state = snapshot
+        save_state(self._summary.output / STATE, asdict(progress), state)
 
     def _save_delta(self) -> None:
         committed, context = self._loop.committed, self._context

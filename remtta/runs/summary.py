@@ -41,7 +41,7 @@ class RunSummary:
     """
 
     output: Path
-    place: RunProgress = field(default_factory=RunProgress)
+    progress: RunProgress = field(default_factory=RunProgress)
     untimed: int = 0
     num_alarms: int = 0
     num_resumed: int = 0
@@ -56,7 +56,7 @@ class RunSummary:
     def count_unsaved(self, rows: Iterable[Row]) -> None:
         """Count rows that an earlier part wrote after its last save."""
         before = self.num_predicted
-        self.place.count(rows)
+        self.progress.count(rows)
         self.untimed += self.num_predicted - before
 
     def note_answer(self, read_at: str | None, entropy: float | None) -> None:
@@ -87,22 +87,22 @@ class RunSummary:
     @property
     def num_frames(self) -> int:
         """Number of frames seen, including unreadable ones."""
-        return self.place.frames
+        return self.progress.frames
 
     @property
     def num_skipped(self) -> int:
         """Number of frames that could not be read."""
-        return self.place.skipped
+        return self.progress.skipped
 
     @property
     def num_updates(self) -> int:
         """Number of optimizer steps taken."""
-        return self.place.updates
+        return self.progress.updates
 
     @property
     def seconds(self) -> float:
         """Duration from the first frame requested to the last file written."""
-        return self.place.seconds
+        return self.progress.seconds
 
     @property
     def num_predicted(self) -> int:
@@ -122,31 +122,31 @@ class RunSummary:
             "frames": self.num_frames,
             "predicted": self.num_predicted,
             "skipped": self.num_skipped,
-            "dropped": self.place.dropped,
+            "dropped": self.progress.dropped,
             "updates": self.num_updates,
-            "not_adapted": self.place.not_adapted,
+            "not_adapted": self.progress.not_adapted,
             "guard_alarms": self.num_alarms,
-            "answered_by_source": self.place.by_source,
-            "answered_by_both": self.place.by_both,
-            "smoothed": self.place.smoothed,
+            "answered_by_source": self.progress.by_source,
+            "answered_by_both": self.progress.by_both,
+            "smoothed": self.progress.smoothed,
             "images_per_s": round(self.images_per_s, 2),
             "estimate": dict(self.estimates) or None,
         }
 
     def report(self) -> str:
         """Return a few lines of text for the user."""
-        place = self.place
+        progress = self.progress
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
-        dropped = f"{place.dropped} dropped for newer ones, " if place.dropped else ""
-        by_source = f"{counted(place.by_source, 'frame')} answered by the source"
+        dropped = f"{progress.dropped} dropped for newer ones, " if progress.dropped else ""
+        by_source = f"{counted(progress.by_source, 'frame')} answered by the source"
         unrelated = "none, as no relation between successive frames was found"
-        smoothed = counted(place.smoothed, "frame") if place.smoothed else unrelated
+        smoothed = counted(progress.smoothed, "frame") if progress.smoothed else unrelated
         lines = {
             f"{counted(self.num_frames, 'frame')}, {self.num_predicted} predicted, {self.num_skipped} skipped, "
             f"{dropped}{counted(self.num_updates, 'update')}, {self.images_per_s:.1f} images/s{how}": True,
-            f"predicted without learning: {counted(place.not_adapted, 'frame')}": place.not_adapted,
-            f"guard: {counted(self.num_alarms, 'alarm')}, {by_source}": self.num_alarms or place.by_source,
-            f"answered by both models: {counted(place.by_both, 'frame')}": place.by_both,
+            f"predicted without learning: {counted(progress.not_adapted, 'frame')}": progress.not_adapted,
+            f"guard: {counted(self.num_alarms, 'alarm')}, {by_source}": self.num_alarms or progress.by_source,
+            f"answered by both models: {counted(progress.by_both, 'frame')}": progress.by_both,
             f"smoothed over time: {smoothed}": self.smooths,
             f"estimated accuracy of the last frames: {shown_estimates(self.estimates)}": self.estimates,
             **{str(path): path.exists() for path in (self.output / PREDICTIONS, self.output / DELTA)},

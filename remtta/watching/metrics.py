@@ -129,10 +129,10 @@ def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
     return {
         "frames": ("Frames seen, unreadable ones included.", summary.num_frames),
         "skipped": ("Frames that could not be read.", summary.num_skipped),
-        "not_adapted": ("Frames predicted and not learned from.", summary.place.not_adapted),
+        "not_adapted": ("Frames predicted and not learned from.", summary.progress.not_adapted),
         "updates": ("Optimizer steps.", summary.num_updates),
-        "answered_by_source": ("Frames that the source model answered alone.", summary.place.by_source),
-        "answered_by_both": ("Frames that the source model had a share in.", summary.place.by_both),
+        "answered_by_source": ("Frames that the source model answered alone.", summary.progress.by_source),
+        "answered_by_both": ("Frames that the source model had a share in.", summary.progress.by_both),
         "guard_alarms": ("Alarms of the guard.", guard.detector.status.total_alarms if guard else None),
         "dropped": ("Frames dropped for newer ones.", live.get("dropped")),
         "gaps": ("Times a live source was lost and came back.", live.get("gaps")),
