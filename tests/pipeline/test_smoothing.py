@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from remtta.guard.smoothing import Smoother
 from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.evaluation.evaluating import evaluate
-from remtta.guard.smoothing import Smoother
 from remtta.methods.settings import names
 from remtta.options import EvalOptions, RunOptions
 from tests.conftest import draw_folder, tiny_vit

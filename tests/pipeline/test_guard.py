@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
+from remtta.guard.evidence import Evidence, information_gap
+from remtta.guard.guard import Guard
+from remtta.guard.judge import describe
+from remtta.methods.method import Method, build_method
 from torch import Tensor
 
 from remtta import adapt_stream
 from remtta.errors import UsageError
 from remtta.evaluation import evaluate
-from remtta.guard.evidence import Evidence, information_gap
-from remtta.guard.guard import Guard
-from remtta.guard.judge import describe
-from remtta.methods.method import Method, build_method
 from remtta.methods.settings import REMConfig, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import EvalOptions, GuardOptions, RunOptions

@@ -8,9 +8,6 @@ from typing import Any
 import pytest
 import timm
 import torch
-from torch import Tensor
-
-from remtta.errors import UsageError
 from remtta.guard import observer
 from remtta.guard.evidence import Window, evidence_of, mixture, parked_class
 from remtta.guard.guard import Guard, guarded
@@ -18,6 +15,9 @@ from remtta.guard.judge import Judge, describe
 from remtta.guard.observed import ObservedMethod
 from remtta.guard.observer import shifted
 from remtta.methods.method import build_method
+from torch import Tensor
+
+from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names
 from remtta.methods.tent import TentConfig

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-
-from remtta.errors import UsageError
 from remtta.guard.guard import Guard
 from remtta.guard.observed import BETWEEN_UPDATES, ObservedMethod
 from remtta.methods.method import build_method
+
+from remtta.errors import UsageError
 from remtta.methods.settings import method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions
