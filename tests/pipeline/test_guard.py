@@ -1,4 +1,4 @@
-"""The guard: what it sees, when it acts, and that it leaves good adaptation alone."""
+"""The guard: when it acts, and that it leaves good adaptation alone."""
 
 import math
 from pathlib import Path
@@ -6,82 +6,103 @@ from typing import Any
 
 import pytest
 import torch
-from remtta.guard.evidence import Evidence, information_gap
-from remtta.guard.guard import Guard
-from remtta.guard.judge import describe
-from remtta.methods.method import Method, build_method
 from torch import Tensor
 
 from remtta import adapt_stream
 from remtta.errors import UsageError
 from remtta.evaluation import evaluate
+from remtta.methods.build import build_method
 from remtta.methods.settings import REMConfig, method_config
-from remtta.methods.tent import TentConfig
-from remtta.options import EvalOptions, GuardOptions, RunOptions
-from tests.conftest import draw_folder, random_images, tiny_vit
+from remtta.options import Answer, EvalOptions, GuardOptions, RunOptions
+from remtta.pipeline.guard import Guard
+from remtta.pipeline.harm import describe
+from remtta.pipeline.information import InformationGap, information_gap
+from remtta.pipeline.pipeline import Pipeline
+from tests.conftest import draw_folder, random_images, same_tensors, tiny_vit
 from tests.evaluation.trees import open_tree, write_tree
-from tests.guard.asking import ask
+from tests.pipeline.helpers import predict_and_learn
 from tests.records import lines_of, record_of
 
 QUICK: dict[str, Any] = {"window": 24, "least": 12, "renewed": 1, "doubt": 0.01, "alarm": 0.02}
 QUICK |= {"most_drift": 1e9, "memory": 1}  # a memory so short never takes a camera for parked
 
 
-def tent(lr: float) -> Method:
-    method = build_method("tent", tiny_vit(), method_config("tent", {"lr": lr}, batch_size=8))
-    assert method.trains
-    return method
+def tent(lr: float) -> Pipeline:
+    """Return Tent without a guard."""
+    return Pipeline(build_method("tent", tiny_vit(), method_config("tent", {"lr": lr}, batch_size=8)))
 
 
-def run(guard: Guard, batches: int, size: int = 8, start: int = 100) -> list[Tensor]:
-    return [ask(guard, random_images(size, start + number)).logits for number in range(batches)]
+def guarded_tent(lr: float, **options: Any) -> tuple[Pipeline, Guard]:
+    guard = Guard(GuardOptions(**{**QUICK, **options}))
+    return Pipeline(tent(lr).method, guard), guard
 
 
-def test_harm_is_undone_and_the_source_answers() -> None:
-    method = tent(lr=3.0)
-    guard = Guard(method, GuardOptions(**QUICK, retries=2))
+def run(pipeline: Pipeline, batches: int, start: int = 100) -> list[Tensor]:
+    """Return the predictions for batches of 8 images, from each of which the pipeline learns."""
+    return [pipeline(random_images(8, start + number)) for number in range(batches)]
+
+
+@pytest.mark.parametrize("answer", ["adapted", "both"])
+def test_the_source_model_predicts_a_harmful_batch_and_its_weights_are_restored(answer: Answer) -> None:
+    pipeline, _ = guarded_tent(lr=3.0, answer=answer)
     source = tiny_vit()
-    answers = run(guard, 60)
-    events = guard.judge.events()
-    assert [event["event"] for event in events].count("rollback") == 2
-    assert events[-1]["event"] == guard.judge.verdict == "retired"
-    assert guard.judge.now.retired and guard.judge.now.total_alarms == 3
-    assert {event["lr_scale"] for event in events if event["event"] == "rollback"} == {0.5, 0.25}
-    assert method.num_updates == 0
+    for number in range(8):
+        images, updates = random_images(8, 100 + number), pipeline.method.num_updates
+        prediction = predict_and_learn(pipeline, images)
+        if prediction.harmful:
+            break
+        assert pipeline.method.num_updates == updates + 1
+    assert prediction.harmful and prediction.weight == 0 and updates > 0
     with torch.no_grad():
-        torch.testing.assert_close(answers[-1], source(random_images(8, 159)), rtol=0, atol=1e-5)
-    assert all(not tensor.any() for tensor in method.delta().values())
+        torch.testing.assert_close(prediction.logits, source(images), rtol=0, atol=1e-5)
+    assert pipeline.method.num_updates == 0
+    assert same_tensors(pipeline.method.model.model.state_dict(), source.state_dict())
+    assert [event["event"] for event in pipeline.events()][-1] == "rollback" and pipeline.total_alarms == 1
+    pipeline(images)  # as a new pipeline learns from its first batch, at half the learning rate
+    fresh = tent(lr=1.5)
+    fresh(images)
+    assert same_tensors(pipeline.delta(), fresh.delta())
+
+
+def test_harm_is_undone_until_adaptation_ends() -> None:
+    pipeline, guard = guarded_tent(lr=3.0, retries=2)
+    predictions = run(pipeline, 60)
+    events = pipeline.events()
+    assert [event["event"] for event in events].count("rollback") == 2
+    assert events[-1]["event"] == guard.detector.verdict == "retired"
+    assert pipeline.retired and pipeline.total_alarms == 3
+    assert {event["lr_scale"] for event in events if event["event"] == "rollback"} == {0.5, 0.25}
+    with torch.no_grad():
+        torch.testing.assert_close(predictions[-1], tiny_vit()(random_images(8, 159)), rtol=0, atol=1e-5)
+    assert pipeline.method.num_updates == 0 and all(not tensor.any() for tensor in pipeline.delta().values())
 
 
 def test_adaptation_that_does_no_harm_is_left_alone() -> None:
-    guarded, plain = tent(lr=1e-4), tent(lr=1e-4)
-    guard = Guard(guarded, GuardOptions(**QUICK))
-    for number in range(10):
-        images = random_images(8, number)
-        torch.testing.assert_close(ask(guard, images).logits, plain(images), rtol=0, atol=0)
-    assert not guard.judge.events() and not guard.judge.now.total_alarms
-    torch.testing.assert_close(guarded.delta(), plain.delta(), rtol=0, atol=0)
+    (pipeline, _), plain = guarded_tent(lr=1e-4), tent(lr=1e-4)
+    torch.testing.assert_close(run(pipeline, 10), run(plain, 10), rtol=0, atol=0)
+    assert not pipeline.events() and not pipeline.total_alarms
+    assert same_tensors(pipeline.delta(), plain.delta())
 
 
 def test_warn_reports_once_and_changes_nothing() -> None:
-    guarded, plain = tent(lr=3.0), tent(lr=3.0)
-    guard = Guard(guarded, GuardOptions(**QUICK, action="warn"))
+    (pipeline, _), plain = guarded_tent(lr=3.0, action="warn"), tent(lr=3.0)
     for number in range(8):
         images = random_images(8, 100 + number)
-        answers = ask(guard, images)
-        torch.testing.assert_close(answers.logits, plain(images), rtol=0, atol=0)
-        assert answers.weight == 1
-    warnings = [event for event in guard.judge.events() if event["event"] == "warning"]
+        prediction = predict_and_learn(pipeline, images)
+        torch.testing.assert_close(prediction.logits, plain(images), rtol=0, atol=0)
+        assert prediction.weight == 1 and not prediction.harmful
+    warnings = [event for event in pipeline.events() if event["event"] == "warning"]
     assert len(warnings) == 1 and "nothing is undone" in describe(warnings[0])
+    assert same_tensors(pipeline.delta(), plain.delta())
 
 
 def test_warn_reports_gradual_harm() -> None:
     """A doubt always comes before: it must not be taken for a warning."""
-    guard = Guard(tent(lr=0.3), GuardOptions(**QUICK, action="warn"))
-    run(guard, 40)
-    events = [event["event"] for event in guard.judge.events()]
+    pipeline, _ = guarded_tent(lr=0.3, action="warn")
+    run(pipeline, 40)
+    events = [event["event"] for event in pipeline.events()]
     assert events[0] == "doubt" and "warning" in events
-    assert guard.judge.now.total_alarms == events.count("warning") <= events.count("doubt")
+    assert pipeline.total_alarms == events.count("warning") <= events.count("doubt")
     assert "source answers" not in describe({"event": "doubt", "action": "warn"})
 
 
@@ -97,72 +118,73 @@ def test_a_class_that_no_image_ever_gets_hides_no_harm() -> None:
 
 
 def test_predictions_on_past_frames_that_are_not_finite_are_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
-    guard = Guard(tent(lr=1e-4), GuardOptions(**QUICK))
-    monkeypatch.setattr("remtta.guard.judge.evidence_of", lambda window: Evidence(math.nan, math.nan, 1.0))
-    run(guard, 2)
-    assert ask(guard, random_images(8)).weight == 0 and "not finite" in guard.judge.events()[0]["reason"]
+    monkeypatch.setattr(
+        "remtta.pipeline.harm.information_gap_of", lambda window: InformationGap(math.nan, math.nan, 1.0)
+    )
+    pipeline, _ = guarded_tent(lr=1e-4)
+    run(pipeline, 2)
+    assert predict_and_learn(pipeline, random_images(8)).weight == 0
+    assert "not finite" in pipeline.events()[0]["reason"]
 
 
 def test_the_influence_of_batch_statistics_is_not_harm() -> None:
-    """ROID corrects for the classes of the batch; the source's predictions, by which it is judged, have no such."""
+    """ROID corrects for the classes of the batch; the predictions that the guard compares have no such correction."""
     method = build_method("roid", tiny_vit(), method_config("roid", {"lr": 1e-12}, batch_size=8))
-    assert method.trains
-    guard = Guard(method, GuardOptions(**{**QUICK, "window": 32}))
+    guard = Guard(GuardOptions(**{**QUICK, "window": 32}))
+    pipeline = Pipeline(method, guard)
     for number in range(12):
-        ask(guard, random_images(1, number % 2).repeat(8, 1, 1, 1) if number % 3 else random_images(8, number))
-    torch.testing.assert_close(guard.judge.window.adapted, guard.judge.window.source, rtol=0, atol=1e-2)
-    assert not guard.judge.events()
+        pipeline(random_images(1, number % 2).repeat(8, 1, 1, 1) if number % 3 else random_images(8, number))
+    assert method.num_updates == 12 and not pipeline.events()
+    torch.testing.assert_close(guard.detector.window.adapted, guard.detector.window.source, rtol=0, atol=1e-2)
 
 
 def test_outputs_that_are_not_finite_are_never_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    method = build_method("tent", tiny_vit(), TentConfig(lr=1e38))
-    assert method.trains
-    monkeypatch.setattr(method.net.weights, "drift", lambda: 0.0)  # which would notice before any output
-    guard = Guard(method, GuardOptions(window=200, least=200))
-    assert all(torch.isfinite(logits).all() for logits in run(guard, 4))
-    assert "not finite" in guard.judge.events()[0]["reason"]
+    pipeline, _ = guarded_tent(lr=1e38, window=200, least=200)
+    monkeypatch.setattr(pipeline.method.model.weights, "drift", lambda: 0.0)  # which would notice before any output
+    assert all(torch.isfinite(logits).all() for logits in run(pipeline, 4))
+    assert "not finite" in pipeline.events()[0]["reason"]
 
 
 def test_alarms_are_forgiven_and_the_learning_rate_comes_back() -> None:
-    method = tent(lr=3.0)
-    guard = Guard(method, GuardOptions(**QUICK, retries=50, lr_factor=1e-4, forgive_after=40))
+    pipeline, _ = guarded_tent(lr=3.0, retries=50, lr_factor=1e-4, forgive_after=40)
+
+    def largest_change(seed: int) -> float:
+        before = pipeline.delta()
+        pipeline(random_images(8, seed))
+        return max(float((tensor - before[name]).abs().max()) for name, tensor in pipeline.delta().items())
+
     for number in range(20):
-        if not guard.judge.now.total_alarms:
-            run(guard, 1, start=100 + number)
-    assert method._descent.optimizer._torch.param_groups[0]["lr"] == pytest.approx(3e-4)
-    run(guard, 5, start=200)
-    pardon = [event for event in guard.judge.events() if event["event"] == "pardon"]
-    assert pardon and pardon[0]["alarms"] == 0
-    assert method._descent.optimizer._torch.param_groups[0]["lr"] == pytest.approx(3.0)
+        if not pipeline.total_alarms:
+            largest_change(100 + number)
+    small = [largest_change(200 + number) for number in range(5)]
+    assert 0 < max(small) < 1e-2
+    (pardon,) = [event for event in pipeline.events() if event["event"] == "pardon"]
+    assert pardon["alarms"] == 0 and pardon["lr_scale"] == 1
+    assert largest_change(205) > 1000 * max(small)
 
 
 def test_it_continues_from_its_state_as_if_it_had_not_stopped() -> None:
-    def fresh() -> Guard:
-        return Guard(tent(lr=0.3), GuardOptions(**QUICK, retries=50))
+    def fresh() -> Pipeline:
+        return guarded_tent(lr=0.3, retries=50)[0]
 
     whole = fresh()
-    expected = run(whole, 12)
-    events = whole.judge.events()
-    assert whole.judge.now.total_alarms
+    expected, events = run(whole, 12), whole.events()
+    assert whole.total_alarms
     for stop in (1, 5):
-        first = fresh()
-        answers = run(first, stop)
-        second = fresh()
-        second.load_state(first.state())
-        second.method.load_state(first.method.state())
-        answers += run(second, 12 - stop, start=100 + stop)
-        for got, wanted in zip(answers, expected, strict=True):
-            assert torch.equal(got, wanted)
-        assert first.judge.events() + second.judge.events() == events
+        first, second = fresh(), fresh()
+        predictions = run(first, stop)
+        second.load_state_dict(first.state_dict())
+        predictions += run(second, 12 - stop, start=100 + stop)
+        assert all(torch.equal(logits, other) for logits, other in zip(predictions, expected, strict=True))
+        assert first.events() + second.events() == events
 
 
 def test_options_out_of_range_are_refused() -> None:
     for value in ({"action": "none"}, {"answer": "none"}, {"memory": 0}, {"least": 1}, {"most_drift": math.inf}):
         with pytest.raises(UsageError, match=r"guard|answer|action"):
             GuardOptions(**value)
-    wrong: Any = "off"
     with pytest.raises(UsageError, match="guard must be GuardOptions or None, got off"):
-        RunOptions(guard=wrong)
+        RunOptions(guard="off")  # type: ignore[arg-type]
 
 
 HASTY: dict[str, Any] = {**QUICK, "most_drift": 0.1}
