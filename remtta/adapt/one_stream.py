@@ -106,6 +106,6 @@ def adapt_stream(
     if stream.left_out:
         _log.info("ignored files in %s: %s", stream.name, shown_counts(stream.left_out))
     few = summary.exit_reason == "completed" and 1 < summary.num_predicted <= options.batch_size
-    if few and context.pipeline.method.persists and summary.num_updates:
+    if few and context.pipeline.method.keeps_updates and summary.num_updates:
         _log.info("all frames fit in one batch, so none was predicted after an update; use a smaller --batch-size")
     return summary
