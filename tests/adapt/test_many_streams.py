@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from remtta.adapt.planning import AdaptationConfig
 
 from remtta.adapt.many_streams import adapt_streams
-from remtta.adapt.planning import AdaptationConfig
 from remtta.adapt.stream_group import StreamGroupSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.engines.processes import DIED, WorkersDied
@@ -31,8 +31,7 @@ from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream, open_streams
 from remtta.watching.health import HealthFile
 from tests.conftest import draw_folder, draw_image, happens, meanwhile, tiny_vit
-from tests.records import json_of, num_rows, record_of, rows_of
-from tests.runs.test_resume import assert_same_results
+from tests.records import assert_same_results, json_of, num_rows, record_of, rows_of
 from tests.runs.tiny import CONFIGS, GUARD, StopAfter, adapt_tiny
 from tests.streams.fakes import GATE, FakeCamera, noise, source_of
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from remtta.methods.method import Updater
 from torch import Tensor
 
 from remtta import adapt_stream, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.trial_writer import delta_path
-from remtta.methods.method import Updater
 from remtta.methods.settings import MethodConfig, REMConfig
 from remtta.methods.source import SourceConfig
 from remtta.options import EvalOptions, GuardOptions, RunOptions
