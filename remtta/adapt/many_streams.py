@@ -75,7 +75,7 @@ def adapt_streams(
             check_health_path(Path(health), folder)
         if engine == "processes" and min(jobs, len(streams)) == 1:
             together = SharedModelRunner(model, streams, folder, setup, interrupts, on_batch=on_batch)
-            together.log_plan()
+            together.log_context()
             site: StreamGroup = together
         else:
             site = WorkerPoolRunner(

@@ -214,7 +214,7 @@ def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[s
             options_of=common.options_of,
         )
         if number == 0:
-            site.log_plan()
+            site.log_context()
         health_file = HealthFile(_file(common.folder, number, ".json"), lambda: {"streams": site.reports()}, _EVERY_S)
         with contextlib.closing(health_file):
             site.execute()

@@ -10,7 +10,7 @@ import typer
 from remtta.cli.progress import tree_progress
 from remtta.cli.reporting import signal_exit_code
 from remtta.cli.running import RunningOptions
-from remtta.corruptions.choices import CorruptOptions
+from remtta.corruptions.options import CorruptOptions
 from remtta.engines.interrupts import Stopped
 from remtta.options.option import Subset
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
-from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.parts import gradients_in_parts
 from remtta.methods.state import Config, MethodState
 
 Center = Callable[[Tensor], Tensor]
@@ -47,27 +46,7 @@ class Method(MethodState[Config]):
 
     Attributes:
         last_views: Logits (L, B, C) of the last update's views as in the loss, the plain one first; None before.
-        adapts: False if batches change nothing.
-        passes_per_step: Forward and backward passes per image; the maximum if it depends on the image.
-        num_models: Number of copies of the model's weights held.
-        delta_refusal: Reason why its updates cannot be saved as a delta; None if they can.
-        max_source_images: Number of source images used at most; None for all.
     """
-
-    settings: ClassVar[type[MethodConfig]] = MethodConfig  # class of its config
-    preset: ClassVar[Preset] = PUBLISHED  # default settings and guard of a method of another package
-
-    trains: ClassVar[TrainedWeights] = "norms"  # the weights that adapt
-    calls_module: ClassVar[bool] = False  # works with any classifier, by the module's own forward pass
-    predicts_after_update: ClassVar[bool] = False  # `update_and_predict` predicts
-    updates_last: ClassVar[bool] = True  # beyond their batch
-    needs_labels: ClassVar[bool] = False
-
-    adapts: bool = True
-    passes_per_step: tuple[float, float] = 1, 1
-    num_models: int = 1
-    delta_refusal: str | None = None
-    max_source_images: int | None = None
 
     def __init__(self, model: AdaptedModel, config: Config) -> None:
         super().__init__(model, config)
@@ -108,25 +87,6 @@ class Method(MethodState[Config]):
     def after_batch(self, views: Tensor) -> bool:
         """Process a batch's views (L, B, C) after its step; return whether to restore the source weights."""
         return False
-
-    def part_size(self, batch_size: int) -> int:
-        """Return the number of images of a batch that go forward and backward at a time."""
-        return self.model.part_size(batch_size)
-
-    def passes(self) -> tuple[float, float]:
-        """Return the number of forward and backward passes per image."""
-        forward, backward = self.passes_per_step
-        return forward * self.config.steps, backward * self.config.steps
-
-    @property
-    def keeps_updates(self) -> bool:
-        """True if updates by gradients last to the next batch."""
-        return bool(self.trained) and self.updates_last and not self.config.episodic
-
-    @property
-    def norms_only(self) -> bool:
-        """True if only normalisation weights change, so that a delta is small."""
-        return self.trains in ("norms", "none")
 
     # A batch: predict, then step.
 
@@ -203,22 +163,12 @@ class Method(MethodState[Config]):
         """Compute a batch's gradients, or none if no image counts; return its views (L, B, C)."""
         self.optimizer.zero_grad()
         size = self.part_size(len(images))
-        if size >= len(images):
-            views, loss, count = self._checked_loss(images, center, *targets)
-            if count and loss.requires_grad:
-                self.model.backward(loss)
-            return views
-        self.model.batch_norms.warn_of_parts()
-        views_of_parts, num_counted = [], 0
-        for part, *rows in zip(images.split(size), *(rows.split(size) for rows in targets), strict=True):
-            views, loss, count = self._checked_loss(part, center, *rows)
-            if count and loss.requires_grad:  # the loss is a mean; sums over the parts add up to the batch's
-                self.model.backward(loss * count)
-            num_counted += count
-            views_of_parts.append(views)
-        if gradients := self.optimizer.gradients():
-            torch._foreach_div_(gradients, float(num_counted))
-        return torch.cat(views_of_parts, dim=1)
+        if size < len(images):
+            return gradients_in_parts(self, size, images, center, *targets)
+        views, loss, count = self.checked_loss(images, center, *targets)
+        if count and loss.requires_grad:
+            self.model.backward(loss)
+        return views
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (B, C) for a loss; those that `predict` computed of the same images, if it kept their graph."""
@@ -250,9 +200,10 @@ class Method(MethodState[Config]):
     def in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
         """Return logits (B, C) that `predict` returns for parts; batch norms that mix images need the whole batch."""
         size = len(images) if self.model.batch_norms.mixes else self.part_size(len(images))
-        return torch.cat([predict(part) for part in images.split(size)]) if size < len(images) else predict(images)
+        return predict(images) if size >= len(images) else torch.cat([predict(part) for part in images.split(size)])
 
-    def _checked_loss(self, images: Tensor, center: Center, *targets: Tensor) -> Loss:
+    def checked_loss(self, images: Tensor, center: Center, *targets: Tensor) -> Loss:
+        """Return `loss`, with views without gradients; raise UsageError or ModelError if nothing can be learned."""
         views, loss, count = self.loss(images, center, *targets)
         if views.ndim != 3:  # of another package's method
             name, shape = type(self).__name__, tuple(views.shape)

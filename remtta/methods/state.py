@@ -1,4 +1,4 @@
-"""What a method holds between batches: weights, optimizer, buffers, and how they are saved, restored and reset."""
+"""What a method is, and its state between batches: weights, optimizer, buffers, and how they are saved and reset."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
 from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
 from remtta.models.weights import within
 
 Config = TypeVar("Config", bound=MethodConfig)
@@ -30,9 +30,28 @@ class MethodState(Generic[Config]):
         trained: Tensors that the optimizer updates, by name: the adapted weights, or what learns in their place.
         buffers: What the next update depends on besides weights, optimizer and random numbers, by name.
         statistics: Statistics of source images; empty until `use_source`, and not part of the state.
+        adapts: False if batches change nothing.
+        passes_per_step: Forward and backward passes per image; the maximum if it depends on the image.
+        num_models: Number of copies of the model's weights held.
+        delta_refusal: Reason why its updates cannot be saved as a delta; None if they can.
+        max_source_images: Number of source images used at most; None for all.
     """
 
+    settings: ClassVar[type[MethodConfig]] = MethodConfig  # class of its config
+    preset: ClassVar[Preset] = PUBLISHED  # default settings and guard of a method of another package
+
+    trains: ClassVar[TrainedWeights] = "norms"  # the weights that adapt
+    calls_module: ClassVar[bool] = False  # works with any classifier, by the module's own forward pass
+    predicts_after_update: ClassVar[bool] = False  # `update_and_predict` predicts
+    updates_last: ClassVar[bool] = True  # beyond their batch
+    needs_labels: ClassVar[bool] = False
     needs_source_data: ClassVar[bool] = False
+
+    adapts: bool = True
+    passes_per_step: tuple[float, float] = 1, 1
+    num_models: int = 1
+    delta_refusal: str | None = None
+    max_source_images: int | None = None
 
     def __init__(self, model: AdaptedModel, config: Config) -> None:
         self.model, self.config = model, config
@@ -146,3 +165,22 @@ class MethodState(Generic[Config]):
     def num_trained(self) -> int:
         """Number of trained values: weights, or what learns in their place or beside them."""
         return sum(tensor.numel() for tensor in self.trained.values())
+
+    def part_size(self, batch_size: int) -> int:
+        """Return the number of images of a batch that go forward and backward at a time."""
+        return self.model.part_size(batch_size)
+
+    def passes(self) -> tuple[float, float]:
+        """Return the number of forward and backward passes per image."""
+        forward, backward = self.passes_per_step
+        return forward * self.config.steps, backward * self.config.steps
+
+    @property
+    def keeps_updates(self) -> bool:
+        """True if updates by gradients last to the next batch."""
+        return bool(self.trained) and self.updates_last and not self.config.episodic
+
+    @property
+    def norms_only(self) -> bool:
+        """True if only normalisation weights change, so that a delta is small."""
+        return self.trains in ("norms", "none")

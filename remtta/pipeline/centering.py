@@ -106,8 +106,8 @@ class LogitCentering:
         shift = self._find_shift(z, mean, indices, shuffled)
         kept = z - mean + self._shown("unshifted", z, mean, shift, same)
         q, centered = kept.softmax(-1), (z - mean).softmax(-1)
-        means = self._means["corrected"].add(q, q.square().sum(-1), centered.square().sum(-1))
-        now = few.agreement_and_certainty(*means, same)
+        mean_q, qq, rr = self._means["corrected"].add(q, q.square().sum(-1), centered.square().sum(-1))
+        now = few.agreement_and_certainty(mean_q, qq, rr, same)
         (memory,) = self._means["evidence"].add(now.expand(len(z), 4))
         known = self._means["evidence"].known(few.EVIDENCE_PRIOR)
         self.few = few.few(torch.maximum(known * few.evidence(memory), few.EVIDENCE_NOW * few.evidence(now)))
@@ -135,7 +135,9 @@ class LogitCentering:
                     effect.add(w - v)
         if not views.values:
             return torch.zeros_like(mean)
-        return few.shift(mean, *views.values, effect.known(few.EFFECT_PRIOR) * effect.values[0] if effect.values else 0)
+        known = effect.known(few.EFFECT_PRIOR) * effect.values[0] if effect.values else torch.zeros_like(mean)
+        v, w, vv, vw = views.values
+        return few.shift(mean, v, w, vv, vw, known)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that the next offsets depend on, on the CPU."""

@@ -23,7 +23,7 @@ MAX_LEFT = 0.75  # bound on `left`, whose complement is a divisor
 TINY = 1e-9  # bound on divisors
 
 
-def shift(z: Tensor, v: Tensor, w: Tensor, vv: Tensor, vw: Tensor, effect: Tensor | float) -> Tensor:
+def shift(z: Tensor, v: Tensor, w: Tensor, vv: Tensor, vw: Tensor, effect: Tensor) -> Tensor:
     """Return the offset of the shift alone (C,), up to a constant, as far as it explains the mean logits.
 
     Args:

@@ -245,6 +245,7 @@ class Pipeline:
 
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
         """Start from source plus delta, with nothing else learned; raise DeltaError if it does not fit the model."""
+        self._prediction = None
         self.method.load_delta(delta, num_updates)
         self.centering.reset()
 

@@ -152,7 +152,7 @@ def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
         "lag_seconds": ("Age of a live source's oldest frame when it was predicted.", summary.lag_s),
         "entropy_nats": ("Mean entropy of the last batch's predictions.", summary.entropy),
         "estimated_accuracy": ("Of the answers to the last 500 frames.", summary.estimates.get("answers")),
-        "adapted_weight": ("The adapted model's share in answers.", guard.judge.weight if guard else None),
+        "adapted_weight": ("The adapted model's share in answers.", guard.weight if guard else None),
         "guard_lead": (
             "Relative lead of the adapted model over the source model; negative means harm.",
             lead if math.isfinite(lead) else None,
