@@ -11,7 +11,7 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,6 +170,13 @@ def draw_video(path: Path, seeds: Iterable[int]) -> Path:
         writer.write(np.asarray(draw_image(seed))[..., ::-1])
     writer.release()
     return path
+
+
+def same_tensors(first: Mapping[str, Tensor], second: Mapping[str, Tensor]) -> bool:
+    """Return whether both have the same tensors by name, bit for bit."""
+    import torch
+
+    return first.keys() == second.keys() and all(torch.equal(tensor, second[name]) for name, tensor in first.items())
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

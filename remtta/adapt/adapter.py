@@ -49,7 +49,7 @@ class Adapter:
         card: The model's preprocessing, labels and number of classes.
         options: The run's options.
         config: The method's settings.
-        given_images: Turns images into the model's inputs.
+        image_inputs: Turns images into the model's inputs.
 
     Args:
         model: A classifier of images (B, 3, H, W); adapted in place, in eval mode.

@@ -42,7 +42,7 @@ class Guard:
 
     Attributes:
         options: Its options, with all defaults filled in.
-        acts_on_harm: Whether it does more than weight predictions.
+        watches: Whether it does more than weight predictions.
         detector: The harm detector.
         restores: Whether the source weights are to be restored after the batch last judged.
     """

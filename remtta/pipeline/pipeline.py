@@ -165,6 +165,7 @@ class Pipeline:
         self.centering.update_adapted(logits, learnable)
         prediction.raw_adapted, prediction.logits = logits, self.method.output(self.centering.adapted(logits))
 
+    @torch.no_grad()
     def source_logits(self, images: Tensor) -> Tensor:
         """Return the source model's logits (B, C) of transformed images (B, 3, H, W), not centered."""
         parts = images.split(self.method.part_size(len(images)))

@@ -203,7 +203,7 @@ class AdaptationLoop:
             prediction,
             update,
             counts_before,
-            adapted=learned,  # assumed, until it is learned from
+            adapted=learned and not prediction.harmful,  # assumed, until it is learned from
             learned=learned,
             excluded=excluded,
             prediction_seconds=seconds,

@@ -36,7 +36,7 @@ _log = logging.getLogger("remtta")
 class Run:
     """One pass over a stream, from claiming its folder to the last save; set up by `adapt_stream`.
 
-    `on_batch` is called after every batch with the summary so far; `pipe` and `viewers` are the scribe's.
+    `on_batch` is called after every batch with the summary so far; `pipe` and `viewers` are the writer's.
     """
 
     def __init__(

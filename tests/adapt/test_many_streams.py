@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from remtta.adapt.many_streams import adapt_streams
-from remtta.adapt.planning import AdaptationConfig
 from remtta.adapt.stream_group import StreamGroupSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.engines.processes import DIED, WorkersDied
@@ -23,17 +22,17 @@ from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.methods.settings import METHOD_TABLE
 from remtta.models.hashing import state_sha256
 from remtta.options import RunOptions
+from remtta.pipeline.build import AdaptationConfig
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import SITE
-from remtta.runs.run import Run
+from remtta.runs.manifest import RunManifest
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream, open_streams
 from remtta.watching.health import HealthFile
 from tests.conftest import draw_folder, draw_image, happens, meanwhile, tiny_vit
-from tests.records import json_of, num_rows, record_of, rows_of
-from tests.runs.test_resume import assert_same_results
-from tests.runs.tiny import CONFIGS, GUARD, StopAfter, adapt_tiny
+from tests.records import assert_same_results, json_of, num_rows, record_of, rows_of
+from tests.runs.tiny import CONFIGS, GUARD, StopAfter, adapt_tiny, received_frames
 from tests.streams.fakes import GATE, FakeCamera, noise, source_of
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
@@ -144,8 +143,8 @@ def test_a_stop_saves_all_and_they_go_on(
         assert_same_results(tmp_path / "site" / name, alone / name)
 
 
-def test_a_stop_predicts_the_frames_that_wait_in_every_stream(tmp_path: Path) -> None:
-    slow, stopped = tiny_vit(), threading.Event()
+def test_a_stop_predicts_the_frames_that_wait_in_every_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, stopped, received = tiny_vit(), threading.Event(), received_frames(monkeypatch)
     slow.register_forward_pre_hook(lambda *_: time.sleep(0.2))
 
     def frames() -> Iterator[Frame]:
@@ -153,8 +152,7 @@ def test_a_stop_predicts_the_frames_that_wait_in_every_stream(tmp_path: Path) ->
         stopped.wait(30)
 
     def stop() -> None:
-        happens(lambda: all(num_rows(tmp_path / name) == 3 for name in "abc"))
-        time.sleep(0.5)
+        assert happens(lambda: received.count(4) == 3, 30)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with meanwhile(stop), Interrupts() as interrupts:
@@ -167,13 +165,14 @@ def test_a_stop_predicts_the_frames_that_wait_in_every_stream(tmp_path: Path) ->
 def test_a_last_record_that_cannot_be_written_fails_its_stream(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(run: Run) -> None:
-        if run.plan.stream.name.endswith("yard"):
+    def full(record: RunManifest) -> None:
+        content = record.content()
+        if content["source"]["name"].endswith("yard") and content["exit_reason"] == "completed":
             raise OutputError("no space left")
-        write(run)
+        write(record)
 
-    write = Run._write_last_record
-    monkeypatch.setattr(Run, "_write_last_record", full)
+    write = RunManifest.write
+    monkeypatch.setattr(RunManifest, "write", full)
     summary = adapt_site(folders, tmp_path)
     assert summary.streams["yard"].exit_reason == "error: no space left"
     assert json_of(tmp_path / SITE)["exit_reason"] == f"error: 1 of {len(folders)} streams failed"

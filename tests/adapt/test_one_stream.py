@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -190,15 +189,18 @@ def test_a_run_that_no_longer_learns_is_not_reset(frames: Path, tmp_path: Path) 
 def test_a_stop_before_the_first_frame_is_recorded_unless_there_is_an_earlier_run(
     earlier: bool, made: Made, tmp_path: Path
 ) -> None:
+    ended = threading.Event()
+
     def nothing() -> Iterator[Frame]:
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(30)
+        ended.wait(30)
         yield Frame("late.png", lambda: draw_image(0))
 
     run = Path(shutil.copytree(made.run, tmp_path / "run")) if earlier else tmp_path / "run"
     with Interrupts() as interrupts:
         options = RunOptions(overwrite=True)
         adapt_stream(tiny_vit(), Stream("late", "folder", nothing()), run, options=options, interrupts=interrupts)
+    ended.set()
     if earlier:
         kept = ("run.json", "predictions.jsonl")
         assert all((run / name).read_bytes() == (made.run / name).read_bytes() for name in kept)

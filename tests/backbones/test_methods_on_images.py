@@ -15,7 +15,7 @@ from remtta.methods.settings import MethodConfig, method_config
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import draw_folder
 from tests.records import record_of
-from tests.runs.test_resume import assert_goes_on
+from tests.runs.tiny import assert_goes_on
 
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
 RUNNING = [*(("resnet", name) for name in ("norm", "rem", "sar", "ecotta")), ("swin", "rem")]

@@ -9,8 +9,7 @@ import pytest
 
 from tests.command import Started, forking_workers, refusal_of, remtta_here, workers_of
 from tests.conftest import TINY_OPTIONS, draw_folder, happens
-from tests.records import json_of, lines_of, num_rows
-from tests.runs.test_resume import assert_same_results
+from tests.records import assert_same_results, json_of, lines_of, num_rows
 
 
 @pytest.fixture

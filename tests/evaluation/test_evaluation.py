@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from remtta.errors import ModelError, StreamError, UsageError
 from remtta.evaluation import choose_preprocessing, evaluate
 from remtta.evaluation.domains import Dataset
-from remtta.guard.observed import ObservedMethod
-from remtta.guard.observer import Answers
 from remtta.methods.settings import REMConfig, method_config
 from remtta.models.card import set_labels
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions, GuardOptions
+from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.prediction import Prediction
 from remtta.runs.tables import markdown_table, plain_table
 from tests.conftest import draw_image, tiny_vit
 from tests.evaluation.trees import methods_of, open_tree, write_tree
@@ -27,7 +27,7 @@ from tests.records import json_of, rows_of
 
 @pytest.mark.parametrize("name", ["rem", "rem+guard", "rem+smooth"])
 def test_episodic_equals_a_fresh_run_per_domain(name: str, tree: Dataset, tmp_path: Path) -> None:
-    options = EvalOptions(scenario="episodic", batch_size=8, guard=GuardOptions(most_drift=0.01, retries=1))
+    options = EvalOptions(scenario="episodic", batch_size=4, guard=GuardOptions(most_drift=0.01, retries=1))
     methods = {name: REMConfig(lr=0.05)}
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=options)
     guard = results["methods"][name]["seeds"]["0"]["guard"]
@@ -120,13 +120,13 @@ def test_a_measured_cost_ratio_counts_the_source_models_pass_and_leaves_the_meth
     tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    predict = ObservedMethod.predict
+    predict = Pipeline.predict
 
-    def counted(adapter: ObservedMethod, images: Tensor, *how: Any, **more: Any) -> Answers:
+    def counted(pipeline: Pipeline, images: Tensor, *args: Any, **more: Any) -> Prediction:
         sizes.append(len(images))
-        return predict(adapter, images, *how, **more)
+        return predict(pipeline, images, *args, **more)
 
-    monkeypatch.setattr(ObservedMethod, "predict", counted)
+    monkeypatch.setattr(Pipeline, "predict", counted)
     timed = EvalOptions(scenario="time-constrained", batch_size=7)
     results = evaluate(tiny_vit(), tree, tmp_path / "run", methods={"rem+guard": None}, options=timed)
     ratio = results["methods"]["rem+guard"]["seeds"]["0"]["cost_ratio"]

@@ -4,7 +4,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +14,8 @@ from remtta.evaluation.domains import Dataset
 from remtta.evaluation.results import summarise
 from remtta.evaluation.tally import tally_rows
 from remtta.evaluation.trial import evaluation_rows
-from remtta.guard.observer import Answers
 from remtta.options import EvalOptions
+from remtta.pipeline.prediction import Prediction
 from remtta.runs.loop import BatchResult
 from remtta.runs.rows import RowFormat
 from remtta.runs.tables import markdown_table, notes, outcome, plain_table, table_rows
@@ -118,10 +118,7 @@ def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     tied = int(logits[3].topk(1).indices)
     batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
     assert batch.labels is not None
-    told: dict[str, Any] = {"update": 0, "adapted": False, "excluded": {}}
-    answers = Answers(cast(Any, None), logits=logits)
-    result = BatchResult(batch, answers, **told, counts_before=(0, 0))
-
+    result = BatchResult(batch, Prediction(logits), update=0, counts_before=(0, 0))
     domain = replace(tree.domains[0], labels=batch.labels.numpy())
     rows = evaluation_rows(result, replace(tree, domains=[domain]), [(0, n) for n in range(4)], RowFormat(None), None)
     # Of two that are equally likely one is predicted, and the other is the second.

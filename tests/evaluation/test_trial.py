@@ -11,8 +11,6 @@ from remtta.deltas.delta import Delta, load_delta
 from remtta.errors import DeltaError, RemttaError, StreamError, UsageError
 from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
-from remtta.guard.guard import Guard
-from remtta.guard.observer import Answers
 from remtta.methods import rem as rem_module
 from remtta.methods.rdumb import RDumbConfig
 from remtta.methods.rem import rem_loss
@@ -20,6 +18,8 @@ from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.methods.source import SourceConfig
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions, GuardOptions
+from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.prediction import Prediction
 from tests.conftest import tiny_vit
 from tests.evaluation.trees import open_tree, write_tree
 from tests.records import parsed, rows_of
@@ -69,19 +69,20 @@ def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
         assert (event["method"], event["phase"], event["visit"]) == ("rem+guard", "adapt", 0)
         own = [row for row in rows_of(tmp_path / "whole") if row["seed"] == event["seed"]]
         assert [row["index"] for row in own if "answered_by" in row] == list(range(event["index"], 56))
-    look, calls = Guard.answer, 0
+    predict, calls = Pipeline.predict, 0
 
-    def dying(self: Guard, answers: Answers) -> None:
+    def dying(pipeline: Pipeline, *args: Any, **more: Any) -> Prediction:
         nonlocal calls
         calls += 1
-        look(self, answers)
+        prediction = predict(pipeline, *args, **more)
         if calls == 10:  # in the second run, of seven batches each
             with open(tmp_path / "parts" / "events.jsonl", "ab") as file:
                 file.write(b'{"torn')
             raise KeyboardInterrupt
+        return prediction
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Guard, "answer", dying)
+        patch.setattr(Pipeline, "predict", dying)
         run_guarded(tree, tmp_path / "parts", seeds=(0, 1), save_every_s=0.0)
     run_guarded(tree, tmp_path / "parts", seeds=(0, 1), resume=True)
     assert (tmp_path / "parts" / "events.jsonl").read_bytes() == whole

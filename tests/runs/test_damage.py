@@ -11,17 +11,16 @@ import torch
 
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, RemttaError, UsageError
-from remtta.guard.observed import ObservedMethod
 from remtta.models.tensor_files import read_tensors, save_tensors
+from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
 from remtta.runs.progress import RunProgress
 from remtta.runs.reading import read_rows
 from remtta.runs.run_writer import RunWriter
 from remtta.runs.states import load_position, save_state
 from tests.conftest import raising
-from tests.records import json_of, record_of, rows_of
-from tests.runs.test_resume import assert_same_results, made_run
-from tests.runs.tiny import adapt_tiny, camera
+from tests.records import assert_same_results, json_of, record_of, rows_of
+from tests.runs.tiny import adapt_tiny, camera, made_run
 
 
 def flip_a_bit(path: Path) -> None:
@@ -188,7 +187,7 @@ def test_an_event_that_cannot_be_written_loses_no_rows(
 ) -> None:
     full = OutputError("events.jsonl cannot be written: No space left on device")
     with monkeypatch.context() as patch:
-        patch.setattr(ObservedMethod, "events", lambda observed: [{"event": "doubt"}])
+        patch.setattr(Pipeline, "events", lambda pipeline: [{"event": "doubt"}])
         patch.setattr(RunWriter, "write_event", raising(full))
         with pytest.raises(OutputError):
             adapt_tiny(frames, tmp_path / "run")

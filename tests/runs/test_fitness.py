@@ -1,4 +1,4 @@
-"""Frames of a video that are answered, but not learned from."""
+"""Frames of a video that are predicted, but not learned from."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -12,9 +12,9 @@ from PIL import Image
 
 from remtta import REM, REMConfig, load_delta
 from remtta.errors import FrameError
-from remtta.guard.judge import Judge
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
+from remtta.pipeline.harm import HarmDetector
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
@@ -69,7 +69,7 @@ def test_black_and_repeated_frames_are_predicted_but_change_no_weights(
         return preprocessing.normalise(torch.stack([transform(image) for image in images]))
 
     first = rem(pixels(a, b))
-    second = rem.predict(pixels(b, c))
+    second = rem.predict(pixels(b, c), update=False).logits
     rem(pixels(c))
     third = rem(pixels(d))
     found = torch.tensor([row["logits"] for row in rows])
@@ -129,24 +129,23 @@ def test_a_resumed_run_still_knows_the_frame_before(
     assert "is it another video" not in caplog.text
 
 
-@pytest.mark.parametrize("judged", [True, False], ids=["into doubt", "out of doubt"])
-def test_a_batch_is_answered_by_one_model_where_the_guard_changes_its_mind(
-    judged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("doubting", [True, False], ids=["into doubt", "out of doubt"])
+def test_a_batch_is_predicted_by_one_model_where_the_guard_changes_its_mind(
+    doubting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(judge: Judge, *_: object) -> bool:
-        judge.now.doubting = judged
+    def judge(detector: HarmDetector, *_: object) -> bool:
+        detector.status.doubting = doubting
         return False
 
-    monkeypatch.setattr(Judge, "judge", judge)
+    monkeypatch.setattr(HarmDetector, "judge", judge)
     images = [a, b, c, c, d, None]
     go(video(*images), tmp_path / "guarded")
     monkeypatch.undo()
-    other = ("source",) if judged else ("rem",)
-    go(video(*images), tmp_path / "plain", *other, guard=None)
+    go(video(*images), tmp_path / "plain", "source" if doubting else "rem", guard=None)
     rows, plain = (rows_of(tmp_path / name) for name in ("guarded", "plain"))
     got, wanted = (torch.tensor([row["logits"] for row in some]) for some in (rows, plain))
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
-    assert {row.get("answered_by") for row in rows} == {"source" if judged else None}
+    assert {row.get("answered_by") for row in rows} == {"source" if doubting else None}
 
 
 def noisy(grey: int) -> Image.Image:

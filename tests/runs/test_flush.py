@@ -3,7 +3,7 @@
 import io
 import os
 import signal
-import time
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -21,9 +21,9 @@ from remtta.streams.batches import Batches
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
 from remtta.streams.sources import Stream
-from tests.conftest import happens, tiny_vit
+from tests.conftest import happens, same_tensors, tiny_vit
 from tests.records import num_rows, record_of, rows_of
-from tests.runs.tiny import adapt_tiny, camera
+from tests.runs.tiny import adapt_tiny, camera, received_frames
 
 
 def patient(run: Path, rows: int) -> None:
@@ -44,21 +44,22 @@ def test_a_slow_source_has_its_frames_predicted_before_the_batch_is_full(tmp_pat
     assert [row["entropy"] for row in rows] == pytest.approx([row["entropy"] for row in expected], abs=1e-4)
     assert echo.getvalue() == (run / PREDICTIONS).read_bytes()
     assert record_of(run)["counts"] == record_of(usual)["counts"]
-    flushed, plain = load_delta(run), load_delta(usual)  # learned from whole batches, as without
-    assert all(torch.equal(flushed.tensors[name], plain.tensors[name]) for name in plain.tensors)
+    assert same_tensors(load_delta(run).tensors, load_delta(usual).tensors)  # learned from whole batches, as without
 
 
-def test_a_stop_predicts_the_frames_that_wait(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_a_stop_predicts_the_frames_that_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, received = tmp_path / "run", received_frames(monkeypatch)
+
+    stopped = threading.Event()
 
     def stop() -> None:
-        patient(run, 3)
-        time.sleep(0.3)
+        assert happens(lambda: 4 in received, 30)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(30)
+        stopped.wait(30)
 
     with Interrupts() as interrupts:
         summary = adapt_tiny(camera(6, {5: stop}), run, interrupts=interrupts)
+    stopped.set()
     assert summary.exit_reason == "SIGTERM" and summary.num_updates == 1
     assert [row["index"] for row in rows_of(run)] == list(range(5))
     assert [row["index"] for row in rows_of(run) if row.get("early")] == [3, 4]

@@ -1,17 +1,15 @@
 """A run that was stopped, killed or cut off from power goes on as if nothing had happened."""
 
-import copy
 import io
 import json
 import shutil
-import time
+import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from torch import nn
 
 from remtta import REMConfig, RunOptions
 from remtta.deltas import DELTA
@@ -24,39 +22,8 @@ from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
-from tests.records import record_of, rows_of
-from tests.runs.tiny import adapt_in_parts, adapt_tiny, camera, fill_disk, stop_after
-
-
-def assert_same_results(folder: Path, whole: Path) -> None:
-    assert (folder / PREDICTIONS).read_bytes() == (whole / PREDICTIONS).read_bytes()
-    assert record_of(folder)["counts"] == record_of(whole)["counts"]
-    if (whole / DELTA).exists():
-        assert _without_time(folder / DELTA) == _without_time(whole / DELTA)
-
-
-def assert_goes_on(model: nn.Module, source: Any, folder: Path, **how: Any) -> None:
-    """A run that was stopped after a batch ends as one that was not, each on its own copy of the model."""
-    adapt_tiny(source, folder / "through", model=copy.deepcopy(model), **how)
-    stopped = stop_after(1, source, folder / "run", model=copy.deepcopy(model), **how)
-    assert stopped.num_frames < len(rows_of(folder / "through")) and stopped.exit_reason == "SIGTERM"
-    resumed = adapt_tiny(source, folder / "run", model=copy.deepcopy(model), resume=True, **how)
-    assert resumed.exit_reason == "completed" and record_of(folder / "run")["resumed"] == 1
-    assert_same_results(folder / "run", folder / "through")
-
-
-def _without_time(path: Path) -> list[bytes]:
-    content = path.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:end])
-    for name in ("created", "content_sha256"):  # the one is the time, the other depends on it
-        del header["__metadata__"][name]
-    return [json.dumps(header, sort_keys=True).encode(), content[end:]]
-
-
-def made_run(frames: Path, folder: Path, name: str = "whole") -> Path:
-    """A copy of one of the runs that the fixture `made` has on these frames."""
-    return Path(shutil.copytree(frames.parent / name, folder))
+from tests.records import assert_same_results, record_of, rows_of
+from tests.runs.tiny import adapt_in_parts, adapt_tiny, assert_goes_on, camera, fill_disk, made_run, stop_after
 
 
 @pytest.mark.parametrize("method", ["remtta", "tent", "source"])
@@ -278,10 +245,12 @@ def test_another_model_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("early", [False, True])
 def test_weights_whose_outputs_are_not_finite_are_not_saved(early: bool, tmp_path: Path) -> None:
-    wait = {4: partial(time.sleep, 0.4)} if early else {}
+    failed = threading.Event()  # frame 3 is predicted, early, while the camera waits
+    wait = {4: partial(failed.wait, 30)} if early else {}
     options = {"guard": None, "save_every": 9, "flush_after": 0.05 if early else None}
     with pytest.raises(RemttaError, match="not finite numbers from frame 3 on"):
         adapt_tiny(camera(6, wait), tmp_path, config=REMConfig(lr=1e38, optimizer="sgd"), options=options)
+    failed.set()
     assert not (tmp_path / STATE).exists() and not (tmp_path / DELTA).exists()
     assert len(rows_of(tmp_path)) == 3 and "not finite" in record_of(tmp_path)["exit_reason"]
 

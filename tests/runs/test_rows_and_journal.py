@@ -5,14 +5,14 @@ import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import OutputError
-from remtta.guard.observer import Answers
+from remtta.pipeline.prediction import Prediction
 from remtta.runs.folder import run_folder
 from remtta.runs.loop import BatchResult
 from remtta.runs.rows import RowFormat, prediction_rows
@@ -35,12 +35,11 @@ def _unreadable(index: int) -> DecodedFrame:
     return DecodedFrame(index, "broken.png", None, None, None, "is truncated")
 
 
-def _rows(frames: list[DecodedFrame], answered: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
+def _rows(frames: list[DecodedFrame], predicted: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
     excluded, weight = changes.pop("excluded", {}), changes.pop("weight", 1.0)
     form = RowFormat(**{"labels": ["cat", "dog", "owl"], "topk": 2, **changes})
-    answers = Answers(cast(Any, None), logits=torch.empty(0) if answered is None else answered, weight=weight)
-    told: dict[str, Any] = {"update": 3, "counts_before": (0, 0), "adapted": True, "called": True}
-    result = BatchResult(Batch(frames), answers, **told, excluded=excluded)
+    prediction = Prediction(torch.empty(0) if predicted is None else predicted, weight=weight)
+    result = BatchResult(Batch(frames), prediction, 3, (0, 0), adapted=True, learned=True, excluded=excluded)
     return prediction_rows(result, form)
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from remtta import RunOptions, adapt_stream, apply_delta, load_delta
@@ -14,7 +13,7 @@ from remtta.evaluation.evaluating import evaluate
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.hashing import state_sha256
 from remtta.options import EvalOptions
-from tests.conftest import tiny_vit
+from tests.conftest import same_tensors, tiny_vit
 from tests.evaluation.trees import open_tree, write_tree
 
 CHANGED: dict[str, dict[str, Any]] = {
@@ -64,8 +63,7 @@ def test_a_method_that_changes_norms_saves_the_same_with_the_option(frames: Path
     for name, save_full in (("plain", False), ("full", True)):
         _run(tiny_vit(), frames, tmp_path / name, "tent", save_full=save_full)
     plain, full = load_delta(tmp_path / "plain").tensors, load_delta(tmp_path / "full").tensors
-    assert plain.keys() == full.keys()
-    assert all(torch.equal(tensor, full[name]) for name, tensor in plain.items())
+    assert same_tensors(plain, full)
 
 
 def test_an_evaluation_leaves_the_model_and_only_small_deltas(tmp_path: Path) -> None:

@@ -1,9 +1,12 @@
 """Runs of a tiny model, and what stops them."""
 
+import contextlib
+import copy
 import errno
 import os
+import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -18,9 +21,12 @@ from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
 from remtta.runs.summary import RunSummary
+from remtta.streams.batches import Batches
 from remtta.streams.frames import Frame
+from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
+from tests.records import assert_same_results, record_of, rows_of
 
 CONFIGS: dict[str, MethodConfig] = {
     "rem": REMConfig(lr=0.01),
@@ -70,6 +76,36 @@ def adapt_in_parts(stops: Sequence[int], *run: Any, **more: Any) -> None:
     for batches in stops:
         stop_after(batches, *run, **more, resume=True)
     adapt_tiny(*run, **more, resume=True)
+
+
+def assert_goes_on(model: nn.Module, source: Any, folder: Path, **more: Any) -> None:
+    """A run that was stopped after a batch ends as one that was not, each on its own copy of the model."""
+    adapt_tiny(source, folder / "through", model=copy.deepcopy(model), **more)
+    stopped = stop_after(1, source, folder / "run", model=copy.deepcopy(model), **more)
+    assert stopped.num_frames < len(rows_of(folder / "through")) and stopped.exit_reason == "SIGTERM"
+    resumed = adapt_tiny(source, folder / "run", model=copy.deepcopy(model), resume=True, **more)
+    assert resumed.exit_reason == "completed" and record_of(folder / "run")["resumed"] == 1
+    assert_same_results(folder / "run", folder / "through")
+
+
+def made_run(frames: Path, folder: Path, name: str = "whole") -> Path:
+    """A copy of one of the runs that the fixture `made` has on these frames."""
+    return Path(shutil.copytree(frames.parent / name, folder))
+
+
+def received_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which runs append the index of every frame that they have received for a batch."""
+    received: list[int] = []
+    decode = Batches.decoded
+
+    def decoded(*args: Any, **more: Any) -> Generator[DecodedFrame]:
+        with contextlib.closing(decode(*args, **more)) as frames:
+            for frame in frames:
+                yield frame
+                received.append(frame.index)
+
+    monkeypatch.setattr(Batches, "decoded", decoded)
+    return received
 
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, room: int, look: Callable[[], object] = int) -> None:

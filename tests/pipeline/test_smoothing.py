@@ -1,6 +1,7 @@
-"""Answers go by the frames before, where those come in order."""
+"""Predictions are smoothed with earlier frames, where frames come in order."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,15 +10,17 @@ from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.evaluation.evaluating import evaluate
-from remtta.guard.smoothing import Smoother
 from remtta.methods.settings import names
+from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions, RunOptions
-from tests.conftest import draw_folder, tiny_vit
+from remtta.pipeline.smoothing import Smoother
+from remtta.runs.summary import RunSummary
+from tests.conftest import draw_folder, draw_image, tiny_vit
 from tests.evaluation.trees import CLASSES as CLASS_NAMES
 from tests.evaluation.trees import open_tree
-from tests.guard.asking import observe
+from tests.pipeline.helpers import notify
 from tests.records import record_of, rows_of
-from tests.runs.tiny import adapt_in_parts, adapt_tiny
+from tests.runs.tiny import adapt_tiny, stop_after
 
 CLASSES, FRAMES = 10, 2000
 
@@ -45,13 +48,13 @@ def error(logits: Tensor, labels: np.ndarray) -> float:
 def test_persisting_labels_are_predicted_better(prefers: float, gain: float) -> None:
     labels = in_runs()
     logits = guesses(labels, prefers=prefers)
-    assert error(observe(Smoother(CLASSES), logits), labels) < error(logits, labels) - gain
+    assert error(notify(Smoother(CLASSES), logits), labels) < error(logits, labels) - gain
 
 
 @pytest.mark.parametrize("prefers", [0.0, 3.0, 6.0])
-def test_frames_in_any_order_are_answered_bit_for_bit(prefers: float) -> None:
+def test_predictions_of_unordered_frames_stay_bit_for_bit(prefers: float) -> None:
     logits = guesses(np.random.default_rng(0).integers(CLASSES, size=FRAMES), prefers=prefers)
-    assert torch.equal(observe(Smoother(CLASSES), logits), logits)
+    assert torch.equal(notify(Smoother(CLASSES), logits), logits)
 
 
 def test_nearly_equal_frames_count_as_little_more_than_one() -> None:
@@ -60,7 +63,7 @@ def test_nearly_equal_frames_count_as_little_more_than_one() -> None:
     logits = 1.4 * guesses(labels, noise=1.2).repeat_interleave(25, 0)  # calibrated; 25 frames of each image
     logits += 0.6 * torch.from_numpy(rng.standard_normal(logits.shape)).float()
     labels = labels.repeat(25)
-    answers = observe(Smoother(CLASSES), logits)
+    answers = notify(Smoother(CLASSES), logits)
     assert error(answers, labels) < error(logits, labels)
     confidence, accuracy = answers.softmax(1).amax(1).mean(), 1 - error(answers, labels)
     assert confidence - accuracy < 0.15
@@ -71,7 +74,7 @@ def test_classes_in_turn_that_look_alike_are_not_taken_for_one_that_stays() -> N
     labels = np.repeat(np.arange(400), rng.integers(1, 3, size=400))
     own, alike = np.eye(400)[labels], np.arange(400) // 4 == labels[:, None] // 4
     logits = torch.from_numpy(1.5 * rng.standard_normal((len(labels), 400)) + 4 * own + 3 * alike)
-    answers = observe(Smoother(400), logits)
+    answers = notify(Smoother(400), logits)
     assert not torch.equal(answers, logits)  # there is an order
     assert error(answers, labels) < error(logits, labels) + 0.01
 
@@ -80,22 +83,22 @@ def test_it_ends_soon_after_the_order_does() -> None:
     rng = np.random.default_rng(1)
     labels = np.concatenate([in_runs(), rng.integers(CLASSES, size=FRAMES)])
     logits = guesses(labels)
-    answers = observe(Smoother(CLASSES), logits)
+    answers = notify(Smoother(CLASSES), logits)
     assert not torch.equal(answers[:FRAMES], logits[:FRAMES])
     assert torch.equal(answers[FRAMES + 200 :], logits[FRAMES + 200 :])
 
 
-def test_answers_do_not_depend_on_batches_nor_on_early_ones() -> None:
+def test_predictions_do_not_depend_on_batches_nor_on_early_ones() -> None:
     logits = guesses(in_runs()[:300])
-    whole = observe(Smoother(CLASSES), logits)
+    whole = notify(Smoother(CLASSES), logits)
     smoother, answers = Smoother(CLASSES), []
     for start in range(0, 300, 30):
         part = logits[start : start + 30]
-        early = [observe(smoother, piece, early=True) for piece in part.split(7)]
-        answers.append(observe(smoother, part))
+        early = [notify(smoother, piece, early=True) for piece in part.split(7)]
+        answers.append(notify(smoother, part))
         assert torch.equal(torch.cat(early), answers[-1])
         after = Smoother(CLASSES)
-        after.load_state(smoother.state())
+        after.load_state_dict(smoother.state_dict())
         smoother = after
     assert torch.equal(torch.cat(answers), whole)
 
@@ -104,40 +107,51 @@ def test_certain_predictions_stay_finite() -> None:
     logits = torch.full((500, CLASSES), -1e4)
     logits[torch.arange(500), torch.from_numpy(in_runs()[:500])] = 1e4
     logits[200] = torch.nan  # one frame that is not predicted
-    assert torch.isfinite(observe(Smoother(CLASSES), logits)).all(1).tolist() == [place != 200 for place in range(500)]
+    assert torch.isfinite(notify(Smoother(CLASSES), logits)).all(1).tolist() == [place != 200 for place in range(500)]
 
 
-def test_a_run_keeps_what_each_frame_was_taken_for_and_continues_bit_for_bit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)
-    frames = draw_folder(tmp_path / "frames", [number // 10 for number in range(40)], "{:03}.png")
-    options = {"smooth": "auto", "batch_size": 5}
-    plain = adapt_tiny(frames, tmp_path / "plain", "tent", options={**options, "smooth": "off"})
-    summary = adapt_tiny(frames, tmp_path / "whole", "tent", options=options)
+def decisive_vit() -> Any:
+    """Return the tiny ViT with confident predictions of various classes for drawn images."""
+    model: Any = tiny_vit()
+    preprocessing = preprocessing_of(model)
+    images = torch.stack([preprocessing.transform()(draw_image(seed)) for seed in range(20)])
+    with torch.no_grad():
+        model.head.bias -= model(preprocessing.normalise(images)).mean(0)
+        model.head.weight *= 20
+        model.head.bias *= 20
+    return model
+
+
+def test_a_run_records_the_frames_that_it_smooths_and_continues_bit_for_bit(tmp_path: Path) -> None:
+    frames = draw_folder(tmp_path / "frames", [number // 5 for number in range(60)], "{:03}.png")
+    options = {"smooth": "auto", "batch_size": 10}
+
+    def run(name: str, source: Any = frames, **more: Any) -> RunSummary:
+        return adapt_tiny(source, tmp_path / name, "tent", model=decisive_vit(), options={**options, **more})
+
+    plain, summary = run("plain", smooth="off"), run("whole")
     rows, alone = rows_of(tmp_path / "whole"), rows_of(tmp_path / "plain")
-    assert plain.place.smoothed == 0 and 0 < summary.place.smoothed < 40
+    assert plain.place.smoothed == 0 and 0 < summary.place.smoothed < 60
     counted = record_of(tmp_path / "whole")["counts"]["smoothed"]
     assert sum("raw" in row for row in rows) == summary.place.smoothed == counted
     assert [row.get("raw", row)["class"] for row in rows] == [row["class"] for row in alone]
     assert len({(tmp_path / name / "delta.safetensors").stat().st_size for name in ("whole", "plain")}) == 1
     assert f"smoothed over time: {summary.place.smoothed} frames" in summary.report()
     assert "frames before" not in plain.report()
-    monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 40.0)
-    none = adapt_tiny(frames, tmp_path / "none", "tent", options=options)
-    assert "smoothed over time: none, as no relation between successive frames was found" in none.report()
-    monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)
-    adapt_in_parts([3], frames, tmp_path / "parts", "tent", options=options)
+    unordered = sorted(frames.iterdir(), key=lambda path: int(path.stem) * 7 % 60)
+    report = run("unordered", unordered).report()
+    assert "smoothed over time: none, as no relation between successive frames was found" in report
+    stop_after(5, frames, tmp_path / "parts", "tent", model=decisive_vit(), options=options)
+    adapt_tiny(frames, tmp_path / "parts", "tent", model=decisive_vit(), options=options, resume=True)
     assert (tmp_path / "parts/predictions.jsonl").read_bytes() == (tmp_path / "whole/predictions.jsonl").read_bytes()
 
 
-def test_an_evaluation_smooths_the_methods_that_are_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remtta.guard.smoothing._ENOUGH", 0.01)
-    for name in CLASS_NAMES:
-        draw_folder(tmp_path / "tree/fog/5" / name, [ord(name[-1])] * 5)
+def test_an_evaluation_smooths_the_methods_that_are_named_so(tmp_path: Path) -> None:
+    for number, name in enumerate(CLASS_NAMES):
+        draw_folder(tmp_path / "tree/fog/5" / name, [number] * 10)
     options = EvalOptions(order="stored", batch_size=10)
     dataset = open_tree(tmp_path / "tree")
-    evaluate(tiny_vit(), dataset, tmp_path / "out", methods=["source", "source+smooth"], options=options)
+    evaluate(decisive_vit(), dataset, tmp_path / "out", methods=["source", "source+smooth"], options=options)
     rows = rows_of(tmp_path / "out")
     alone, smoothed = ([row for row in rows if row["method"] == name] for name in ("source", "source+smooth"))
     assert any("raw" in row for row in smoothed) and not any("raw" in row for row in alone)

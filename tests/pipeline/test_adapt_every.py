@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from remtta.errors import UsageError
-from remtta.guard.guard import Guard
-from remtta.guard.observed import BETWEEN_UPDATES, ObservedMethod
-from remtta.methods.method import build_method
+from remtta.methods.build import build_method
 from remtta.methods.settings import method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions
-from tests.conftest import draw_folder, random_images, tiny_vit
-from tests.guard.asking import ask
+from remtta.pipeline.guard import Guard
+from remtta.pipeline.pipeline import BETWEEN_UPDATES, Pipeline
+from tests.conftest import draw_folder, raising, random_images, same_tensors, tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_in_parts, adapt_tiny
 
@@ -49,29 +48,28 @@ def test_the_first_batch_after_a_reset_is_learned_from(frames: Path, tmp_path: P
 def test_what_is_only_predicted_takes_one_forward_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = method_config(name, {"lr": 0.05, "adapt_every": 3}, batch_size=4)
     method = build_method(name, tiny_vit(), config)
+    pipeline = Pipeline(method, Guard(GuardOptions(answer="both")))
     images = random_images(4)
-    method(images)
-    guard = Guard(method, GuardOptions(answer="both"))
-    adapted = method.delta()
-    halves = {name: delta / 2 for name, delta in adapted.items()}
-    monkeypatch.setattr(method.net.weights, "at_source", None)
-    answers = ask(guard, images, learn=False)
-    assert answers.weight == 0.5 and guard.num_source_predictions == 0
-    assert all(torch.equal(delta, method.delta()[name]) for name, delta in adapted.items())
-    other = build_method(name, tiny_vit(), config)
-    other.load_delta(halves)
-    torch.testing.assert_close(answers.logits, other.predict(images))
+    pipeline(images)
+    num_source_predictions, adapted = pipeline.num_source_predictions, pipeline.delta()
+    monkeypatch.setattr(method.model, "source_logits", raising(AssertionError("a second forward pass")))
+    prediction = pipeline.predict(images, update=False)
+    assert prediction.weight == 0.5 and pipeline.num_source_predictions == num_source_predictions
+    assert same_tensors(pipeline.delta(), adapted)
+    other = Pipeline(build_method(name, tiny_vit(), config))
+    other.load_delta({name: delta / 2 for name, delta in adapted.items()})
+    torch.testing.assert_close(prediction.logits, other.predict(images, update=False).logits)
 
 
-def test_centring_follows_images_that_are_only_predicted() -> None:
+def test_centering_follows_images_that_are_only_predicted() -> None:
     method = build_method("tent", tiny_vit(), dataclasses.replace(CONFIG, centre=True))
-    observed = ObservedMethod(method, [Guard(method, GuardOptions(answer="both"))])
-    observed.predict(random_images(20))
-    before, images = method.net.source_centre.offset, random_images(20, 2) + 1
-    logits = observed.predict(images, left_out=True).logits
-    assert not torch.allclose(method.net.source_centre.offset, before)
-    with method.net.weights.between(0.5):
-        torch.testing.assert_close(logits, method.net.model(images) - method.net.centre.offset)
+    pipeline = Pipeline(method, Guard(GuardOptions(answer="both")))
+    pipeline(random_images(20))
+    offsets, before, images = pipeline.centering.offsets, dict(pipeline.centering.offsets), random_images(20, 2) + 1
+    logits = pipeline.predict(images, update=False).logits
+    assert not any(torch.allclose(offsets[name], before[name]) for name in before)
+    with method.model.weights.between(0.5):
+        torch.testing.assert_close(logits, method.model.model(images) - offsets["adapted"])
 
 
 def test_updates_that_do_not_last_are_not_left_out(frames: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The one loop: answers before updates, what a stop leaves, no leaks, and that evaluations run through it, too."""
+"""The loop: predictions before updates, what a stop leaves, no leaks, and that evaluations run through it, too."""
 
 import gc
 import io
@@ -9,26 +9,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import Tensor
 
 from remtta import adapt_stream, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.evaluation import evaluate, open_dataset
 from remtta.evaluation.trial_writer import delta_path
-from remtta.methods.method import Updater
-from remtta.methods.settings import MethodConfig, REMConfig
+from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.methods.source import SourceConfig
 from remtta.options import EvalOptions, GuardOptions, RunOptions
+from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.progress import RunProgress
 from remtta.runs.states import load_position
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
-from tests.conftest import draw_image, tiny_vit
+from tests.conftest import draw_image, same_tensors, tiny_vit
 from tests.evaluation.trees import write_tree
-from tests.records import lines_of, record_of, rows_of
+from tests.records import assert_same_results, lines_of, record_of, rows_of
 from tests.runs.tiny import adapt_tiny, camera
 
 QUICK = GuardOptions("rollback", window=16, renewed=1, memory=1, least=4, doubt=1e-6, alarm=2e-6, retries=2)
@@ -58,7 +56,7 @@ def test_an_evaluation_of_one_domain_is_the_run_over_its_images(name: str, tmp_p
         return
     first, second = load_delta(run), load_delta(delta_path(table, name, 0))
     assert (first.frames, first.updates) == (second.frames, second.updates)
-    assert all(torch.equal(first.tensors[key], second.tensors[key]) for key in second.tensors)
+    assert same_tensors(first.tensors, second.tensors)
     if guard:
         decisions, again = lines_of(run / EVENTS), lines_of(table / EVENTS)
         assert decisions and [(e["frame"] // 5, e["event"]) for e in decisions] == [
@@ -66,19 +64,20 @@ def test_an_evaluation_of_one_domain_is_the_run_over_its_images(name: str, tmp_p
         ]
 
 
-def stopped_in(batch: int, patch: pytest.MonkeyPatch) -> None:
-    """Send a signal in the middle of a batch, as if each took long."""
-    step, calls = Updater.__call__, 0
+def stop_in(batch: int, patch: pytest.MonkeyPatch) -> None:
+    """Send a signal in the middle of a batch's update, as if it took long."""
+    learn, calls = Pipeline.learn, 0
 
-    def slow(self: Updater[Any], images: Tensor, labels: Tensor | None = None) -> Tensor:
+    def slow(pipeline: Pipeline, *args: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == batch:
-            self.net.weights.parameters["blocks.0.norm1.weight"].data.add_(1.0)  # a step is half done
+            weights = pipeline.method.model.weights.parameters["blocks.0.norm1.weight"]
+            weights.data.add_(1.0)  # a step is half done
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(self, images, labels)
+        learn(pipeline, *args)
 
-    patch.setattr(Updater, "__call__", slow)
+    patch.setattr(Pipeline, "learn", slow)
     patch.setattr("remtta.runs.loop.PATIENCE_S", 0.0)
 
 
@@ -99,7 +98,7 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
 
     go(whole)
     with monkeypatch.context() as patch:
-        stopped_in(3, patch)
+        stop_in(3, patch)
         summary = go(run)
     assert summary.signum == signal.SIGTERM and summary.num_frames == 6 and summary.num_updates == 2
     place, state = load_position(run / STATE, RunProgress)
@@ -107,7 +106,7 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
     delta = load_delta(run)
     assert (delta.updates, delta.frames) == (2, 6)
     with monkeypatch.context() as patch:
-        stopped_in(1, patch)  # and again, in the first batch of the second part
+        stop_in(1, patch)  # and again, in the first batch of the second part
         assert go(run, resume=True).num_updates == 2
     assert record_of(run)["counts"]["frames"] == len(rows_of(run)) == 6
     go(run, resume=True)
@@ -116,8 +115,7 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
         assert len(rows) == 18 and [row["update"] for row in rows[6::3]] == [2, 3, 4, 5]
     else:
         assert (run / PREDICTIONS).read_bytes() == (whole / PREDICTIONS).read_bytes()
-        again, wanted = load_delta(run), load_delta(whole)
-        assert all(torch.equal(again.tensors[key], wanted.tensors[key]) for key in wanted.tensors)
+        assert same_tensors(load_delta(run).tensors, load_delta(whole).tensors)
 
 
 def test_predictions_are_out_before_the_update_and_stay_the_same(
@@ -126,15 +124,15 @@ def test_predictions_are_out_before_the_update_and_stay_the_same(
     adapt_tiny(frames, tmp_path / "usual", options={"guard": None})
     echo = io.BytesIO()
     out_before: list[int] = []
-    learn = Updater.learn
+    learn = Pipeline.learn
 
-    def watched(self: Updater[Any]) -> None:
+    def watched(pipeline: Pipeline, *args: Any) -> None:
         on_disk = (tmp_path / "early" / PREDICTIONS).read_bytes()
         assert on_disk == echo.getvalue()
         out_before.append(on_disk.count(b"\n"))
-        learn(self)
+        learn(pipeline, *args)
 
-    monkeypatch.setattr(Updater, "learn", watched)
+    monkeypatch.setattr(Pipeline, "learn", watched)
     adapt_tiny(frames, tmp_path / "early", echo=echo, options={"guard": None, "latency": True})
     usual, early = rows_of(tmp_path / "usual"), rows_of(tmp_path / "early")
     assert out_before == [min(3 * number, len(early)) for number in range(1, len(out_before) + 1)]
@@ -145,6 +143,22 @@ def test_predictions_are_out_before_the_update_and_stay_the_same(
         assert row["entropy"] == pytest.approx(wanted["entropy"], abs=1e-4)
     assert record_of(tmp_path / "early")["counts"] == record_of(tmp_path / "usual")["counts"]
     assert record_of(tmp_path / "early")["options"]["latency"] is True
+
+
+@pytest.mark.parametrize("alarms", [0, 1])
+def test_low_latency_changes_no_bit_of_a_run_whose_batches_go_in_parts(
+    alarms: int, frames: Path, tmp_path: Path
+) -> None:
+    config = method_config("remtta", {"lr": 0.01, "micro_batch": 2}, batch_size=4)
+    guard = GuardOptions("rollback", "both", most_drift=0.001 if alarms else 0.5)
+    states = []
+    for name, latency in (("usual", False), ("early", True)):
+        options = {"batch_size": 4, "logits": True, "latency": latency, "guard": guard}
+        summary = adapt_tiny(frames, tmp_path / name, "remtta", config=config, options=options)
+        assert summary.num_alarms == alarms
+        states.append(load_position(tmp_path / name / STATE, RunProgress)[1])
+    assert_same_results(tmp_path / "early", tmp_path / "usual")
+    assert same_tensors(*states)
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks for open files in /proc")

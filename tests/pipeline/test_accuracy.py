@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.guard.accuracy import WINDOW, Calibration, Estimator
-from remtta.guard.judge import describe
 from remtta.methods.settings import method_config
 from remtta.options import RunOptions
+from remtta.pipeline.accuracy import WINDOW, Calibration, Estimator
+from remtta.pipeline.harm import describe
 from tests.conftest import draw_folder
-from tests.guard.asking import observe
+from tests.pipeline.helpers import notify
 from tests.records import json_of, record_of, rows_of
 from tests.runs.tiny import adapt_tiny, stop_after
 
@@ -37,7 +37,7 @@ def calibrated() -> Calibration:
     return Calibration.seen(accuracy(logits, classes), 3 * logits)  # of a model that is too sure by a factor of 3
 
 
-def estimator(expire_below: float | None = None) -> Estimator:
+def new_estimator(expire_below: float | None = None) -> Estimator:
     return Estimator(calibrated(), CLASSES, expire_below)
 
 
@@ -50,66 +50,66 @@ def test_a_calibration_finds_the_scale_of_the_logits() -> None:
 @pytest.mark.parametrize("signal", [4.0, 3.0, 2.5])
 def test_an_estimate_falls_with_the_accuracy(signal: float) -> None:
     logits, classes = seen(500, signal=signal)
-    tells = estimator()
-    observe(tells, 3 * logits)
-    assert tells.estimates["answers"] <= accuracy(logits, classes) + 0.05
-    assert tells.estimates["adapted"] == tells.estimates["answers"]
+    estimator = new_estimator()
+    notify(estimator, 3 * logits)
+    assert estimator.estimates["answers"] <= accuracy(logits, classes) + 0.05
+    assert estimator.estimates["adapted"] == estimator.estimates["answers"]
 
 
 def test_fewer_classes_by_chance_alone_cost_nothing() -> None:
     many = 1000
     classes = torch.from_numpy(np.random.default_rng(3).integers(many, size=700))
     logits = 20.0 * torch.nn.functional.one_hot(classes, many)  # sure, and known to be right in eight of ten
-    for calibrating, least in ((200, 0.79), (1, 0.79)):
-        tells = Estimator(Calibration.seen(0.8, logits[:calibrating]), many)
-        observe(tells, logits[200:])
-        assert least <= tells.estimates["answers"] <= 0.8
-    observe(tells, logits[200].expand(WINDOW, -1))
-    assert tells.estimates["answers"] == 0.8  # a single image tells nothing of how diverse classes are
+    for calibrating in (200, 1):
+        estimator = Estimator(Calibration.seen(0.8, logits[:calibrating]), many)
+        notify(estimator, logits[200:])
+        assert 0.79 <= estimator.estimates["answers"] <= 0.8
+    notify(estimator, logits[200].expand(WINDOW, -1))
+    assert estimator.estimates["answers"] == 0.8  # a single image estimator nothing of how diverse classes are
 
 
 def test_a_model_that_collapses_to_a_class_with_certainty_is_reported() -> None:
     logits = 3 * seen(500)[0]
     collapsed = logits.clone()
     collapsed[:, 0] += 50
-    tells = estimator()
-    observe(tells, logits, weight=0.5, adapted=collapsed, source=logits)
-    assert tells.estimates["adapted"] < 0.4 < 0.8 < tells.estimates["source"] == tells.estimates["answers"]
-    observe(tells, logits, weight=0.0, adapted=collapsed, source=logits)
-    assert tells.estimates["answers"] == tells.estimates["source"]
+    estimator = new_estimator()
+    notify(estimator, logits, weight=0.5, raw_adapted=collapsed, raw_source=logits)
+    assert estimator.estimates["adapted"] < 0.4 < 0.8 < estimator.estimates["source"] == estimator.estimates["answers"]
+    notify(estimator, logits, weight=0.0, raw_adapted=collapsed, raw_source=logits)
+    assert estimator.estimates["answers"] == estimator.estimates["source"]
 
 
 def test_labels_that_persist_are_no_collapse() -> None:
     logits, classes = seen(500, labels=np.repeat([1, 5, 1, 5, 1, 5, 1, 5, 1, 5], 50))
-    tells = estimator()
-    observe(tells, 3 * logits)
-    assert tells.estimates["answers"] == pytest.approx(accuracy(logits, classes), abs=0.05)
+    estimator = new_estimator()
+    notify(estimator, 3 * logits)
+    assert estimator.estimates["answers"] == pytest.approx(accuracy(logits, classes), abs=0.05)
 
 
 def test_there_is_no_estimate_of_a_few_frames() -> None:
-    tells = estimator()
-    observe(tells, seen(99)[0])
-    assert tells.estimates == {} and tells.events() == []
+    estimator = new_estimator()
+    notify(estimator, seen(99)[0])
+    assert estimator.estimates == {} and estimator.events() == []
 
 
 def test_clean_streams_raise_no_alarm_and_bad_ones_one() -> None:
-    """Eight of them, at a limit of 5 points below."""
+    """Eight clean streams, at a limit of 5 points below their accuracy."""
     photographs, classes = seen(1000, seed=2)
     limit = accuracy(photographs, classes) - 0.05
     for seed in range(8):
-        tells = estimator(limit)
+        estimator = new_estimator(limit)
         order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))
         for batch in (3 * photographs[order]).split(500):
-            observe(tells, batch)
-        assert tells.events() == []
+            notify(estimator, batch)
+        assert estimator.events() == []
     for _ in range(3):
-        observe(tells, 3 * seen(500, signal=2.0)[0])
-    (event,) = tells.events()
+        notify(estimator, 3 * seen(500, signal=2.0)[0])
+    (event,) = estimator.events()
     assert event["event"] == "expired" and event["estimate"] < event["expire_below"] == limit
     assert "consider training the model again" in describe(event)
-    observe(tells, 3 * photographs[:500])
-    observe(tells, 3 * seen(500, signal=2.0)[0])
-    assert len(tells.events()) == 1  # anew, once it was better
+    notify(estimator, 3 * photographs[:500])
+    notify(estimator, 3 * seen(500, signal=2.0)[0])
+    assert len(estimator.events()) == 1  # anew, once it was better
 
 
 def test_a_run_tells_its_accuracy_and_continues_as_calibrated(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

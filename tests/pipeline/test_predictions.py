@@ -1,5 +1,6 @@
-"""Answers by the adapted and the source model together, and the evidence that they are weighed by."""
+"""Predictions by the adapted and the source model, how they are weighted, and when the weights change."""
 
+import copy
 import dataclasses
 import math
 from pathlib import Path
@@ -11,41 +12,38 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.guard import observer
-from remtta.guard.evidence import Window, evidence_of, mixture, parked_class
-from remtta.guard.guard import Guard, guarded
-from remtta.guard.judge import Judge, describe
-from remtta.guard.observed import ObservedMethod
-from remtta.guard.observer import shifted
-from remtta.methods.method import build_method
+from remtta.methods.build import build_method
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names
 from remtta.methods.tent import TentConfig
-from remtta.options import GuardOptions
+from remtta.options import Action, Answer, GuardOptions
+from remtta.pipeline.guard import guard_for
+from remtta.pipeline.harm import HarmDetector, describe
+from remtta.pipeline.information import PredictionWindow, information_gap_of, mixture, parked_class
+from remtta.pipeline.pipeline import Pipeline, shifted
 from remtta.runs.summary import RunSummary
 from tests.command import refusal_of, remtta_here
-from tests.conftest import TINY_OPTIONS, random_images, tiny_vit
-from tests.guard.asking import ask
-from tests.methods.test_registry import QUICK
+from tests.conftest import TINY_OPTIONS, random_images, same_tensors, tiny_vit
+from tests.pipeline.helpers import predict_and_learn
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 
 
-def prediction(classes: list[int], certain: float = 4.0, num_classes: int = 5) -> Tensor:
+def logits_of(classes: list[int], certain: float = 4.0, num_classes: int = 5) -> Tensor:
     """Logits that name these classes."""
     return torch.eye(num_classes)[classes] * certain
 
 
-def window_of(source: Tensor, adapted: Tensor, size: int = 1000, memory: int = 1000) -> Window:
-    window = Window(size, memory)
+def window_of(source: Tensor, adapted: Tensor, size: int = 1000, memory: int = 1000) -> PredictionWindow:
+    window = PredictionWindow(size, memory)
     window.add(source, adapted)
     return window
 
 
 def test_the_window_holds_the_last_frames_and_the_classes_of_more() -> None:
-    window = Window(3, 5)
+    window = PredictionWindow(3, 5)
     for start in range(0, 8, 2):
-        logits = prediction([(start + step) % 5 for step in range(2)])
+        logits = logits_of([(start + step) % 5 for step in range(2)])
         window.add(logits, logits + 1)
     assert window.source.argmax(1).tolist() == [0, 1, 2]
     assert window.votes.tolist() == [3, 4, 0, 1, 2]
@@ -57,13 +55,13 @@ def test_the_window_holds_the_last_frames_and_the_classes_of_more() -> None:
 
 def test_with_many_classes_mutual_information_decides() -> None:
     classes = [number % 5 for number in range(40)]
-    source = prediction(classes) + torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
+    source = logits_of(classes) + torch.randn(40, 5, generator=torch.Generator().manual_seed(0))
     collapsed = source.clone()
     collapsed[:, 3] += 3
-    assert evidence_of(window_of(source, source)).lead == pytest.approx(0, abs=1e-3)
-    assert evidence_of(window_of(source, 2 * source)).lead == pytest.approx(0, abs=0.01)
-    assert evidence_of(window_of(source, collapsed)).lead < -0.05
-    better = evidence_of(window_of(collapsed, source))
+    assert information_gap_of(window_of(source, source)).lead == pytest.approx(0, abs=1e-3)
+    assert information_gap_of(window_of(source, 2 * source)).lead == pytest.approx(0, abs=0.01)
+    assert information_gap_of(window_of(source, collapsed)).lead < -0.05
+    better = information_gap_of(window_of(collapsed, source))
     assert better.lead > 0.05 and better.gap > 0
     assert better.lead == pytest.approx(better.gap / better.information)
 
@@ -82,14 +80,14 @@ def test_a_parked_camera_is_detected_by_the_sources_predictions() -> None:
 
 def test_on_one_class_the_model_that_predicts_it_more_leads() -> None:
     """The same predictions, of a camera that has seen nothing else, and of one that was pointed elsewhere before."""
-    source = prediction([3, 3, 1, 3, 2, 3, 3, 0] * 13)
-    adapted = prediction([3] * 104)
-    assert evidence_of(window_of(source, adapted)).lead > 0.2
-    assert evidence_of(window_of(adapted, source)).lead < -0.2
-    elsewhere = Window(104, 1000)
-    elsewhere.add(prediction([0, 1, 2, 4] * 200), prediction([0, 1, 2, 4] * 200))
+    source = logits_of([3, 3, 1, 3, 2, 3, 3, 0] * 13)
+    adapted = logits_of([3] * 104)
+    assert information_gap_of(window_of(source, adapted)).lead > 0.2
+    assert information_gap_of(window_of(adapted, source)).lead < -0.2
+    elsewhere = PredictionWindow(104, 1000)
+    elsewhere.add(logits_of([0, 1, 2, 4] * 200), logits_of([0, 1, 2, 4] * 200))
     elsewhere.add(source, adapted)
-    assert evidence_of(elsewhere).lead < -0.2
+    assert information_gap_of(elsewhere).lead < -0.2
 
 
 def test_a_mixture_is_that_of_the_probabilities() -> None:
@@ -100,98 +98,122 @@ def test_a_mixture_is_that_of_the_probabilities() -> None:
     torch.testing.assert_close(certain.exp(), torch.tensor([[0.25, 0.75]]))
 
 
-def make(name: str, answer: str, action: str = "off", **settings: Any) -> Guard:
-    config = dataclasses.replace(METHOD_TABLE[name].config(), **settings)
-    options = GuardOptions(action=action, answer=answer, least=4, renewed=1)  # type: ignore[arg-type]
-    guard = guarded(build_method(name, tiny_vit(), config), options)
+def pipeline_of(name: str, answer: Answer, action: Action = "off", **settings: Any) -> Pipeline:
+    method = build_method(name, tiny_vit(), dataclasses.replace(METHOD_TABLE[name].config(), **settings))
+    guard = guard_for(method, GuardOptions(action=action, answer=answer, least=4, renewed=1))
     assert guard is not None
-    return guard
+    return Pipeline(method, guard)
 
 
-@pytest.mark.parametrize("name", ["rem", "roid", "memo", "lame"])
-def test_both_models_answer_for_any_method_and_change_no_update(name: str) -> None:
-    settings = QUICK.get(name, {})
-    guard, source = make(name, "both", **settings), tiny_vit()
-    plain = build_method(name, tiny_vit(), dataclasses.replace(METHOD_TABLE[name].config(), **settings))
+@pytest.mark.parametrize("name", ["rem", "tent"])
+@pytest.mark.parametrize("latency", [False, True])
+def test_predict_changes_no_weights_and_learn_does(name: str, latency: bool) -> None:
+    pipeline, images = pipeline_of(name, "both", lr=0.01), random_images(6)
+    weights = pipeline.method.model.model.state_dict()
+    source = {key: tensor.clone() for key, tensor in weights.items()}
+    learnable = torch.tensor([True, True, False, True, True, False])
+    for _ in range(2):  # the second one replaces the first
+        pipeline.predict(images, learnable, latency=latency)
+        assert same_tensors(weights, source) and pipeline.method.num_updates == 0
+    pipeline.learn()
+    changed = {key for key, tensor in weights.items() if not torch.equal(tensor, source[key])}
+    assert changed == set(pipeline.method.trained) and pipeline.method.num_updates == 1
+    learned = {key: tensor.clone() for key, tensor in weights.items()}
+    pipeline.learn()  # nothing is left to learn from
+    pipeline.predict(images, update=False)
+    pipeline.learn()
+    assert same_tensors(weights, learned) and pipeline.method.num_updates == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("rem", {}), ("roid", {}), ("memo", {"num_augmentations": 2, "optimizer": "sgd"}), ("lame", {})],
+)
+def test_both_models_predict_for_any_method_and_change_no_update(name: str, settings: dict[str, Any]) -> None:
+    pipeline, source = pipeline_of(name, "both", **settings), tiny_vit()
+    plain = Pipeline(build_method(name, tiny_vit(), dataclasses.replace(METHOD_TABLE[name].config(), **settings)))
     for seed in range(2):
         images = random_images(4, seed)
         torch.manual_seed(seed)
-        answers = ask(guard, images)
+        prediction = predict_and_learn(pipeline, images)
         torch.manual_seed(seed)
         alone = plain(images)
         with torch.no_grad():
             probs = (alone.softmax(1) + source(shifted(images)).softmax(1)) / 2
-        torch.testing.assert_close(answers.logits.softmax(1), probs, rtol=0, atol=1e-5)
-        assert answers.weight == 0.5 and answers.adapted is not None
-        torch.testing.assert_close(answers.adapted, alone, rtol=0, atol=0)
-    torch.testing.assert_close(guard.method.delta(), plain.delta(), rtol=0, atol=0)
+        torch.testing.assert_close(prediction.logits.softmax(1), probs, rtol=0, atol=1e-5)
+        assert prediction.weight == 0.5
+        torch.testing.assert_close(prediction.adapted, alone, rtol=0, atol=0)
+    assert same_tensors(pipeline.delta(), plain.delta())
 
 
-def test_there_is_nothing_to_guard_where_nothing_is_asked_for() -> None:
+def test_there_is_no_guard_where_nothing_needs_one() -> None:
     for answer in ("adapted", "both"):
-        assert guarded(build_method("source", tiny_vit()), GuardOptions(answer=answer)) is None
+        assert guard_for(build_method("source", tiny_vit()), GuardOptions(answer=answer)) is None
     episodic = REMConfig(episodic=True)
-    assert guarded(build_method("rem", tiny_vit(), episodic), GuardOptions()) is None
+    assert guard_for(build_method("rem", tiny_vit(), episodic), GuardOptions()) is None
     lame = build_method("lame", tiny_vit())
-    assert guarded(lame, GuardOptions()) is None
-    mixed = guarded(lame, GuardOptions(answer="both"))
+    assert guard_for(lame, GuardOptions()) is None
+    mixed = guard_for(lame, GuardOptions(answer="both"))
     assert mixed is not None and mixed.options.action == "off"
-    assert guarded(build_method("tent", tiny_vit()), GuardOptions(action="off")) is None
+    assert guard_for(build_method("tent", tiny_vit()), GuardOptions(action="off")) is None
     fast = build_method("fast", tiny_vit())  # without batch norms its weights and statistics are the source's
-    assert guarded(fast, GuardOptions(action="off", answer="both")) is None
+    assert guard_for(fast, GuardOptions(action="off", answer="both")) is None
 
 
-def test_frames_that_are_not_learned_from_are_answered_alike() -> None:
-    """An answer does not depend on which of a batch's frames may be learned from, but for what was learned."""
-    guard = make("rem", "both", lr=0.05)
-    adapter = ObservedMethod(guard.method, [guard])
-    pixels, fit = random_images(6, 3), torch.tensor([True, False, True, True, False, True])
+def test_frames_that_are_not_learned_from_are_predicted_alike() -> None:
+    """A prediction does not depend on which frames of its batch are learned from."""
+    pipeline = pipeline_of("rem", "both", lr=0.05)
+    images, learnable = random_images(6, 3), torch.tensor([True, False, True, True, False, True])
     for _ in range(3):
-        before = adapter.method.predict(pixels)
-        answers = adapter.predict(pixels, fit)
-        weight, source = answers.weight, adapter.method.predict_source(shifted(pixels))
-        assert 0 < weight < 1 and answers.adapted is not None and answers.source is not None
-        torch.testing.assert_close(answers.adapted, before, rtol=0, atol=1e-5)
-        torch.testing.assert_close(answers.source, source, rtol=0, atol=1e-5)
-        torch.testing.assert_close(answers.logits.exp(), mixture(before, source, weight).exp(), rtol=0, atol=1e-5)
+        adapted = pipeline.method.predict(images)
+        source = pipeline.source_logits(shifted(images))
+        prediction = predict_and_learn(pipeline, images, learnable)
+        assert 0 < prediction.weight < 1
+        torch.testing.assert_close(prediction.adapted, adapted, rtol=0, atol=1e-5)
+        torch.testing.assert_close(prediction.source, source, rtol=0, atol=1e-5)
+        expected = mixture(adapted, source, prediction.weight)
+        torch.testing.assert_close(prediction.logits.exp(), expected.exp(), rtol=0, atol=1e-5)
 
 
-def test_the_source_model_sees_shifted_images_only_if_both_models_answer() -> None:
+def test_the_source_model_sees_shifted_images_only_if_both_models_predict() -> None:
     images, source = random_images(4, 0), tiny_vit()
     moved = shifted(images)
     assert moved.shape == images.shape
     torch.testing.assert_close(moved[..., 1:, 1:], images[..., :-1, :-1], rtol=0, atol=0)  # by one of 32 pixels
     large = torch.rand(1, 3, 224, 112)
     torch.testing.assert_close(shifted(large)[..., 8:, 4:], large[..., :-8, :-4], rtol=0, atol=0)
-    for answer, expected in {"adapted": source(images), "both": source(moved)}.items():
-        answers = ask(make("rem", answer, action="rollback"), images)
-        torch.testing.assert_close(answers.source, expected, rtol=0, atol=1e-5)
-    retired = make("rem", "both", action="rollback")
-    retired.judge.now.retired = True
-    answers = ObservedMethod(retired.method, [retired]).predict(images)
-    torch.testing.assert_close(answers.logits, source(images), rtol=0, atol=1e-5)  # alone, it answers as deployed
+    expected: dict[Answer, Tensor] = {"adapted": source(images), "both": source(moved)}
+    for answer, logits in expected.items():
+        prediction = pipeline_of("rem", answer, action="rollback").predict(images)
+        torch.testing.assert_close(prediction.source, logits, rtol=0, atol=1e-5)
+    retired = pipeline_of("rem", "both", action="rollback")
+    assert retired.guard is not None
+    retired.guard.detector.status.retired = True
+    torch.testing.assert_close(retired(images), source(images), rtol=0, atol=1e-5)  # alone, it predicts as deployed
     assert retired.num_source_predictions == 0  # the only pass of each image
-    convolutional = build_method("tent", timm.create_model("test_efficientnet", num_classes=5), TentConfig())
-    guard = guarded(convolutional, GuardOptions("off", "both"))
-    assert guard is not None and not guard.shifts
+    model = timm.create_model("test_efficientnet", num_classes=5).eval()
+    method = build_method("tent", copy.deepcopy(model), TentConfig())
+    convolutional = Pipeline(method, guard_for(method, GuardOptions("off", "both")))
+    torch.testing.assert_close(convolutional.predict(images).source, model(images), rtol=0, atol=1e-5)
 
 
-def test_answering_early_is_by_what_was_known_before() -> None:
-    early, late = make("rem", "both", lr=0.05), make("rem", "both", lr=0.05)
-    adapter = ObservedMethod(early.method, [early])
+def test_predictions_with_low_latency_are_the_same() -> None:
+    early, late = pipeline_of("rem", "both", lr=0.05), pipeline_of("rem", "both", lr=0.05)
     for seed in range(3):
         images = random_images(5, seed)
-        answers = adapter.predict(images, later=True)
-        adapter.learn()
-        torch.testing.assert_close(answers.logits, ask(late, images).logits, rtol=0, atol=1e-5)
-    assert early.num_source_predictions == 15
-    torch.testing.assert_close(early.judge.window.adapted, late.judge.window.adapted, rtol=0, atol=1e-2)
+        prediction = early.predict(images, latency=True)
+        early.learn()
+        torch.testing.assert_close(prediction.logits, late(images), rtol=0, atol=1e-5)
+    assert early.num_source_predictions == late.num_source_predictions == 15
+    torch.testing.assert_close(early.delta(), late.delta(), rtol=0, atol=1e-5)
 
 
-def test_rows_tell_who_answered_and_where_the_models_disagree(
+def test_rows_tell_which_model_predicted_and_where_the_models_disagree(
     frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(observer, "shifted", lambda images: images)  # so that the rows of a source run are the same
+    monkeypatch.setattr(
+        "remtta.pipeline.pipeline.shifted", lambda images: images
+    )  # so that the rows of a source run are the same
 
     def go(name: str, guard: GuardOptions | None, method: str = "rem") -> RunSummary:
         return adapt_tiny(frames, tmp_path / name, method, model=tiny_vit(depth=4), options={"guard": guard})
@@ -236,7 +258,7 @@ def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
     sgd = method_config("remtta", {"optimizer": "sgd"}, batch_size=50)
     assert (sgd.lr, sgd.anchor, sgd.centre) == (1e-3, 0.0, True)  # the pair is Adam's
     assert method_config("fast", {"bn": "running"}, batch_size=50) == METHOD_TABLE["centre"].config()
-    assert build_method("remtta", tiny_vit()).objective.config == ours
+    assert build_method("remtta", tiny_vit()).config == ours
 
 
 def test_light_is_tent_with_the_settings_of_remtta_on_every_second_batch() -> None:
@@ -284,21 +306,19 @@ def test_a_methods_name_selects_its_settings(
 
 def test_a_doubt_ends_within_its_patience() -> None:
     """Either the adapted model is trusted again, or it starts again; that is no alarm, and costs no learning rate."""
-    judge = Judge(GuardOptions(answer="both", least=10, window=20, renewed=1, patience=60, memory=1))
-    source = torch.randn(20, 5, generator=torch.Generator().manual_seed(0)) + prediction(
-        [number % 5 for number in range(20)]
-    )
+    detector = HarmDetector(GuardOptions(answer="both", least=10, window=20, renewed=1, patience=60, memory=1))
+    noise = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
+    source = noise + logits_of([number % 5 for number in range(20)])
     behind = source.clone()
     behind[:, 3] += 3
-    verdicts = []
-    for _ in range(8):
-        verdicts.append(judge.judge(source, behind, 20, drift=0.01))
-    assert verdicts == [False, False, False, True] * 2
-    events = judge.events()
+    restores = [detector.judge(source, behind, drift=0.01) for _ in range(8)]
+    assert restores == [False, False, False, True] * 2
+    events = detector.events()
     assert [event["event"] for event in events] == ["doubt", "restart"] * 2
-    assert judge.now.total_alarms == 0 and judge.lr_scale == 1 and judge.verdict == "trust"
+    assert {event["lr_scale"] for event in events} == {1} and detector.status.total_alarms == 0
+    assert detector.verdict == "trust"
     assert "back to the source weights" in describe(events[1]) and events[1]["lead"] < -0.04
     for _ in range(2):
-        judge.judge(source, behind, 20, drift=0.01)
-    judge.judge(source, source, 20, drift=0.01)
-    assert [event["event"] for event in judge.events()] == ["doubt", "trust"]
+        detector.judge(source, behind, drift=0.01)
+    detector.judge(source, source, drift=0.01)
+    assert [event["event"] for event in detector.events()] == ["doubt", "trust"]
