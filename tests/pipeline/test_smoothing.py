@@ -107,7 +107,7 @@ def test_certain_predictions_stay_finite() -> None:
     logits = torch.full((500, CLASSES), -1e4)
     logits[torch.arange(500), torch.from_numpy(in_runs()[:500])] = 1e4
     logits[200] = torch.nan  # one frame that is not predicted
-    assert torch.isfinite(notify(Smoother(CLASSES), logits)).all(1).tolist() == [place != 200 for place in range(500)]
+    assert torch.isfinite(notify(Smoother(CLASSES), logits)).all(1).tolist() == [progress != 200 for progress in range(500)]
 
 
 def decisive_vit() -> Any:
@@ -131,12 +131,12 @@ def test_a_run_records_the_frames_that_it_smooths_and_continues_bit_for_bit(tmp_
 
     plain, summary = run("plain", smooth="off"), run("whole")
     rows, alone = rows_of(tmp_path / "whole"), rows_of(tmp_path / "plain")
-    assert plain.place.smoothed == 0 and 0 < summary.place.smoothed < 60
+    assert plain.progress.smoothed == 0 and 0 < summary.progress.smoothed < 60
     counted = record_of(tmp_path / "whole")["counts"]["smoothed"]
-    assert sum("raw" in row for row in rows) == summary.place.smoothed == counted
+    assert sum("raw" in row for row in rows) == summary.progress.smoothed == counted
     assert [row.get("raw", row)["class"] for row in rows] == [row["class"] for row in alone]
     assert len({(tmp_path / name / "delta.safetensors").stat().st_size for name in ("whole", "plain")}) == 1
-    assert f"smoothed over time: {summary.place.smoothed} frames" in summary.report()
+    assert f"smoothed over time: {summary.progress.smoothed} frames" in summary.report()
     assert "frames before" not in plain.report()
     unordered = sorted(frames.iterdir(), key=lambda path: int(path.stem) * 7 % 60)
     report = run("unordered", unordered).report()
