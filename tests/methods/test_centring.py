@@ -2,13 +2,13 @@ from typing import Any, cast
 
 import pytest
 import torch
+from remtta.guard.observed import ObservedMethod
+from remtta.methods.centring import Centre
+from remtta.methods.method import build_method
 from timm.models.levit import NormLinear
 from torch import Tensor, nn
 
-from remtta.guard.observed import ObservedMethod
 from remtta.methods.augmentations import shuffle_patches
-from remtta.methods.centring import Centre
-from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, copied, random_images, tiny_vit
 
