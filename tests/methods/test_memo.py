@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_tensor
 
-from remtta.methods.augmentations import _OPERATIONS, _affine, augmix
+from remtta.methods.augmentations import OPERATIONS, affine, augmix
 from remtta.methods.memo import MEMO, MEMOConfig
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import pipeline_of, predicted
@@ -85,10 +85,10 @@ def test_an_image_without_finite_gradients_is_predicted_and_not_adapted_to(caplo
     assert "not adapted to" in caplog.text
 
 
-@pytest.mark.parametrize("number", range(len(_OPERATIONS)))
+@pytest.mark.parametrize("number", range(len(OPERATIONS)))
 def test_every_operation_of_augmix_changes_pixels_and_keeps_their_range(number: int) -> None:
     pixels = (0.9 * random_images(1, 5)[0].sigmoid() + 0.1).clamp(0, 1)
-    outs = [_OPERATIONS[number](pixels, torch.Generator().manual_seed(seed)) for seed in range(20)]
+    outs = [OPERATIONS[number](pixels, torch.Generator().manual_seed(seed)) for seed in range(20)]
     assert any(not torch.equal(out, pixels) for out in outs)
     assert all(out.shape == pixels.shape and out.min() >= 0 and out.max() <= 1 for out in outs)
 
@@ -101,11 +101,11 @@ def test_moved_views_are_pillows_and_show_what_it_makes_of_the_official_codes_bo
         return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=128)
 
     for ours, pillows in [
-        (_affine(pixels, angle=-9.0), image.rotate(9, Image.Resampling.BILINEAR, fillcolor=128)),
-        (_affine(pixels, shift=(-7.0, 0.0)), sheared(1, 0, 7, 0, 1, 0)),
-        (_affine(pixels, shift=(0.0, 5.0)), sheared(1, 0, 0, 0, 1, -5)),
-        (_affine(pixels, shear=(0.1, 0.0)), sheared(1, 0.1, 0, 0, 1, 0)),
-        (_affine(pixels, shear=(0.0, -0.1)), sheared(1, 0, 0, -0.1, 1, 0)),
+        (affine(pixels, angle=-9.0), image.rotate(9, Image.Resampling.BILINEAR, fillcolor=128)),
+        (affine(pixels, shift=(-7.0, 0.0)), sheared(1, 0, 7, 0, 1, 0)),
+        (affine(pixels, shift=(0.0, 5.0)), sheared(1, 0, 0, 0, 1, -5)),
+        (affine(pixels, shear=(0.1, 0.0)), sheared(1, 0.1, 0, 0, 1, 0)),
+        (affine(pixels, shear=(0.0, -0.1)), sheared(1, 0, 0, -0.1, 1, 0)),
     ]:
         off = (ours - to_tensor(pillows)).abs().amax(0)
         assert float((off > 0.01).float().mean()) < 0.03  # the edge of the image, which ours blends
