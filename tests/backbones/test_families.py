@@ -23,7 +23,7 @@ from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, TINY, copied, random_images, tiny_vit
-from tests.methods.making import QUICK, pipeline_of, predicted
+from tests.methods.making import QUICK, pipeline_of, predicted, views_of
 
 SIZE, PATCH = 32, 8
 SMALL: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 48, "depth": 2, "num_heads": 3}
@@ -254,7 +254,7 @@ def test_patches_are_ranked_by_what_the_model_attends_to_or_else_by_their_featur
             expected = pool_map(model, images) if pooled else last_row(model, images)[:, prefix:]
             torch.testing.assert_close(attention, expected, atol=1e-5, rtol=1e-4)
             scores = attention
-    shown = REM(model, REMConfig((0.0, 0.25))).method.views(images)[1][0]  # by what suits the model
+    shown = views_of(REM(model, REMConfig((0.0, 0.25))), images)[1][0]  # by what suits the model
     fewest = int(0.75 * backbone.num_patches)
     assert torch.equal(shown, scores.topk(fewest, largest=False).indices.sort(dim=1).values)
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from remtta.methods.base import Method
 from remtta.methods.build import build_method, create_method
+from remtta.methods.rem import REM
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, method_config
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
@@ -18,8 +19,10 @@ def pipeline_of(
     method: str | type[Method[Any]], model: nn.Module, config: MethodConfig | None = None, source: Iterable[Tensor] = ()
 ) -> Pipeline:
     """Set up a method, by its name or class, by default with its default settings; it learns from source batches."""
-    named = isinstance(method, str)
-    built = build_method(method, model, config) if named else create_method(method, model, config or method.settings())
+    if isinstance(method, str):
+        built: Method[Any] = build_method(method, model, config)
+    else:
+        built = create_method(method, model, config or method.settings())
     if batches := list(source):
         built.use_source(built.learn_source(batches))
     return Pipeline(built)
@@ -28,6 +31,12 @@ def pipeline_of(
 def predicted(pipeline: Pipeline, images: Tensor) -> Tensor:
     """Return logits (B, C) of images that change nothing."""
     return pipeline.predict(images, torch.zeros(len(images), dtype=torch.bool)).logits
+
+
+def views_of(pipeline: Pipeline, images: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return REM's views (L, B, C) of images, and the patches (B, K) that each masked one keeps."""
+    assert isinstance(pipeline.method, REM)
+    return pipeline.method.views(images)
 
 
 def vivid_vit(scale: float) -> Any:

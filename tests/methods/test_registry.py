@@ -31,7 +31,7 @@ from tests.methods.making import (
 WEIGHTS = sum(parameter.numel() for parameter in tiny_vit().parameters())
 KINDS = ["source", "tent", "rem", "sar", "roid", "cotta", "vida", "memo", "foa", "vdp", "becotta"]
 """One method of each way to predict and to learn."""
-BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "becotta", "lame"]
+BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "continual-mae", "becotta", "lame"]
 """One of each way to go through a batch in parts."""
 AUGMENTED = {"augment_below": 1.0, "num_augmentations": 3, "restore": 0.1}
 
@@ -155,7 +155,8 @@ def test_the_answer_is_the_first_steps_or_the_last_ones(name: str) -> None:
 def test_rem_uses_the_predictions_forward_pass_again(settings: dict[str, Any]) -> None:
     together, apart = make("rem", **settings), make("rem", **settings)
     passes: list[int] = []
-    apart.method.model.model.head.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
+    head: Any = apart.method.model.model.head
+    head.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
     for seed in range(2):
         torch.testing.assert_close(apart.predict(random_images(5, seed), latency=True).logits, run(together, seed))
         passes.clear()

@@ -9,6 +9,7 @@ from remtta import REM, REMConfig, RemttaError
 from remtta.errors import UsageError
 from remtta.methods.masking import keep_indices, num_kept
 from tests.conftest import random_images, tiny_vit
+from tests.methods.making import views_of
 from tests.methods.reference import ReferenceREM
 
 
@@ -81,9 +82,9 @@ def test_attention_is_refused_where_there_is_none_and_features_are_taken_where_i
     with pytest.raises(RemttaError, match=reason):
         REM(tiny_vit(**changes), REMConfig(masking=masking))
     auto, features = REM(tiny_vit(**changes)), REM(tiny_vit(**changes), REMConfig(masking="features"))
-    assert torch.equal(auto.method.views(random_images(3))[1][0], features.method.views(random_images(3))[1][0])
+    assert torch.equal(views_of(auto, random_images(3))[1][0], views_of(features, random_images(3))[1][0])
     asked, plain = REM(tiny_vit(), REMConfig(masking=masking)), REM(tiny_vit())
-    kept = zip(asked.method.views(random_images(3))[1], plain.method.views(random_images(3))[1], strict=True)
+    kept = zip(views_of(asked, random_images(3))[1], views_of(plain, random_images(3))[1], strict=True)
     assert all(torch.equal(one, other) == (masking == "attention") for one, other in kept)
 
 

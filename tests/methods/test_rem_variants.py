@@ -10,7 +10,7 @@ from torch import Tensor
 from remtta import REM, REMConfig
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import NUM_CLASSES, random_images
-from tests.methods.making import vivid_vit
+from tests.methods.making import views_of, vivid_vit
 from tests.methods.reference import ReferenceREM
 
 NUM_BATCHES = 3
@@ -63,8 +63,7 @@ def test_a_variant_is_its_plain_reading(settings: dict[str, Any], micro_batch: i
 def test_looking_at_random_masks_does_not_change_the_next_update() -> None:
     looked, plain = make(masking="random"), make(masking="random")
     for seed in range(3):
-        views = looked.method.views(batch(seed))[0]
-        looked.method.views(batch(seed))[1]
+        views = views_of(looked, batch(seed))[0]
         looked(batch(seed))
         assert looked.method.last_views is not None
         torch.testing.assert_close(looked.method.last_views, views.detach())  # it was shown the update's own masks

@@ -8,6 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.transforms.functional import gaussian_blur
 
 from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import ModelError, UsageError
@@ -15,7 +16,7 @@ from remtta.methods.becotta import BECoTTA, BECoTTAConfig, mutual_information
 from remtta.methods.ecotta import EcoTTA, EcoTTAConfig
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
-from tests.methods.making import descend, entropies, pipeline_of
+from tests.methods.making import descend, entropies, pipeline_of, predicted
 
 MARGIN = 0.83
 
@@ -79,24 +80,25 @@ def test_ecotta_begins_with_the_statistics_of_the_first_source_batch() -> None:
 
 @pytest.mark.parametrize(("depth", "parts"), [(4, [1, 1, 1, 1]), (7, [1, 1, 3, 2]), (12, [2, 2, 4, 4])])
 def test_ecotta_has_smaller_parts_where_the_model_is_shallow(depth: int, parts: list[int]) -> None:
-    assert [len(part) for part in pipeline_of(EcoTTA, tiny_vit(depth=depth)).method.parts()] == parts
+    method = pipeline_of(EcoTTA, tiny_vit(depth=depth)).method
+    assert isinstance(method, EcoTTA) and [len(part) for part in method.parts()] == parts
 
 
 def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
     config = BECoTTAConfig(lr=0.01, entropy_margin=MARGIN, experts=4, rank=2, chosen=2, optimizer="sgd")
     becotta = pipeline_of(BECoTTA, tiny_vit(depth=4), config, source=[random_images(4, 90), random_images(4, 91)])
-    vit: Any = tiny_vit(depth=4)
+    vit, networks = cast(Any, tiny_vit(depth=4)), cast(BECoTTA, becotta.method).networks
     learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in becotta.method.trained.items()}
     optimizer = torch.optim.SGD(learned.values(), lr=0.01, momentum=0.9)
 
     def predict(image: Tensor) -> Tensor:
-        domain = int(becotta.method.networks.discriminator(image).argmax())
+        domain = int(networks.discriminator(image).argmax())
         x = vit.norm_pre(vit._pos_embed(vit.patch_embed(image)))
         for number, block in enumerate(vit.blocks):
             x = block(x)
             parts = ("down", "down_bias", "up", "up_bias")
             down, down_bias, up, up_bias = (learned[f"layers.{number}.{part}"] for part in parts)
-            scores = becotta.method.networks.layers[number].router[domain].detach() @ x[0].detach().mean(0)
+            scores = networks.layers[number].router[domain].detach() @ x[0].detach().mean(0)
             best = scores.argsort(descending=True)[:2]
             gates = scores[best].exp() / scores[best].exp().sum()
             hidden = [F.gelu(x @ down[e].T + down_bias[e]) for e in best]
@@ -116,14 +118,20 @@ def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
 
 def test_becotta_warms_up_to_separate_domains_and_distribute_experts() -> None:
     clean, vit = [random_images(8, seed) for seed in range(90, 96)], cast(Any, tiny_vit(depth=4))
+    pixels = (random_images(8, 1) / 2 + 0.5).clamp(0, 1)
+    changed = (
+        pixels / 2,
+        (1.5 * pixels).clamp(max=1),
+        gaussian_blur(pixels, [5, 5], [2.0, 2.0]),
+    )
+    views = [random_images(8, 1), *(2 * domain - 1 for domain in changed)]
 
     def shared(synergy: float) -> tuple[float, float]:
-        becotta = pipeline_of(BECoTTA, tiny_vit(depth=4), BECoTTAConfig(synergy=synergy, warmup_lr=0.03))
-        becotta.method.use_source(becotta.method.learn_source(clean))
-        views = becotta.method._views(random_images(8, 1))
-        told = torch.stack([becotta.method.networks.discriminator(view).argmax(-1) for view in views])
+        config = BECoTTAConfig(synergy=synergy, warmup_lr=0.03)
+        networks = cast(BECoTTA, pipeline_of(BECoTTA, tiny_vit(depth=4), config, source=clean).method).networks
+        told = torch.stack([networks.discriminator(view).argmax(-1) for view in views])
         tokens = torch.stack([vit.forward_features(view) for view in views])
-        layer, domains = becotta.method.networks.layers[3], torch.arange(4).repeat_interleave(8)
+        layer, domains = networks.layers[3], torch.arange(4).repeat_interleave(8)
         scores = layer.scores(tokens.flatten(0, 1), domains).softmax(-1).unflatten(0, (4, 8)).mean(1)
         right = (told == torch.arange(4)[:, None]).float().mean()
         return float(right), float(mutual_information(scores.detach()))
@@ -178,5 +186,10 @@ def test_batch_norms_of_ecotta_and_of_the_model_may_have_the_same_names() -> Non
             self.conv, self.norm = nn.Conv2d(entering, leaving, 3, 2, 1), nn.BatchNorm2d(leaving)
 
     model = nn.Sequential(Block(3, 8), Block(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-    known = pipeline_of("ecotta", model).method.model.batch_norms._names
-    assert all(id(norm.running_mean) in known for norm in batch_norms(model).values())
+    images, outputs = random_images(4, size=64), list[Tensor]()
+    ecotta = pipeline_of(EcoTTA, model, EcoTTAConfig(bn_prior=0), source=[images])
+    for norm in batch_norms(model).values():
+        norm.register_forward_hook(lambda module, inputs, output: outputs.append(output.mean((0, 2, 3))))
+    predicted(ecotta, images)
+    assert len(outputs) == 2  # each is normalised by the batch
+    torch.testing.assert_close(torch.cat(outputs), torch.zeros(16), atol=1e-5, rtol=0)

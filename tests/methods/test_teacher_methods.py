@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional
 
 from remtta.methods import augmentations
-from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, jitter
+from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, integer, jitter
 from remtta.methods.base import unchanged
 from remtta.methods.cotta import CoTTA, CoTTAConfig, published_confidence
 from remtta.methods.petal import PETAL
@@ -47,10 +47,24 @@ def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
 )
 def test_cotta_is_unsure_by_the_published_confidences(classes: int, wanted: float) -> None:
     assert published_confidence(classes) == pytest.approx(wanted, abs=1e-3)
-    if classes == 10:
-        assert pipeline_of(CoTTA, tiny_vit(num_classes=10)).method._augment_below == wanted
-        assert pipeline_of(PETAL, tiny_vit(num_classes=10)).method._augment_below == wanted
-        assert pipeline_of(CoTTA, tiny_vit(num_classes=10), CoTTAConfig(augment_below=0.5)).method._augment_below == 0.5
+
+
+@pytest.mark.parametrize("method", [CoTTA, PETAL])
+@pytest.mark.parametrize(("augment_below", "wanted"), [(None, 0.92), (0.7, 0.7)])
+def test_cotta_augments_below_this_confidence(method: Any, augment_below: float | None, wanted: float) -> None:
+    images, config = random_images(5), method.settings(augment_below=augment_below, num_augmentations=2)
+    logits = tiny_vit(num_classes=10)(images).detach()
+    scales = torch.logspace(-1, 2, 300)  # of which one gives about the wanted confidence
+    confidences = torch.stack([(scale * logits).softmax(1).amax(1).mean() for scale in scales])
+    below = int((confidences < wanted).sum()) - 1
+    for scale, passes in ((scales[below - 1], 4), (scales[below + 2], 3)):
+        vit = tiny_vit(num_classes=10)
+        with torch.no_grad():
+            vit.head.weight *= scale
+            vit.head.bias *= scale
+        pipeline = pipeline_of(method, vit, config, source=[images] if method is PETAL else [])
+        pipeline(images)
+        assert pipeline.method.passes()[0] == passes
 
 
 def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentations() -> None:
@@ -162,7 +176,8 @@ def test_the_clean_augmentation_has_no_noise_and_mirrors_what_is_beyond_the_edge
 def test_three_updates_of_vdp_equal_a_plain_loop_over_two_squares() -> None:
     config = VDPConfig(lr=0.5, optimizer="sgd", teacher_decay=0.5, homeostasis=3.0)
     vdp, model = pipeline_of(VDP, tiny_vit(), config), tiny_vit()
-    (st, sl), (at, al) = vdp.method._places["specific"], vdp.method._places["agnostic"]
+    generator = torch.Generator().manual_seed(0)
+    (st, sl), (at, al) = ([integer(generator, 0, 32 - 8) for _ in range(2)] for _ in range(2))
     student = [torch.zeros(3, 8, 8, requires_grad=True) for _ in range(2)]  # a quarter of 32 pixels
     teacher = [torch.zeros(3, 8, 8) for _ in range(2)]
     sensitivity = torch.zeros(3, 8, 8)
@@ -185,7 +200,7 @@ def test_three_updates_of_vdp_equal_a_plain_loop_over_two_squares() -> None:
         assert student[1].grad is not None
         sensitivity = 0.5 * sensitivity + 0.5 * student[1].grad.abs()
     for name, tensor in zip(("specific", "agnostic"), teacher, strict=True):
-        torch.testing.assert_close(vdp.method._teacher[name], tensor, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(vdp.method.buffers[f"teacher.{name}"], tensor, atol=1e-6, rtol=1e-4)
         assert tensor.abs().max() > 1e-3
     source = tiny_vit().state_dict()
     assert all(torch.equal(tensor, source[name]) for name, tensor in vdp.method.model.model.state_dict().items())

@@ -203,7 +203,7 @@ def test_parts_of_a_batch_are_centered_by_the_whole(name: str) -> None:
         only = [pipeline.predict(images + 1, update=False).logits for pipeline in (whole, parts)]
         torch.testing.assert_close(only[0], only[1], atol=1e-3, rtol=0)
         offsets = [pipeline.centering.offsets["adapted"] for pipeline in (whole, parts)]
-        assert torch.allclose(*offsets, atol=1e-4)
+        assert torch.allclose(offsets[0], offsets[1], atol=1e-4)
     torch.testing.assert_close(parts.delta(), whole.delta(), atol=1e-4, rtol=1e-5)
     assert "head.bias" not in whole.committed[0] or name in ("tent", "rem", "cotta")
 
