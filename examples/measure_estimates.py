@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,13 +26,14 @@ from remtta import load_model
 from remtta.backbones.backbone import Backbone
 from remtta.backbones.families import backbone_of
 from remtta.evaluation import open_dataset
-from remtta.guard.accuracy import MIN_FRAMES, WINDOW, Calibration, Estimator
-from remtta.guard.observer import Answers, Observer
-from remtta.guard.smoothing import Smoother
-from remtta.methods.method import build_method
+from remtta.methods.build import build_method
 from remtta.methods.settings import method_config
 from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
+from remtta.pipeline.accuracy import MIN_FRAMES, WINDOW, Calibration, Estimator
+from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.prediction import Callback, Prediction
+from remtta.pipeline.smoothing import Smoother
 
 BATCH = 50
 CALIBRATING = 500  # clean images at most, as in remtta adapt
@@ -61,13 +61,11 @@ class Predictions(NamedTuple):
         return [Predictions(*parts) for parts in zip(*(each.split(WINDOW) for each in self), strict=True)]
 
 
-def observed(observer: Observer, logits: Tensor) -> Tensor:
-    """Return an adapted model's logits (B, C) after an observer has handled them."""
-    none, centre = torch.empty(len(logits), 0), SimpleNamespace(offset=torch.zeros(()))
-    method = SimpleNamespace(adapts=True, net=SimpleNamespace(centre=centre, source_centre=centre))
-    answers = Answers(cast(Any, method), none, none.bool(), logits=logits)
-    observer.answer(answers)
-    return answers.logits
+def handled(callback: Callback, logits: Tensor) -> Tensor:
+    """Return an adapted model's logits (B, C) after a callback has handled them."""
+    prediction = Prediction(logits, adapted=logits, raw_adapted=logits)
+    callback.on_prediction(prediction)
+    return prediction.logits
 
 
 def accuracy(predictions: Predictions) -> float:
@@ -103,7 +101,7 @@ def ours(clean: Predictions, *, calibrated: bool = True) -> Callable[[Tensor], f
 
     def estimate(logits: Tensor) -> float:
         estimator = Estimator(calibration, classes)
-        observed(estimator, logits)
+        handled(estimator, logits)
         return estimator.estimates["answers"]
 
     return estimate
@@ -205,7 +203,7 @@ def order_table(domains: list[Predictions], seeds: int = 3) -> None:
         "raw": lambda logits: logits,
         "exponential, 0.5": lambda logits: smoothed(logits.softmax(-1), 0.5),
         "exponential, 0.8": lambda logits: smoothed(logits.softmax(-1), 0.8),
-        "`--smooth auto`": lambda logits: observed(Smoother(logits.shape[1]), logits),
+        "`--smooth auto`": lambda logits: handled(Smoother(logits.shape[1]), logits),
     }
     if domains[0].logits.shape[1] <= MAX_FOLLOWED:
         ways["a learned matrix"] = lambda logits: transitions(logits.softmax(-1))
@@ -251,7 +249,7 @@ def main() -> None:
     preprocessing = preprocessing_of(model)
     transform = preprocessing.transform()
     frozen, adapting = backbone_of(source_model), backbone_of(model)
-    method = build_method("remtta", model, method_config("remtta", {}, batch_size=BATCH))
+    pipeline = Pipeline(build_method("remtta", model, method_config("remtta", {}, batch_size=BATCH)))
 
     @torch.no_grad()
     def look(root: str, severity: int | None, *, limit: int, adapt: bool) -> list[tuple[Predictions, Predictions]]:
@@ -268,7 +266,7 @@ def main() -> None:
                 both = [(logits, labels, *rest) for logits, *rest in looks]
                 parts.append((both[0], both[-1]))
                 if adapt:
-                    method(batch)
+                    pipeline(batch)
             source, adapted = (
                 Predictions(*map(torch.cat, zip(*each, strict=True))) for each in zip(*parts, strict=True)
             )

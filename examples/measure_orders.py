@@ -24,9 +24,9 @@ from remtta import load_model
 from remtta.backbones.families import backbone_of
 from remtta.evaluation import open_dataset
 from remtta.methods.augmentations import shuffle_patches
-from remtta.methods.centring import Centre
 from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
+from remtta.pipeline.centering import LogitCentering
 
 BATCH = 50  # for predicting; --batch-size is that of the streams
 HALF_LIFE = 50  # of the running mean alone, in frames
@@ -127,12 +127,11 @@ def running_mean(batches: Sequence[Tensor]) -> Iterator[Tensor]:
 
 
 def centred(batches: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Centre the logits as remtta does."""
-    centre = Centre(torch.device("cpu"))
+    """Center the logits as remtta does."""
+    centering = LogitCentering(torch.device("cpu"))
     for batch, shuffled in batches:
-        centre.expect(torch.ones(len(batch), dtype=torch.bool), shuffled.__getitem__)
-        centre.note(batch)
-        yield batch - centre.offset
+        centering.update_source(batch, torch.ones(len(batch), dtype=torch.bool), shuffled.__getitem__)
+        yield centering.source(batch)
 
 
 def change(

@@ -10,18 +10,17 @@ from unittest import mock
 
 import pytest
 
-from remtta.adapt.planning import own_guard
 from remtta.backbones import families
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, REFUSED, find_methods, method_config
 from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.settings.names import action_of, answer_of, is_guarded
-from remtta.options import RunOptions
+from remtta.pipeline.build import AdaptationConfig
 from remtta.plugins import BACKBONES, METHODS
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, tiny_vit
 from tests.evaluation.trees import write_tree
-from tests.methods import test_registry as registry
+from tests.methods.making import check_inference_mode, check_prediction, check_reset, check_state
 from tests.records import json_of
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "plugin"
@@ -68,17 +67,9 @@ def test_a_package_s_methods_are_listed_without_importing_it(example: None, site
     assert done.stdout.endswith("set()\n")
 
 
-@pytest.mark.parametrize(
-    "holds",
-    [
-        registry.test_a_method_continues_from_its_state_as_if_it_had_not_stopped,
-        registry.test_predicting_changes_nothing_and_equals_the_next_prediction,
-        registry.test_a_batch_of_one_and_a_reset,
-        registry.test_a_caller_in_inference_mode_changes_nothing,
-    ],
-)
-def test_what_holds_for_the_built_in_methods_holds_for_it(holds: Callable[[str], None], example: None) -> None:
-    holds(NAME)
+@pytest.mark.parametrize("check", [check_state, check_prediction, check_reset, check_inference_mode])
+def test_what_holds_for_the_built_in_methods_holds_for_it(check: Callable[[str], None], example: None) -> None:
+    check(NAME)
 
 
 def test_a_package_whose_entry_points_cannot_be_read_is_left_out(site: Path) -> None:
@@ -115,18 +106,18 @@ def test_a_run_and_an_evaluation_take_it(
     table = f"--methods source,{NAME},more={NAME} --set more.diversity=3 --output {tmp_path / 'out'}".split()
     assert remtta_here("eval", tree, *model, *table, "--no-plots") == 0, capfd.readouterr().err
     assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"more={NAME}"]
-    with mock.patch.object(METHOD_TABLE[NAME].objective, "loss", lambda own, images, _: (own.net.logits(images), 0, 0)):
+    with mock.patch.object(METHOD_TABLE[NAME].method, "loss", lambda self, images, _: (self.logits(images), 0, 0)):
         assert refusal_of(capfd, "adapt", *run, "--overwrite").endswith("logits of shape (L, B, C), got (2, 7)")
 
 
 def test_a_variant_of_rem_runs_as_rem_does_or_by_its_preset(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "my-variants", {name.lower(): f"my_variants:{name}" for name in ("Plain", "Bold", "Warned")})
     (site / "my_variants.py").write_text(
-        "from remtta.methods.rem import RankedEntropy\n"
+        "from remtta.methods.rem import REM\n"
         "from remtta.methods.settings.base import REMTTA, Preset\n"
-        "class Plain(RankedEntropy): ...\n"
-        "class Bold(RankedEntropy): preset = REMTTA\n"
-        "class Warned(RankedEntropy): preset = Preset({'lr': 0.02}, action='warn')\n"
+        "class Plain(REM): ...\n"
+        "class Bold(REM): preset = REMTTA\n"
+        "class Warned(REM): preset = Preset({'lr': 0.02}, action='warn')\n"
     )
     for name, named in find_methods(METHOD_TABLE)[0].items():
         monkeypatch.setitem(METHOD_TABLE, name, named)
@@ -134,7 +125,7 @@ def test_a_variant_of_rem_runs_as_rem_does_or_by_its_preset(site: Path, monkeypa
         for settings in ({}, {"lr": 0.1}, {"optimizer": "sgd"}):
             config = method_config(variant, settings, batch_size=10)
             assert config == method_config(name, settings, batch_size=10)
-        assert own_guard(variant, RunOptions()) == own_guard(name, RunOptions())
+        assert AdaptationConfig(variant).with_guard().options == AdaptationConfig(name).with_guard().options
         assert (is_guarded(variant), answer_of(variant)) == (is_guarded(name), answer_of(name))
     assert (is_guarded("plain+guard"), answer_of("plain+both")) == (True, "both")
     assert method_config("warned", {}, batch_size=10).lr == 0.01  # half of it, as for `remtta`

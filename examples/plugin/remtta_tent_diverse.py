@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from remtta.methods.base import Center, Loss
 from remtta.methods.losses import running_mean
-from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import Positive, Preset
 from remtta.methods.tent import Tent, TentConfig
 
@@ -31,14 +31,14 @@ class TentDiverse(Tent):
     preset = Preset({"anchor": 0.01}, action="rollback", answer="both")  # guarded, as `remtta` is
     config: TentDiverseConfig
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        views, entropy, count = super().loss(images, targets)
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        views, entropy, count = super().loss(images, center)
         mean = self._mean(views[0].softmax(-1)).clamp_min(1e-12)  # its logarithm has a gradient
         return views, entropy + self.config.diversity * (mean * mean.log()).sum(), count
 
     def after_batch(self, views: Tensor) -> bool:
-        self.memory["mean"] = self._mean(views[0].softmax(-1))  # saved with the run's state
+        self.buffers["mean"] = self._mean(views[0].softmax(-1))  # saved with the run's state
         return False
 
     def _mean(self, probs: Tensor) -> Tensor:
-        return running_mean(self.memory.get("mean"), probs, momentum=0.9)
+        return running_mean(self.buffers.get("mean"), probs, momentum=0.9)

@@ -147,7 +147,7 @@ def augmix(pixels: Tensor, generator: torch.Generator) -> Tensor:
     for weight in (weights / weights.sum()).tolist():
         chain = crop
         for _ in range(integer(generator, 1, 3)):
-            chain = _OPERATIONS[integer(generator, 0, len(_OPERATIONS) - 1)](chain, generator)
+            chain = OPERATIONS[integer(generator, 0, len(OPERATIONS) - 1)](chain, generator)
         mixed += weight * chain
     return torch.lerp(crop, mixed, uniform(generator, 0, 1))
 
@@ -179,9 +179,10 @@ def _signed(generator: torch.Generator, value: float) -> float:
     return value if integer(generator, 0, 1) else -value
 
 
-def _affine(
+def affine(
     pixels: Tensor, angle: float = 0.0, shift: tuple[float, float] = (0.0, 0.0), shear: tuple[float, float] = (0.0, 0.0)
 ) -> Tensor:
+    """Rotate pixels (..., 3, H, W) clockwise by degrees, or move them by pixels, or shear them by factors."""
     degrees = [math.degrees(math.atan(factor)) for factor in shear]
     corner = [0.0, 0.0] if any(shear) else None  # fixed point: the corner for a shear, the centre for a rotation
     return T.affine(pixels, angle, list(shift), 1.0, degrees, interpolation=_BILINEAR, fill=_BORDER, center=corner)
@@ -190,22 +191,23 @@ def _affine(
 def _shift(pixels: Tensor, generator: torch.Generator, axis: int) -> Tensor:
     size = pixels.shape[-1 - axis]
     amount = _signed(generator, int(_level(generator) * size / 3))
-    return _affine(pixels, shift=(0.0, amount) if axis else (amount, 0.0))
+    return affine(pixels, shift=(0.0, amount) if axis else (amount, 0.0))
 
 
 def _shear(pixels: Tensor, generator: torch.Generator, axis: int) -> Tensor:
     amount = _signed(generator, 0.3 * _level(generator))
-    return _affine(pixels, shear=(0.0, amount) if axis else (amount, 0.0))
+    return affine(pixels, shear=(0.0, amount) if axis else (amount, 0.0))
 
 
-_OPERATIONS: tuple[Augmentation, ...] = (
+OPERATIONS: tuple[Augmentation, ...] = (
     lambda pixels, generator: T.autocontrast(pixels),
     lambda pixels, generator: T.equalize(pixels),
     lambda pixels, generator: T.posterize(pixels, 4 - int(4 * _level(generator))),
     lambda pixels, generator: T.solarize(pixels, 1 - int(256 * _level(generator)) / 256),
-    lambda pixels, generator: _affine(pixels, angle=_signed(generator, int(30 * _level(generator)))),
+    lambda pixels, generator: affine(pixels, angle=_signed(generator, int(30 * _level(generator)))),
     lambda pixels, generator: _shear(pixels, generator, 0),
     lambda pixels, generator: _shear(pixels, generator, 1),
     lambda pixels, generator: _shift(pixels, generator, 0),
     lambda pixels, generator: _shift(pixels, generator, 1),
 )
+"""The operations of AugMix, of random strength."""

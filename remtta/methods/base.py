@@ -45,7 +45,8 @@ class Method(MethodState[Config]):
     All logits are raw; the loss centers them by the function that it gets.
 
     Attributes:
-        last_views: Logits (L, B, C) of the last update's views as in the loss, the plain one first; None before.
+        last_views: Logits (L, B, C) of the last batch's views as in the loss, the plain one first; None before its
+            update, and without one.
     """
 
     def __init__(self, model: AdaptedModel, config: Config) -> None:
@@ -104,7 +105,7 @@ class Method(MethodState[Config]):
         self._check_source_data()
         if learn and self.config.episodic and self.adapts:
             self.reset()
-        self._batch = None
+        self._batch = self.last_views = None
         self.model.batch_norms.expect(len(images) if counted else 0)
         if not learn:
             return self.in_parts(self.forward, images)

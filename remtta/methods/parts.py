@@ -16,7 +16,12 @@ def gradients_in_parts(
     method: Method[Any], size: int, images: Tensor, center: Callable[[Tensor], Tensor], *targets: Tensor
 ) -> Tensor:
     """Compute a batch's gradients from parts of at most `size` images; return its views (L, B, C)."""
-    method.model.batch_norms.warn_of_parts()
+    batch_norms = method.model.batch_norms
+    batch_norms.warn_of_parts()
+    if batch_norms.waits:  # recent statistics are those of the plain views of the whole batch, not of masked ones
+        with torch.no_grad():
+            for part in images.split(size):
+                method.forward(part)
     all_views, num_counted = [], 0
     for part, *rows in zip(images.split(size), *(tensor.split(size) for tensor in targets), strict=True):
         views, loss, count = method.checked_loss(part, center, *rows)

@@ -10,7 +10,6 @@ from typing import Any
 import peft
 import pytest
 import torch
-from remtta.methods.method import build_method
 from safetensors.torch import save_file
 from timm.layers import Attention
 from torch import Tensor, fx, nn
@@ -29,7 +28,7 @@ from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from tests.backbones.tiny_models import tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
-from tests.methods.test_registry import QUICK
+from tests.methods.making import QUICK, pipeline_of
 from tests.models.other_libraries import LABELS, TORCHVISION, TRANSFORMERS, randomised
 
 MEAN, STD = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1)
@@ -147,8 +146,8 @@ def test_a_wrapper_that_normalises_is_looked_through(wrap: Any, make: Any) -> No
     assert type(backbone_of(wrapped)) is type(backbone_of(model)) and backbone_of(wrapped).blocks
     taken = preprocessing_of(wrap(make()))
     assert (taken.mean, taken.std, taken.input_size) == ((0.0,) * 3, (1.0,) * 3, (size, size))
-    method = build_method("rem", wrapped)
-    torch.testing.assert_close(method.net.pixels.to_pixels(method.net.enter(pixels[0])), pixels[0], atol=1e-5, rtol=0)
+    adapted = pipeline_of("rem", wrapped).method.model
+    torch.testing.assert_close(adapted.pixels.to_pixels(adapted.transform(pixels[0])), pixels[0], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("make", [tiny_vit, lambda: randomised(TORCHVISION["vit"][0]()), Net])
@@ -168,7 +167,7 @@ def test_a_wrapper_that_changes_logits_is_not_looked_through() -> None:
     assert isinstance(backbone, AnyClassifier) and backbone.module is around
     with torch.no_grad():
         assert torch.equal(backbone.logits(images), around(images))
-    assert all(name.startswith("model.blocks.") for name in REM(around).adapted_names)
+    assert all(name.startswith("model.blocks.") for name in REM(around).method.model.weights.parameters)
 
 
 def test_a_delta_of_a_wrapped_model_is_that_of_the_model_inside() -> None:
@@ -248,7 +247,7 @@ def test_the_image_is_masked_if_blocks_take_a_tokens_place_for_its_position() ->
 def test_layers_of_a_model_in_training_mode_are_found_in_eval_mode() -> None:
     model = nn.Sequential(nn.BatchNorm2d(3), tiny_vit(proj_drop_rate=0.5)).train()
     before = state_sha256(model)
-    assert REM(model).net.backbone.input_size == (32, 32) and state_sha256(model) == before
+    assert REM(model).method.model.backbone.input_size == (32, 32) and state_sha256(model) == before
 
 
 def test_gradient_checkpointing_changes_no_update_or_is_refused() -> None:
@@ -269,9 +268,9 @@ def test_a_head_may_be_replaced(make: Any) -> None:
     head = "fc" if isinstance(inner, Net) else "head"
     old: Any = inner.get_submodule(head)
     inner.set_submodule(head, nn.Linear(old.in_features, 3))
-    method = build_method("remtta", model, method_config("remtta", {}, batch_size=4))
-    assert card_of(model).num_classes == method.net.num_classes == 3 and card_of(model).labels is None
-    assert method(images_of(32)[:4]).shape == (4, 3) and f"{head}.bias" in method.delta()
+    pipeline = pipeline_of("remtta", model, method_config("remtta", {}, batch_size=4))
+    assert card_of(model).num_classes == pipeline.method.model.num_classes == 3 and card_of(model).labels is None
+    assert pipeline(images_of(32)[:4]).shape == (4, 3) and f"{head}.bias" in pipeline.delta()
 
 
 def test_a_model_may_have_some_names_of_timms() -> None:
@@ -288,10 +287,10 @@ def test_a_model_that_folds_views_into_the_batch_is_refused_with_a_remedy() -> N
 
     images = images_of(32)
     with pytest.raises(ModelError, match=r"Folds processes 12 images for a batch of 6, .* --method light"):
-        build_method("rem", Folds(Net()))(images)
+        pipeline_of("rem", Folds(Net()))(images)
     for name, settings in (("rem", {"masking": "random"}), ("light", {})):
-        method = build_method(name, Folds(Net()), method_config(name, settings, batch_size=6))
-        assert torch.isfinite(method(images)).all()
+        pipeline = pipeline_of(name, Folds(Net()), method_config(name, settings, batch_size=6))
+        assert torch.isfinite(pipeline(images)).all()
 
 
 @pytest.mark.parametrize("trace", [False, True])
@@ -302,11 +301,11 @@ def test_a_functional_net_adapts_by_its_norms_and_masks_the_image(trace: bool) -
     backbone = backbone_of(net)
     assert list(adapted_norms(backbone)) == [f"norms.{n}.{each}" for n in range(3) for each in ("weight", "bias")]
     assert (backbone.num_patches, list(backbone.classifiers), backbone.patch_size) == (8 * 8, ["fc"], (4, 4))
-    method = build_method("remtta", net, method_config("remtta", {"lr": 0.01}, batch_size=4))
+    pipeline = pipeline_of("remtta", net, method_config("remtta", {"lr": 0.01}, batch_size=4))
     for seed in range(2):
-        method(images_of(32, seed)[:4])
+        pipeline(images_of(32, seed)[:4])
     norms = adapted_norms(backbone, "all")
-    assert list(method.delta()) == [*norms, *running_statistics(backbone.batch_norms), "fc.bias"]
+    assert list(pipeline.delta()) == [*norms, *running_statistics(backbone.batch_norms), "fc.bias"]
 
 
 def test_patches_are_of_the_size_that_is_given_and_chance_masks_where_there_is_no_map(
@@ -315,11 +314,11 @@ def test_patches_are_of_the_size_that_is_given_and_chance_masks_where_there_is_n
     caplog.set_level(logging.INFO, "remtta")
     flat = nn.Sequential(nn.Flatten(), nn.Linear(3 * 28 * 28, 16), nn.LayerNorm(16), nn.Linear(16, 4))
     rem = REM(flat, REMConfig(adapt_layers="all"))
-    assert (rem.net.backbone.num_patches, rem.net.backbone.patch_size) == (49, (4, 4))
+    assert (rem.method.model.backbone.num_patches, rem.method.model.backbone.patch_size) == (49, (4, 4))
     assert "patches at random are masked" in caplog.text
-    before = rem.state()
+    before = rem.state_dict()
     rem(images_of(28))
-    assert rem.num_updates == 1 and not torch.equal(rem.state()["generator"], before["generator"])
+    assert rem.method.num_updates == 1 and not torch.equal(rem.state_dict()["generator"], before["generator"])
     given = ModelWithMetadata(Net(), patch_size=(8, 16), preprocessing=Preprocessing((32, 64)))
     assert (backbone_of(given).num_patches, backbone_of(given).patch_size) == (16, (8, 16))
     scores = backbone_of(given).classify_with_scores(random_images(2, 0, 64)[:, :, :32], "features")[1]
@@ -332,11 +331,11 @@ def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
     with torch.no_grad():
         norm.bias.copy_(torch.tensor([0.5, 0.2, 0.0]))
         head.weight.copy_(4 * torch.cat([torch.eye(3), -torch.eye(3)]))
-    method = build_method("fast", nn.Sequential(norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head))  # by colour
+    pipeline = pipeline_of("fast", nn.Sequential(norm, nn.AdaptiveAvgPool2d(1), nn.Flatten(), head))  # by colour
     for seed in range(4):
-        method(images_of(32, seed))
+        pipeline(images_of(32, seed))
     moved = ["0.running_mean", "0.running_var", *(["3.bias"] if bias else [])]
-    assert method.net.centre.offset.abs().max() > 0.1 and list(method.delta()) == moved
+    assert pipeline.centering.offsets["adapted"].abs().max() > 0.1 and list(pipeline.delta()) == moved
 
 
 @pytest.mark.parametrize(
@@ -389,13 +388,13 @@ def test_unsupported_models_are_refused_with_a_remedy(make: Any, told: str) -> N
     ],
 )
 def test_output_selects_the_logits(returned: str, output: Any) -> None:
-    method, plain = build_method("rem", small(returned, output)), build_method("rem", small())
+    pipeline, plain = pipeline_of("rem", small(returned, output)), pipeline_of("rem", small())
     for images in (images_of(32, 1), images_of(32, 2)):
-        found, expected = method(images), plain(images)
+        found, expected = pipeline(images), plain(images)
         if returned != "map":
             torch.testing.assert_close(found.log_softmax(-1), expected.log_softmax(-1), atol=1e-4, rtol=1e-4)
         assert torch.isfinite(found).all()
-    assert method.delta()["norms.0.weight"].any()
+    assert pipeline.delta()["norms.0.weight"].any()
 
 
 MODELS: dict[str, Any] = {
@@ -407,13 +406,13 @@ TRIED = ("eata", "cotta", "lame", "vdp", "ecotta", "norm")
 
 @pytest.mark.parametrize(("name", "model"), [*((name, "net") for name in TRIED), ("sar", "transformers")])
 def test_methods_run_on_it(name: str, model: str) -> None:
-    method = build_method(name, MODELS[model](), method_config(name, QUICK.get(name, {}), batch_size=6))
+    pipeline = pipeline_of(name, MODELS[model](), method_config(name, QUICK.get(name, {}), batch_size=6))
     images = images_of(32)
-    if method.objective.needs_source:
-        method.use_source(method.source_statistics([images]))
-    assert torch.isfinite(method(images)).all() and torch.isfinite(method(images)).all()
-    method.reset()
-    assert method.net.num_classes == NUM_CLASSES
+    if pipeline.method.needs_source_data:
+        pipeline.method.use_source(pipeline.method.learn_source([images]))
+    assert torch.isfinite(pipeline(images)).all() and torch.isfinite(pipeline(images)).all()
+    pipeline.reset()
+    assert pipeline.method.model.num_classes == NUM_CLASSES
 
 
 def test_its_blocks_are_not_compiled() -> None:

@@ -15,13 +15,12 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import DeltaError, ModelError
-from remtta.methods.method import build_method
 from remtta.methods.norm import NORM, NORMConfig
 from remtta.methods.settings import method_config
 from remtta.methods.source import Source
 from remtta.models.hashing import state_sha256
 from tests.backbones.tiny_models import pictures, tiny
-from tests.methods.making import descend, entropies, made
+from tests.methods.making import descend, entropies, pipeline_of, predicted
 
 
 def as_tent(model: nn.Module) -> nn.Module:
@@ -36,21 +35,21 @@ def as_tent(model: nn.Module) -> nn.Module:
 
 
 def make(name: str, model: nn.Module | None = None, batch_size: int = 5, **settings: Any) -> Any:
-    return build_method(name, model or tiny("resnet"), method_config(name, settings, batch_size=batch_size))
+    return pipeline_of(name, model or tiny("resnet"), method_config(name, settings, batch_size=batch_size))
 
 
 @pytest.mark.parametrize("count", [5, 20])  # of 20 the batch's alone, of 5 with as much of the source as 11 images
 def test_updates_of_tent_are_its_plain_reading(count: int) -> None:
-    method = make("tent", lr=0.05, bn_prior=0 if count == 5 else None)
+    pipeline = make("tent", lr=0.05, bn_prior=0 if count == 5 else None)
     plain = as_tent(tiny("resnet"))
     norms = [p for layer in plain.modules() if isinstance(layer, nn.BatchNorm2d) for p in layer.parameters()]
     optimizer = torch.optim.SGD(norms, lr=0.05, momentum=0.9)
     for seed in range(3):
         logits = plain(pictures(count, seed))
-        torch.testing.assert_close(method(pictures(count, seed)), logits.detach(), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(pipeline(pictures(count, seed)), logits.detach(), atol=1e-4, rtol=1e-4)
         descend(optimizer, entropies(logits).mean())
-    assert max(float(change.abs().max()) for change in method.delta().values()) > 1e-3
-    torch.testing.assert_close(method.predict_source(pictures(4)), tiny("resnet")(pictures(4)).detach())
+    assert max(float(change.abs().max()) for change in pipeline.delta().values()) > 1e-3
+    torch.testing.assert_close(pipeline.source_logits(pictures(4)), tiny("resnet")(pictures(4)).detach())
 
 
 def pooled_by_hand(batches: list[Tensor], layer: Any, prior: float) -> tuple[Tensor, Tensor]:
@@ -91,14 +90,12 @@ def test_recent_statistics_are_their_plain_reading(prior: int | None, counts_for
 
 
 def test_a_batch_that_is_not_finite_leaves_recent_statistics_as_they_were() -> None:
-    method, images = make("fast"), pictures(4)
-    method(images)
-    method.net.batch_norms.expect(0)
-    expected, delta = method.predict(images), method.delta()
-    method(images * torch.nan)
-    method.net.batch_norms.expect(0)
-    assert torch.equal(method.predict(images), expected)
-    assert all(torch.equal(change, delta[name]) for name, change in method.delta().items())
+    pipeline, images = make("fast"), pictures(4)
+    pipeline(images)
+    expected, delta = predicted(pipeline, images), pipeline.delta()
+    pipeline(images * torch.nan)
+    assert torch.equal(predicted(pipeline, images), expected)
+    assert all(torch.equal(change, delta[name]) for name, change in pipeline.delta().items())
 
 
 def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
@@ -122,11 +119,11 @@ def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
     [("mobilevit", None, 64), ("resnet", 0, 32)],  # at 32 the last map is one position
 )
 def test_one_image_has_finite_predictions_and_updates(family: str, prior: int | None, size: int) -> None:
-    method = make("tent", tiny(family), batch_size=1, bn_prior=prior, lr=1e-4)
+    pipeline = make("tent", tiny(family), batch_size=1, bn_prior=prior, lr=1e-4)
     for seed in range(2):
-        assert torch.isfinite(method(pictures(1, seed, size))).all()
-    assert method.num_updates == 2
-    assert all(torch.isfinite(change).all() for change in method.delta().values())
+        assert torch.isfinite(pipeline(pictures(1, seed, size))).all()
+    assert pipeline.method.num_updates == 2
+    assert all(torch.isfinite(change).all() for change in pipeline.delta().values())
 
 
 def test_small_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -139,9 +136,9 @@ def test_small_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> N
     ):
         make("tent", tiny(family), **settings)(pictures(count))
     assert not caplog.messages
-    method = make("tent")
+    pipeline = make("tent")
     for seed in range(2):
-        method(pictures(3, seed))
+        pipeline(pictures(3, seed))
     assert caplog.messages == [
         "a batch of 3 images gives unreliable statistics, so the source's count as 13 more images; larger "
         "batches are safer, or --set bn=recent in methods that have it"
@@ -149,43 +146,43 @@ def test_small_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_with_running_statistics_a_prediction_is_independent_of_its_batch() -> None:
-    method, model = make("tent", bn="running", lr=0.01), tiny("resnet")
+    pipeline, model = make("tent", bn="running", lr=0.01), tiny("resnet")
     images = pictures(4)
     with torch.no_grad():
-        torch.testing.assert_close(method(images), model(images))
-    alone = torch.cat([method.predict(image.unsqueeze(0)) for image in images])
-    torch.testing.assert_close(alone, method.predict(images), atol=1e-5, rtol=1e-5)
-    assert method.num_updates == 1
+        torch.testing.assert_close(pipeline(images), model(images))
+    alone = torch.cat([predicted(pipeline, image.unsqueeze(0)) for image in images])
+    torch.testing.assert_close(alone, predicted(pipeline, images), atol=1e-5, rtol=1e-5)
+    assert pipeline.method.num_updates == 1
 
 
 def test_running_statistics_that_move_are_part_of_delta_state_and_reset() -> None:
     through, resumed = (make("rem", tiny("resnet"), bn="recent", mask_ratios=(0.0, 0.25, 0.5)) for _ in range(2))
-    source = {key: tensor.clone() for key, tensor in through.net.model.state_dict().items()}
+    source = {key: tensor.clone() for key, tensor in through.method.model.model.state_dict().items()}
     for seed in range(2):
         through(pictures(5, seed))
-    assert through.num_updates == 2
-    statistics = set(running_statistics(batch_norms(through.net.model)))
+    assert through.method.num_updates == 2
+    statistics = set(running_statistics(batch_norms(through.method.model.model)))
     assert statistics == {key for key in source if "running" in key} and statistics <= set(through.delta())
-    moved = through.net.model.state_dict()
+    moved = through.method.model.model.state_dict()
     assert all(not torch.equal(source[key], moved[key]) for key in statistics)
     assert all(torch.equal(source[key] + change, moved[key]) for key, change in through.delta().items())
-    torch.testing.assert_close(through.predict_source(pictures(3)), tiny("resnet")(pictures(3)).detach())
-    resumed.load_state(copy.deepcopy(through.state()))
+    torch.testing.assert_close(through.source_logits(pictures(3)), tiny("resnet")(pictures(3)).detach())
+    resumed.load_state_dict(through.state_dict())
     for seed in range(2, 4):
         assert torch.equal(resumed(pictures(5, seed)), through(pictures(5, seed)))
-    assert all(torch.equal(tensor, through.state()[key]) for key, tensor in resumed.state().items())
+    assert all(torch.equal(tensor, through.state_dict()[key]) for key, tensor in resumed.state_dict().items())
     through.reset()
-    assert all(torch.equal(tensor, source[key]) for key, tensor in through.net.model.state_dict().items())
+    assert all(torch.equal(tensor, source[key]) for key, tensor in through.method.model.model.state_dict().items())
 
 
 def test_running_statistics_follow_those_of_the_plain_view() -> None:
     model = tiny("resnet")
-    method: Any = make("rem", model, bn="recent", bn_prior=4, mask_ratios=(0.0, 0.5), lr=0.1)
+    pipeline = make("rem", model, bn="recent", bn_prior=4, mask_ratios=(0.0, 0.5), lr=0.1)
     seen: list[Tensor] = []
     hook = model.get_submodule("bn1").register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     source = tiny("resnet").get_submodule("bn1")
     for seed in range(2):
-        method(pictures(5, seed))
+        pipeline(pictures(5, seed))
     hook.remove()
     assert len(seen) == 4 and not torch.allclose(seen[0], seen[1])  # plain, masked, plain, masked
     mean, variance = pooled_by_hand([seen[0], seen[2]], source, 4)
@@ -195,26 +192,27 @@ def test_running_statistics_follow_those_of_the_plain_view() -> None:
 
 
 def test_a_delta_with_statistics_makes_a_model_that_needs_no_batch(tmp_path: Path) -> None:
-    method = make("tent", bn="recent", lr=0.01)
+    pipeline = make("tent", bn="recent", lr=0.01)
     for seed in range(3):
-        method(pictures(5, seed))
+        pipeline(pictures(5, seed))
     base = tiny("resnet")
-    found = Delta(tensors=method.delta(), model="resnet18", base_sha256=state_sha256(base), method="tent")
+    found = Delta(tensors=pipeline.delta(), model="resnet18", base_sha256=state_sha256(base), method="tent")
     save_delta(tmp_path / "delta.safetensors", found)
     apply_delta(base, load_delta(tmp_path / "delta.safetensors"))
     images = pictures(4, 9)
     with torch.no_grad():
-        adapted = method.net.model(images)
+        adapted = pipeline.method.model.model(images)
         torch.testing.assert_close(base(images), adapted)
-    assert all(torch.equal(tensor, method.net.model.state_dict()[key]) for key, tensor in base.state_dict().items())
-    started = made(Source, tiny("resnet"))
-    started.load_delta(method.delta())
-    torch.testing.assert_close(started.predict(images), adapted)
+    state = pipeline.method.model.model.state_dict()
+    assert all(torch.equal(tensor, state[key]) for key, tensor in base.state_dict().items())
+    started = pipeline_of(Source, tiny("resnet"))
+    started.load_delta(pipeline.delta())
+    torch.testing.assert_close(predicted(started, images), adapted)
     fresh, further = (make("tent", bn="recent") for _ in range(2))
-    further.load_delta(method.delta())  # its statistics are those of images before
-    statistics = {name: change for name, change in method.delta().items() if "running" in name}
-    fresh.load_delta({name: change for name, change in method.delta().items() if name not in statistics})
-    assert not torch.allclose(fresh.predict(images), further.predict(images), atol=1e-3)
+    further.load_delta(pipeline.delta())  # its statistics are those of images before
+    statistics = {name: change for name, change in pipeline.delta().items() if "running" in name}
+    fresh.load_delta({name: change for name, change in pipeline.delta().items() if name not in statistics})
+    assert not torch.allclose(predicted(fresh, images), predicted(further, images), atol=1e-3)
 
 
 def test_a_delta_without_batch_norms_to_put_statistics_into_is_refused() -> None:
@@ -224,8 +222,8 @@ def test_a_delta_without_batch_norms_to_put_statistics_into_is_refused() -> None
 
 def test_micro_batches_are_warned_of_once_and_rem_takes_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
     rem = make("rem", mask_ratios=(0.0, 0.5), bn_prior=0)
-    assert (rem.objective.part_size(50), make("rem", bn="running").objective.part_size(50)) == (50, 4)
-    assert make("rem", tiny("convnext")).objective.part_size(50) == 4  # of 256 positions each
+    assert (rem.method.part_size(50), make("rem", bn="running").method.part_size(50)) == (50, 4)
+    assert make("rem", tiny("convnext")).method.part_size(50) == 4  # of 256 positions each
     parts = make("tent", bn_prior=0, micro_batch=2, lr=1e-6)
     for seed in range(2):
         parts(pictures(4, seed))
@@ -248,10 +246,10 @@ def test_view_by_view_a_large_batch_gives_the_same_update(
     settings = {"centre": True, "bn": "recent", "mask_ratios": (0.0, 0.3, 0.6), **settings}
     found = []
     for together in (5, 4):
-        monkeypatch.setattr("remtta.methods.rem.TOGETHER", together)
-        method = make("rem", tiny("resnet"), lr=0.1, optimizer="sgd", **settings)
-        answers = [method(pictures(5, seed)) for seed in range(2)]
-        found.append([*answers, *method.delta().values()])
+        monkeypatch.setattr("remtta.methods.rem._MAX_TOGETHER", together)
+        pipeline = make("rem", tiny("resnet"), lr=0.1, optimizer="sgd", **settings)
+        answers = [pipeline(pictures(5, seed)) for seed in range(2)]
+        found.append([*answers, *pipeline.delta().values()])
     torch.testing.assert_close(*found, atol=1e-5, rtol=1e-4)
     assert max(float(tensor.abs().max()) for tensor in found[0][2:]) > 1e-3
 
@@ -294,33 +292,33 @@ def norm_by_hand(model: nn.Module, images: torch.Tensor, prior: float) -> torch.
 def test_norm_is_its_plain_reading(family: str, count: int, prior: int | None, counts_for: int) -> None:
     model = tiny(family)
     source = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    norm, images = made(NORM, model, NORMConfig(bn_prior=prior)), pictures(count)
+    norm, images = pipeline_of(NORM, model, NORMConfig(bn_prior=prior)), pictures(count)
     expected = norm_by_hand(tiny(family), images, counts_for)
     assert not torch.allclose(expected, tiny(family)(images), atol=1e-2)
     torch.testing.assert_close(norm(images), expected, atol=1e-4, rtol=1e-3)
-    assert torch.equal(norm.predict(images), norm.answer(images))
+    assert torch.equal(predicted(norm, images), norm.predict(images).logits)
     assert all(torch.equal(tensor, source[key]) for key, tensor in model.state_dict().items())
-    assert (norm.adapts, norm.num_updates, norm.objective.num_trained, norm.delta()) == (False, 0, 0, {})
-    assert norm.objective.delta_refusal is not None and norm.objective.passes() == (1, 0)
+    assert (norm.method.adapts, norm.method.num_updates, norm.method.num_trained, norm.delta()) == (False, 0, 0, {})
+    assert norm.method.delta_refusal is not None and norm.method.passes() == (1, 0)
 
 
 def test_recent_statistics_become_the_running_ones() -> None:
-    norm = made(NORM, tiny("resnet"), NORMConfig(bn="recent"))
-    assert norm.adapts and norm.objective.delta_refusal is None
+    norm = pipeline_of(NORM, tiny("resnet"), NORMConfig(bn="recent"))
+    assert norm.method.adapts and norm.method.delta_refusal is None
     source = tiny("resnet")(pictures(8)).detach()
     first = norm(pictures(8))
-    assert norm.num_updates == 1 and not torch.allclose(first, source, atol=1e-3)
+    assert norm.method.num_updates == 1 and not torch.allclose(first, source, atol=1e-3)
     assert set(norm.delta()) == {name for name in tiny("resnet").state_dict() if "running" in name}
-    torch.testing.assert_close(norm.net.model(pictures(8)), first)  # no image came before these
+    torch.testing.assert_close(norm.method.model.model(pictures(8)), first)  # no image came before these
     norm.reset()
     assert torch.equal(norm(pictures(8)), first)
-    torch.testing.assert_close(norm.predict_source(pictures(8)), source)
+    torch.testing.assert_close(norm.source_logits(pictures(8)), source)
 
 
 def test_recent_statistics_of_parts_are_those_of_the_plain_view() -> None:
     means = []
     for size in (None, 4):
-        method = make("rem", tiny("resnet"), batch_size=12, bn="recent", micro_batch=size)
-        method(pictures(12))
-        means.append(next(each for name, each in method.net.batch_norms.state().items() if name.endswith("mean")))
+        pipeline = make("rem", tiny("resnet"), batch_size=12, bn="recent", micro_batch=size)
+        pipeline(pictures(12))
+        means.append(pipeline.state_dict()["bn.bn1.mean"])
     torch.testing.assert_close(means[0], means[1], atol=1e-5, rtol=0)

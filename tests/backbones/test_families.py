@@ -21,10 +21,9 @@ from remtta.backbones.norms import adapted_norms
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
-from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from tests.conftest import NUM_CLASSES, TINY, copied, random_images, tiny_vit
-from tests.methods.test_registry import QUICK
+from tests.methods.making import QUICK, pipeline_of, predicted, views_of
 
 SIZE, PATCH = 32, 8
 SMALL: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 48, "depth": 2, "num_heads": 3}
@@ -255,7 +254,7 @@ def test_patches_are_ranked_by_what_the_model_attends_to_or_else_by_their_featur
             expected = pool_map(model, images) if pooled else last_row(model, images)[:, prefix:]
             torch.testing.assert_close(attention, expected, atol=1e-5, rtol=1e-4)
             scores = attention
-    shown = REM(model, REMConfig((0.0, 0.25))).objective.views(images)[1][0]  # by what suits the model
+    shown = views_of(REM(model, REMConfig((0.0, 0.25))), images)[1][0]  # by what suits the model
     fewest = int(0.75 * backbone.num_patches)
     assert torch.equal(shown, scores.topk(fewest, largest=False).indices.sort(dim=1).values)
 
@@ -275,10 +274,10 @@ def norms_of(model: Any, blocks: int) -> set[str]:
 def test_an_update_moves_the_norms_of_the_first_blocks(name: str) -> None:
     model, source = make(name), make(name).state_dict()
     rem = REM(model, REMConfig((0.0, 0.25), lr=0.01))
-    before = rem.predict(images_for(name))
+    before = predicted(rem, images_for(name))
     assert torch.equal(rem(images_for(name)), before)
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, source[name])}
-    assert changed == norms_of(model, 1) == set(rem.adapted_names)
+    assert changed == norms_of(model, 1) == set(rem.method.model.weights.parameters)
 
 
 @pytest.mark.parametrize("name", ["EVA-02, apart", "hybrid", "hybrid with batch norms", "norm before"])
@@ -299,11 +298,11 @@ def test_all_norms_are_those_of_the_stem_the_blocks_and_the_head(name: str) -> N
 )
 def test_methods_that_reach_in_between_the_blocks_take_every_family(name: str, method: str) -> None:
     config = method_config(method, QUICK.get(method, {}), batch_size=3)
-    adapted = build_method(method, make(name), config)
-    before = adapted.predict(images_for(name))
+    adapted = pipeline_of(method, make(name), config)
+    before = predicted(adapted, images_for(name))
     for seed in (1, 2):
         assert torch.isfinite(adapted(images_for(name, seed=seed))).all()
-    assert not torch.equal(adapted.predict(images_for(name)), before)
+    assert not torch.equal(predicted(adapted, images_for(name)), before)
 
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
@@ -311,14 +310,14 @@ def test_a_method_that_adds_tokens_needs_blocks_that_take_nothing_else(name: str
     backbone = backbone_of(make(name))
     assert isinstance(backbone, Transformer)
     if name == "DINOv2 with registers":
-        build_method("foa", make(name), method_config("foa", {}, batch_size=3))
+        pipeline_of("foa", make(name), method_config("foa", {}, batch_size=3))
         return
     plain = isinstance(backbone, ViT)
     told = (
         "reads other tokens" if plain else f"blocks of {type(backbone.module).__name__} need a position for each token"
     )
     with pytest.raises(ModelError, match=told):
-        build_method("foa", make(name), method_config("foa", {}, batch_size=3))
+        pipeline_of("foa", make(name), method_config("foa", {}, batch_size=3))
 
 
 def test_what_cannot_be_masked_is_refused_in_a_line() -> None:

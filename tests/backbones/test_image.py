@@ -12,10 +12,10 @@ from remtta import REM, REMConfig
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
-from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from tests.backbones.tiny_models import FAMILIES, FIXED_SIZE, SIZE, pictures, tiny
 from tests.conftest import tiny_vit
+from tests.methods.making import pipeline_of
 
 MASKS: dict[str, Any] = {"mask_ratios": (0.0, 0.25, 0.5)}
 
@@ -141,15 +141,15 @@ def test_stages_are_in_order_and_the_last_ones_and_the_final_norm_do_not_adapt_b
 def test_only_the_chosen_norms_get_gradients_and_change(family: str, masking: str) -> None:
     model = tiny(family)
     settings: dict[str, Any] = {"lr": 0.01, "adapt_layers": "1,2", **MASKS, "masking": masking}
-    adapter = build_method("rem", model, method_config("rem", settings, batch_size=4))
+    adapter = pipeline_of("rem", model, method_config("rem", settings, batch_size=4))
     source = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     assert torch.isfinite(adapter(pictures(4))).all()
     chosen = set(adapted_norms(backbone_of(model), "1,2"))
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, source[name])}
-    assert changed <= chosen == set(adapter.adapted_names) == with_gradient and len(changed) > len(chosen) / 2
+    assert changed <= chosen == set(adapter.method.trained) == with_gradient and len(changed) > len(chosen) / 2
     assert all(torch.equal(source[name] + moved, model.state_dict()[name]) for name, moved in adapter.delta().items())
-    assert adapter.num_updates == 1
+    assert adapter.method.num_updates == 1
 
 
 @pytest.mark.parametrize(

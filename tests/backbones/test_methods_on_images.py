@@ -1,6 +1,5 @@
 """Every method on a net of batch norms, on one of layer norms, and on windows of tokens."""
 
-import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,11 @@ import torch
 
 from remtta.deltas.delta import load_delta
 from remtta.errors import ModelError
-from remtta.guard.observed import ObservedMethod
-from remtta.methods.method import Method, build_method
 from remtta.methods.settings import MethodConfig, method_config
+from remtta.pipeline.pipeline import Pipeline
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import draw_folder
+from tests.methods.making import pipeline_of, predicted
 from tests.records import record_of
 from tests.runs.tiny import assert_goes_on
 
@@ -32,34 +31,37 @@ def config_of(name: str, **settings: Any) -> MethodConfig:
     return method_config(name, {**OWN.get(name, {}), **settings}, batch_size=5)
 
 
-def make(family: str, name: str, **settings: Any) -> Method:
-    method = build_method(name, tiny(family), config_of(name, **settings))
-    if method.objective.needs_source:
-        method.use_source(method.source_statistics([pictures(4, 90), pictures(4, 91)]))
-    return method
+def make(family: str, name: str, **settings: Any) -> Pipeline:
+    pipeline = pipeline_of(name, tiny(family), config_of(name, **settings))
+    if pipeline.method.needs_source_data:
+        pipeline.method.use_source(pipeline.method.learn_source([pictures(4, 90), pictures(4, 91)]))
+    return pipeline
 
 
 @pytest.mark.parametrize(("family", "name"), RUNNING)
 def test_a_method_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(family: str, name: str) -> None:
     through, resumed = make(family, name), make(family, name)
-    start = through.predict(pictures(5, 9))
+    start = predicted(through, pictures(5, 9))
     assert torch.isfinite(through(pictures(5, 0))).all()
-    assert through.num_updates > 0 or not through.adapts
-    resumed.load_state(copy.deepcopy(through.state()))
+    assert through.method.num_updates > 0 or not through.method.adapts
+    resumed.load_state_dict(through.state_dict())
     assert torch.equal(resumed(pictures(5, 1)), through(pictures(5, 1)))
     assert torch.isfinite(resumed(pictures(1, 5))).all()
     resumed.reset()
-    assert torch.equal(resumed.predict(pictures(5, 9)), start)
+    assert torch.equal(predicted(resumed, pictures(5, 9)), start)
 
 
 @pytest.mark.parametrize("name", ["remtta", "fast"])
 def test_a_state_after_a_batch_that_counted_in_part_continues_bit_for_bit(name: str) -> None:
-    through, resumed = (ObservedMethod(make("resnet", name)) for _ in range(2))
-    fit = torch.tensor([True, True, False, True, False])
-    through.predict(pictures(5, 0), fit)
-    resumed.load_state(copy.deepcopy(through.state()))
+    through, resumed = make("resnet", name), make("resnet", name)
+    learnable = torch.tensor([True, True, False, True, False])
+    through.predict(pictures(5, 0), learnable)
+    through.learn()
+    resumed.load_state_dict(through.state_dict())
     for seed in (1, 2):
-        assert torch.equal(*(each.predict(pictures(5, seed), fit).logits for each in (through, resumed)))
+        assert torch.equal(*(each.predict(pictures(5, seed), learnable).logits for each in (through, resumed)))
+        through.learn()
+        resumed.learn()
 
 
 def test_lame_predicts_by_running_statistics() -> None:
@@ -68,14 +70,14 @@ def test_lame_predicts_by_running_statistics() -> None:
     )
 
 
-def test_answering_first_and_learning_then_comes_to_the_same() -> None:
+def test_predicting_as_early_as_possible_comes_to_the_same() -> None:
     together, apart = make("resnet", "tent"), make("resnet", "tent")
     for seed in range(2):
         with torch.inference_mode():
-            answer = apart.answer(pictures(5, seed))
-        torch.testing.assert_close(answer, together(pictures(5, seed)), atol=1e-4, rtol=1e-3)
+            logits = apart.predict(pictures(5, seed), latency=True).logits
+        torch.testing.assert_close(logits, together(pictures(5, seed)), atol=1e-4, rtol=1e-3)
         apart.learn()
-    assert apart.num_updates == together.num_updates
+    assert apart.method.num_updates == together.method.num_updates
     torch.testing.assert_close(apart.delta(), together.delta(), atol=1e-4, rtol=1e-3)
 
 
@@ -90,4 +92,4 @@ def test_a_stopped_run_continues_bit_for_bit_with_statistics_in_its_delta(tmp_pa
     options = {"batch_size": 3, "save_every": 1}
     assert_goes_on(model, draw_folder(tmp_path / "frames", range(10)), tmp_path, config=config, options=options)
     assert any("running" in name for name in load_delta(tmp_path / "run").tensors)
-    assert record_of(tmp_path / "run")["adapted"] == list(build_method("rem", model, config).adapted_names)
+    assert record_of(tmp_path / "run")["adapted"] == list(pipeline_of("rem", model, config).method.trained)

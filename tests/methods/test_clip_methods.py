@@ -11,12 +11,12 @@ from torch.nn import functional as F
 
 from remtta.errors import ModelError, UsageError
 from remtta.methods.augmentations import random_view
-from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models import text_tower
 from remtta.models.loading import load_model
+from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import descend, norms
+from tests.methods.making import descend, norms, pipeline_of, predicted
 from tests.models.tiny_clip import NAMES, copy_of, tiny_clip
 
 TEMPLATES = ("a photo of a {}", "art of the {}.")
@@ -59,13 +59,13 @@ def sentences(model: Any, template: str) -> Tensor:
     return tokens
 
 
-def build(name: str, model: Any, **more: Any) -> Any:
-    return build_method(name, model, method_config(name, {**SETTINGS[name], **more}, batch_size=4))
+def build(name: str, model: Any, **more: Any) -> Pipeline:
+    return pipeline_of(name, model, method_config(name, {**SETTINGS[name], **more}, batch_size=4))
 
 
 def test_clipartt_equals_a_plain_loop(model: Any) -> None:
     other, images = copy_of(model), random_images(4)
-    method = build("clipartt", model, episodic=True)
+    pipeline = build("clipartt", model, episodic=True)
     optimizer = torch.optim.Adam(norms(other), lr=0.01)
     for _ in range(2):
         image = F.normalize(embedded(other, images), dim=-1)
@@ -76,15 +76,15 @@ def test_clipartt_equals_a_plain_loop(model: Any) -> None:
         logits = 8.0 * image @ text.T
         descend(optimizer, (-targets.T * logits.log_softmax(-1)).sum(1).mean())
     expected = other(images).detach()
-    torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)  # each batch starts from the source
-    assert method.num_updates == 2
+    torch.testing.assert_close(pipeline(images), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(pipeline(images), expected, rtol=1e-3, atol=1e-3)  # each batch starts from the source
+    assert pipeline.method.num_updates == 2
 
 
 def test_tpt_equals_a_plain_loop_image_by_image(model: Any) -> None:
     torch.manual_seed(5)
-    method = build("tpt", model)
-    assert method.objective.num_trained == 4 * 16
+    pipeline = build("tpt", model)
+    assert pipeline.method.num_trained == 4 * 16
     generator = torch.Generator().manual_seed(5)
     tower, images = model.head.texts.tower.model, random_images(2)
     tokens = sentences(model, TEMPLATES[0])
@@ -110,24 +110,24 @@ def test_tpt_equals_a_plain_loop_image_by_image(model: Any) -> None:
         (gradient,) = torch.autograd.grad(loss, words)
         words = words - 5e-3 * gradient / (gradient.abs() + 1e-8)  # Adam's first step
         expected.append(logits(view[:1], words).detach().squeeze(0))
-    torch.testing.assert_close(method(images), torch.stack(expected), rtol=1e-3, atol=1e-4)
-    assert method.num_updates == 2 and not method.delta()
+    torch.testing.assert_close(pipeline(images), torch.stack(expected), rtol=1e-3, atol=1e-4)
+    assert pipeline.method.num_updates == 2 and not pipeline.delta()
 
 
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_it_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(model: Any, name: str) -> None:
     through, resumed = build(name, copy_of(model)), build(name, copy_of(model))
-    start = through.predict(random_images(4, 9))
+    start = predicted(through, random_images(4, 9))
     through(random_images(4))
-    resumed.load_state(copy.deepcopy(through.state()))
+    resumed.load_state_dict(copy.deepcopy(through.state_dict()))
     with torch.inference_mode():
-        assert torch.equal(resumed.answer(random_images(3, 1)), through(random_images(3, 1)))
-    resumed.learn()  # where an answer has learned nothing yet
-    assert through.num_updates == resumed.num_updates > 0
-    assert all(torch.equal(tensor, resumed.state()[key]) for key, tensor in through.state().items())
-    assert torch.equal(resumed.predict(random_images(4, 9)), through.predict(random_images(4, 9)))
+        assert torch.equal(resumed.predict(random_images(3, 1)).logits, through(random_images(3, 1)))
+    resumed.learn()  # where a prediction has learned nothing yet
+    assert through.method.num_updates == resumed.method.num_updates > 0
+    assert all(torch.equal(tensor, resumed.state_dict()[key]) for key, tensor in through.state_dict().items())
+    assert torch.equal(predicted(resumed, random_images(4, 9)), predicted(through, random_images(4, 9)))
     resumed.reset()
-    assert torch.equal(resumed.predict(random_images(4, 9)), start)
+    assert torch.equal(predicted(resumed, random_images(4, 9)), start)
 
 
 def test_many_sentences_have_the_gradients_of_few(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,10 +146,10 @@ def test_many_sentences_have_the_gradients_of_few(model: Any, monkeypatch: pytes
 def test_what_does_not_fit_is_refused_in_a_line(loaded: Any, place: Path) -> None:
     for name in SETTINGS:
         with pytest.raises(ModelError, match="is for zero-shot models"):
-            build_method(name, tiny_vit())
+            pipeline_of(name, tiny_vit())
     with pytest.raises(ModelError, match="has none; choose --prompts"):
-        build_method("tpt", load_model(f"clip:{place / 'model'}", labels=NAMES, prompts=["{} here"]))
+        pipeline_of("tpt", load_model(f"clip:{place / 'model'}", labels=NAMES, prompts=["{} here"]))
     with pytest.raises(ModelError, match="add --prompts watt"):
-        build_method("rem-watt", load_model(f"clip:{place / 'model'}", labels=NAMES))
+        pipeline_of("rem-watt", load_model(f"clip:{place / 'model'}", labels=NAMES))
     with pytest.raises(UsageError, match="adapt-layers"):
         method_config("tpt", {"adapt_layers": "all"}, batch_size=4)

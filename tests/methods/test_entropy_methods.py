@@ -1,7 +1,6 @@
 """The peers that adapt norms by entropy-like losses, each against a plain reading of its rule."""
 
 import copy
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +11,12 @@ from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.methods.augmentations import PixelSpace, clean_jitter, shuffle_patches
-from remtta.methods.method import Method, build_method
+from remtta.methods.base import unchanged
 from remtta.methods.rem import rem_loss
-from remtta.methods.settings import method_config
+from remtta.methods.settings import METHOD_TABLE, method_config
+from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import NUM_CLASSES, random_images
-from tests.methods.making import come_of, descend, entropies, norms, vivid_vit
+from tests.methods.making import come_of, descend, entropies, norms, pipeline_of, predicted, vivid_vit
 
 LN_C = math.log(NUM_CLASSES)
 
@@ -25,21 +25,19 @@ def batch(seed: int, count: int = 6) -> Tensor:
     return 2 * random_images(count, seed)
 
 
-def make(name: str, **settings: Any) -> Any:
-    """A method at lr 0.01; one that learns from source images has learned from eight."""
+def make(name: str, **settings: Any) -> Pipeline:
+    """Set up a method at lr 0.01, which has learned from eight source images if it needs any."""
     config = method_config(name, {"lr": 0.01, **settings}, batch_size=6)
-    method: Any = build_method(name, vivid_vit(4), config)
-    if method.objective.needs_source:
-        method.use_source(method.source_statistics([batch(90, 4), batch(91, 4)]))
-    return method
+    source = [batch(90, 4), batch(91, 4)] if METHOD_TABLE[name].method.needs_source_data else []
+    return pipeline_of(name, vivid_vit(4), config, source)
 
 
 def cosine(first: Tensor, second: Tensor) -> float:
     return float((first * second).sum() / first.norm() / second.norm())
 
 
-def assert_same_weights(method: Any, plain: Any) -> None:
-    torch.testing.assert_close(dict(method.net.model.named_parameters()), dict(plain.named_parameters()))
+def assert_same_weights(pipeline: Pipeline, plain: Any) -> None:
+    torch.testing.assert_close(dict(pipeline.method.model.model.named_parameters()), dict(plain.named_parameters()))
 
 
 class PlainETA:
@@ -91,14 +89,14 @@ def scaled(cosine_at_1000: float) -> float:
 
 
 def test_eta_is_its_rule() -> None:
-    method, plain = make("eta", max_cosine=0.075), PlainETA(max_cosine=scaled(0.075))
+    pipeline, plain = make("eta", max_cosine=0.075), PlainETA(max_cosine=scaled(0.075))
     for seed in range(4):
-        torch.testing.assert_close(method(batch(seed)), plain.step(batch(seed)))
+        torch.testing.assert_close(pipeline(batch(seed)), plain.step(batch(seed)))
     assert plain.uncertain > 0 and plain.redundant > 0  # both filters matter here
-    assert_same_weights(method, plain.model)
+    assert_same_weights(pipeline, plain.model)
     assert plain.mean is not None
-    torch.testing.assert_close(method.objective.memory, {"mean_probs": plain.mean})
-    assert len(method.adapted_names) == len(plain.parameters)
+    torch.testing.assert_close(pipeline.method.buffers, {"mean_probs": plain.mean})
+    assert len(pipeline.method.model.weights.parameters) == len(plain.parameters)
 
 
 def plain_fisher(batches: Sequence[Tensor]) -> list[Tensor]:
@@ -115,36 +113,36 @@ def plain_fisher(batches: Sequence[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("micro_batch", [None, 2])
 def test_the_fisher_information_is_of_the_first_images_only(micro_batch: int | None) -> None:
-    method = make("eata", fisher_images=6, micro_batch=micro_batch)
-    statistics = method.source_statistics(batch(seed, 4) for seed in range(5))
-    assert list(statistics) == list(method.adapted_names)
+    pipeline = make("eata", fisher_images=6, micro_batch=micro_batch)
+    statistics = pipeline.method.learn_source(batch(seed, 4) for seed in range(5))
+    assert list(statistics) == list(pipeline.method.model.weights.parameters)
     expected = plain_fisher([batch(0, 4), batch(1, 4)[:2]])
     torch.testing.assert_close(list(statistics.values()), expected)
     with pytest.raises(ValueError, match="no source images"):
-        method.source_statistics([])
+        pipeline.method.learn_source([])
 
 
 @pytest.mark.parametrize(("name", "measure", "margin"), [("eata", entropies, 0.4), ("eata-come", come_of, 0.6)])
 def test_eata_is_its_rule(name: str, measure: Callable[[Tensor], Tensor], margin: float) -> None:
     settings = {"max_cosine": 0.08, "fisher_weight": 3.0, "entropy_margin": margin}
     plain = PlainETA(scaled(0.08), measure, plain_fisher([batch(90, 4), batch(91, 4)]), 3.0, margin)
-    method, free = make(name, **settings), make(name, **{**settings, "fisher_weight": 0.0})
+    pipeline, free = make(name, **settings), make(name, **{**settings, "fisher_weight": 0.0})
     for seed in range(3):
-        torch.testing.assert_close(method(batch(seed)), plain.step(batch(seed)))
+        torch.testing.assert_close(pipeline(batch(seed)), plain.step(batch(seed)))
         free(batch(seed))
     assert plain.uncertain > 0
-    assert_same_weights(method, plain.model)
-    moved = max(float((method.delta()[name] - tensor).abs().max()) for name, tensor in free.delta().items())
+    assert_same_weights(pipeline, plain.model)
+    moved = max(float((pipeline.delta()[name] - tensor).abs().max()) for name, tensor in free.delta().items())
     assert moved > 1e-4  # the penalty matters here
 
 
 def test_eata_without_source_images_says_what_it_needs() -> None:
-    method = build_method("eata", vivid_vit(4))
+    pipeline = pipeline_of("eata", vivid_vit(4))
     with pytest.raises(UsageError, match="--source-data FOLDER"):
-        method(batch(0))
+        pipeline(batch(0))
     other = make("eata", adapt_layers="0-1")
     with pytest.raises(ValueError, match="of other parameters"):
-        method.use_source(other.source_statistics([batch(0)]))
+        pipeline.method.use_source(other.method.learn_source([batch(0)]))
 
 
 def test_rdumb_is_eta_that_starts_again() -> None:
@@ -155,15 +153,15 @@ def test_rdumb_is_eta_that_starts_again() -> None:
         eta = make("eta", max_cosine=0.08)
         for seed in seeds[start : start + 2]:
             assert torch.equal(outputs[seed], eta(batch(seed)))
-        assert eta.num_updates > 0
-    assert rdumb.num_updates == 1
+        assert eta.method.num_updates > 0
+    assert rdumb.method.num_updates == 1
     torch.testing.assert_close(rdumb.delta(), eta.delta())
 
 
 def test_rdumb_forgets_the_centre_of_the_model_that_it_leaves() -> None:
     rdumb, fresh = (make("rdumb", reset_every_steps=1, entropy_margin=9.0, max_cosine=9.0, centre=True) for _ in "ab")
     rdumb(batch(0))
-    assert rdumb.num_updates == 0 and torch.equal(rdumb(batch(1)), fresh(batch(1)))
+    assert rdumb.method.num_updates == 0 and torch.equal(rdumb(batch(1)), fresh(batch(1)))
 
 
 class PlainSAR:
@@ -203,38 +201,38 @@ class PlainSAR:
     [("sar", entropies, 0.3, 0.4), ("sar", entropies, 0.05, 0.4), ("sar-come", come_of, 0.3, 0.6)],
 )
 def test_sar_is_its_rule(name: str, measure: Callable[[Tensor], Tensor], rho: float, margin: float) -> None:
-    method = make(name, rho=rho, reset_below=0.0, entropy_margin=margin)
+    pipeline = make(name, rho=rho, reset_below=0.0, entropy_margin=margin)
     plain = PlainSAR(rho, measure, margin)
     for seed in range(3):
-        torch.testing.assert_close(method(batch(seed)), plain.step(batch(seed)))
+        torch.testing.assert_close(pipeline(batch(seed)), plain.step(batch(seed)))
     assert plain.lost > 0 or rho < 0.1  # the second filter matters where the step is long
-    assert_same_weights(method, plain.model)
-    assert float(method.objective.memory["mean_loss"]) == pytest.approx(plain.ema, rel=1e-5)
-    assert len(method.adapted_names) == 3 * 4  # two norms in each of three of four blocks
+    assert_same_weights(pipeline, plain.model)
+    assert float(pipeline.method.buffers["mean_loss"]) == pytest.approx(plain.ema, rel=1e-5)
+    assert len(pipeline.method.model.weights.parameters) == 3 * 4  # two norms in each of three of four blocks
 
 
 def test_sar_goes_back_to_the_source_when_its_loss_has_collapsed() -> None:
     fresh = make("sar", reset_below=0.0)
     fresh(batch(0))
-    limit = float(fresh.objective.memory["mean_loss"])
-    method = make("sar", reset_below=limit * 1.01)
-    method(batch(0))
-    assert method.num_updates == 0
-    assert method.objective.memory == {} and not method._descent.optimizer.state()
+    limit = float(fresh.method.buffers["mean_loss"])
+    pipeline = make("sar", reset_below=limit * 1.01)
+    pipeline(batch(0))
+    assert pipeline.method.num_updates == 0
+    assert pipeline.method.buffers == {} and not pipeline.method.optimizer.state_dict()
     source = vivid_vit(4).state_dict()
-    assert all(torch.equal(tensor, source[name]) for name, tensor in method.net.model.state_dict().items())
-    method.objective.config = make("sar", reset_below=0.0).objective.config
-    method(batch(0))
-    assert float(method.objective.memory["mean_loss"]) == limit  # not mixed with what came before
-    torch.testing.assert_close(method.delta(), fresh.delta())
+    assert all(torch.equal(tensor, source[name]) for name, tensor in pipeline.method.model.model.state_dict().items())
+    pipeline.method.config = make("sar", reset_below=0.0).method.config
+    pipeline(batch(0))
+    assert float(pipeline.method.buffers["mean_loss"]) == limit  # not mixed with what came before
+    torch.testing.assert_close(pipeline.delta(), fresh.delta())
 
 
 def test_sar_does_not_step_if_nothing_is_certain_after_the_climb() -> None:
-    method = make("sar", rho=30.0)
+    pipeline = make("sar", rho=30.0)
     source = vivid_vit(4).state_dict()
-    assert (method.objective.entropy(method(batch(0))) < 0.4 * LN_C).any()
-    assert method.num_updates == 0 and not method.objective.memory
-    assert all(torch.equal(tensor, source[name]) for name, tensor in method.net.model.state_dict().items())
+    assert (entropies(pipeline(batch(0))) < 0.4 * LN_C).any()
+    assert pipeline.method.num_updates == 0 and not pipeline.method.buffers
+    assert all(torch.equal(tensor, source[name]) for name, tensor in pipeline.method.model.model.state_dict().items())
 
 
 def plain_shuffle(image: Tensor, order: Sequence[int]) -> Tensor:
@@ -250,14 +248,14 @@ def plain_shuffle(image: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def test_deyo_is_its_rule() -> None:
-    method, plain = make("deyo", plpd_margin=0.0), vivid_vit(4)
+    pipeline, plain = make("deyo", plpd_margin=0.0), vivid_vit(4)
     generator = torch.Generator().manual_seed(torch.initial_seed())
     optimizer = torch.optim.SGD(norms(*plain.blocks[:3]), lr=0.01, momentum=0.9)
     uncertain = shapeless = 0
     for seed in range(3):
         images = batch(seed)
         logits = plain(images)
-        torch.testing.assert_close(method(images), logits.detach())
+        torch.testing.assert_close(pipeline(images), logits.detach())
         terms = []
         for image, row in zip(images, logits, strict=True):
             nats = entropies(row)
@@ -273,9 +271,9 @@ def test_deyo_is_its_rule() -> None:
                 continue
             terms.append((math.exp(0.4 * LN_C - nats.item()) + math.exp(drop)) * nats)
         descend(optimizer, sum(terms, torch.zeros(())) / len(terms))
-    assert uncertain > 0 and shapeless > 0 and method.num_updates > 1
-    assert_same_weights(method, plain)
-    assert len(method.adapted_names) == len(norms(*plain.blocks[:3]))
+    assert uncertain > 0 and shapeless > 0 and pipeline.method.num_updates > 1
+    assert_same_weights(pipeline, plain)
+    assert len(pipeline.method.model.weights.parameters) == len(norms(*plain.blocks[:3]))
 
 
 def test_shuffled_images_of_any_size_keep_it() -> None:
@@ -284,18 +282,20 @@ def test_shuffled_images_of_any_size_keep_it() -> None:
 
 
 def test_rem_on_come_ranks_by_the_other_entropy_only() -> None:
-    method, plain = make("rem-come", optimizer="sgd", margin=0.05), make("rem", optimizer="sgd", margin=0.05)
+    pipeline, plain = make("rem-come", optimizer="sgd", margin=0.05), make("rem", optimizer="sgd", margin=0.05)
     for seed in range(2):
-        logits = plain.objective._views(batch(seed))[0]
-        torch.testing.assert_close(method(batch(seed)), logits[0].detach())
+        logits = plain.method.loss(batch(seed), unchanged)[0]
+        torch.testing.assert_close(pipeline(batch(seed)), logits[0].detach())
         consistency = rem_loss(logits, 0.0)
         ranking = torch.zeros(())
         for i, j in ((0, 1), (0, 2), (1, 2)):
             for less, more in zip(logits[i], logits[j], strict=True):
                 ranking = ranking + (come_of(less) - come_of(more).detach() + 0.05 * LN_C).clamp(min=0) / 6
-        descend(plain._descent.optimizer, consistency + ranking)
+        plain.method.optimizer.zero_grad()
+        (consistency + ranking).backward()
+        plain.method.optimizer.step()
     assert ranking > 0
-    assert_same_weights(method, plain.net.model)
+    assert_same_weights(pipeline, plain.method.model.model)
 
 
 class PlainROID:
@@ -370,14 +370,14 @@ class PlainCMF(PlainROID):
 @pytest.mark.parametrize("counts", [(6, 4, 6), (1, 1, 1)])
 @pytest.mark.parametrize("name", ["roid", "cmf"])
 def test_roid_and_cmf_are_their_rule(name: str, counts: tuple[int, ...]) -> None:
-    method = make(name)
+    pipeline = make(name)
     plain = PlainROID() if name == "roid" else PlainCMF()
     for seed, count in enumerate(counts):
         expected = plain.step(batch(seed, count))
-        torch.testing.assert_close(method(batch(seed, count)).softmax(-1), expected)
+        torch.testing.assert_close(pipeline(batch(seed, count)).softmax(-1), expected)
     assert (plain.left_out > 0) is (max(counts) > 1)
-    assert_same_weights(method, plain.model)
-    state = method.objective.memory
+    assert_same_weights(pipeline, plain.model)
+    state = pipeline.method.buffers
     torch.testing.assert_close(state["mean_probs"], plain.mean)
     if isinstance(plain, PlainCMF):
         assert state["hidden_variance"].item() == pytest.approx(plain.variance)
@@ -405,15 +405,13 @@ def test_methods_that_compare_the_images_of_a_batch_refuse_micro_batches(name: s
 @pytest.mark.parametrize("name", ["eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo"])
 def test_a_batch_that_passes_no_filter_is_predicted_and_changes_nothing(name: str) -> None:
     loose = {"plpd_margin": -1.0} if name == "deyo" else {"reset_below": 0.0} if "sar" in name else {"max_cosine": 1.0}
-    method = make(name, **loose)
-    method(batch(0))
-    assert method.num_updates == 1
-    before = copy.deepcopy(method.state())
-    method.objective._margin = 0.0
-    method.objective.config = dataclasses.replace(method.objective.config, entropy_margin=1e-9)
-    expected = method.predict(batch(1))
-    torch.testing.assert_close(method(batch(1)), expected)
-    after = method.state()
+    lenient, strict = make(name, **loose), make(name, **loose, entropy_margin=1e-9)
+    lenient(batch(0))
+    assert lenient.method.num_updates == 1
+    before = lenient.state_dict()
+    strict.load_state_dict(before)
+    torch.testing.assert_close(strict(batch(1)), predicted(lenient, batch(1)))
+    after = strict.state_dict()
     changed = [key for key in before if not torch.equal(before[key], after[key])]
     assert changed == (["own.steps"] if name == "rdumb" else [])
     assert after.keys() == before.keys()
@@ -423,10 +421,10 @@ def test_a_batch_that_passes_no_filter_is_predicted_and_changes_nothing(name: st
     ("name", "forwards", "backwards"), [("eta", 1, 1), ("sar", 2, 2), ("deyo", 2, 1), ("roid", 2, 2)]
 )
 def test_passes_per_image_are_reported(name: str, forwards: int, backwards: int) -> None:
-    method: Method = make(name)
-    assert (*method.objective.passes(), method.objective.num_models) == (forwards, backwards, 1)
+    pipeline = make(name)
+    assert (*pipeline.method.passes(), pipeline.method.num_models) == (forwards, backwards, 1)
     twice = make(name, steps=2)
-    assert twice.objective.passes() == (2 * forwards, 2 * backwards)
+    assert twice.method.passes() == (2 * forwards, 2 * backwards)
 
 
 def test_learning_rates_follow_the_batch_as_published() -> None:

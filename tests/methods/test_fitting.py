@@ -10,12 +10,13 @@ from torch import Tensor
 from remtta import RunOptions, adapt_stream
 from remtta.errors import UsageError
 from remtta.methods import fitting
+from remtta.methods.base import Center, Loss
 from remtta.methods.fitting import fitting_micro_batch
-from remtta.methods.method import Method, build_method
-from remtta.methods.objective import Loss, Targets
-from remtta.methods.rem import RankedEntropy
+from remtta.methods.rem import REM
 from remtta.methods.settings import REMConfig, method_config
+from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import random_images, tiny_vit
+from tests.methods.making import pipeline_of, predicted
 from tests.records import record_of, rows_of
 
 USED = 100 * 2**20
@@ -26,59 +27,48 @@ def _the_process_uses_a_hundred_mebibytes(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(fitting, "resident_bytes", lambda: USED)
 
 
-def method(name: str = "tent", **settings: Any) -> Method:
-    built = build_method(name, tiny_vit(depth=4), method_config(name, settings, batch_size=8))
-    assert built.trains
-    return built
+def build(name: str = "tent", **settings: Any) -> Pipeline:
+    return pipeline_of(name, tiny_vit(depth=4), method_config(name, settings, batch_size=8))
 
 
 def most_for(count: int, name: str = "tent") -> int:
-    """A limit that lets `count` images of a batch of 8 fit, and not one more, found by bisection."""
-    low, high = USED, USED + 2**27
-    measured = method(name)
-    known = {images: fitting._graph_bytes(measured, images, (32, 32)) for images in (1, 2)}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "_graph_bytes", lambda method, images, size: known[images])
-        while high - low > 1024:
-            middle = (low + high) // 2
-            try:
-                fits = fitting_micro_batch(measured, (32, 32), 8, middle) or 8
-            except UsageError:
-                fits = 0
-            low, high = (middle, high) if fits < count else (low, middle)
+    """Find the limit that lets `count` images of a batch of 8 fit, and not one more, by bisection."""
+    low, high, method = USED, USED + 2**27, build(name).method
+    while high - low > 2**13:
+        middle = (low + high) // 2
+        try:
+            fits = fitting_micro_batch(method, (32, 32), 8, middle) or 8
+        except UsageError:
+            fits = 0
+        low, high = (middle, high) if fits < count else (low, middle)
     return high
 
 
-def test_an_image_takes_what_its_graph_holds() -> None:
+def test_an_image_takes_what_its_graph_holds_until_all_fit() -> None:
     width, hidden, tokens, depth = 48, 4 * 48, 65, 4
     # Per token and block: both norms' inputs, qkv, the attention's output, the MLP's hidden layer; and two statistics
     # for each norm, one for each head's softmax.
     block = tokens * (2 * width + 3 * width + width + hidden + 2 * 2 + 3)
     last = tokens * (width + 2 * width + 2)  # its first norm's input, its keys and values
-    expected = 4 * ((depth - 1) * block + last)
-    tent = method()
-    one, two = (fitting._graph_bytes(tent, count, (32, 32)) for count in (1, 2))
-    assert two - one == pytest.approx(expected, rel=0.02)
-
-
-def test_more_memory_lets_more_images_fit_until_all_do() -> None:
+    method = build().method
+    elements = (depth - 1) * block + last + method.model.backbone.num_passing
     limits = [most_for(count) for count in (1, 2, 4)]
-    steps = (limits[1] - limits[0], (limits[2] - limits[1]) / 2)
-    assert steps[0] == pytest.approx(steps[1], rel=0.01)  # each image takes the same
-    assert fitting_micro_batch(method(), (32, 32), 8, 2**40) is None
+    steps = limits[1] - limits[0], (limits[2] - limits[1]) / 2
+    assert steps == pytest.approx([1.5 * 4 * elements] * 2, rel=0.02)  # with half as much for the allocator
+    assert fitting_micro_batch(method, (32, 32), 8, 2**40) is None
 
 
 def test_too_little_for_one_image_is_reported_with_what_it_needs() -> None:
     with pytest.raises(UsageError, match=r"--max-memory 100M is not enough: one image at a time needs about 10\dM"):
-        fitting_micro_batch(method(), (32, 32), 8, USED)
+        fitting_micro_batch(build().method, (32, 32), 8, USED)
 
 
 @pytest.mark.parametrize("name", ["rem", "cotta", "vdp"])
 def test_measuring_leaves_the_method_as_it_was(name: str) -> None:
     few = {"num_augmentations": 2} if name == "cotta" else {}
-    measured, fresh = method(name, **few), method(name, **few)
-    fitting_micro_batch(measured, (32, 32), 8, 2**40)
-    assert measured.num_updates == 0
+    measured, fresh = build(name, **few), build(name, **few)
+    fitting_micro_batch(measured.method, (32, 32), 8, 2**40)
+    assert measured.method.num_updates == 0
     for seed in range(2):
         torch.testing.assert_close(measured(random_images(8, seed)), fresh(random_images(8, seed)))
 
@@ -93,13 +83,13 @@ def test_a_run_keeps_to_it_and_gives_the_same(frames: Path, tmp_path: Path, monk
     go(frames, tmp_path / "whole")
     limit = most_for(3, "rem")
     seen: list[int] = []
-    loss = RankedEntropy.loss
+    loss = REM.loss
 
-    def counted(self: RankedEntropy, images: Tensor, targets: Targets) -> Loss:
+    def counted(self: REM, images: Tensor, center: Center, *targets: Tensor) -> Loss:
         seen.append(len(images))
-        return loss(self, images, targets)
+        return loss(self, images, center, *targets)
 
-    monkeypatch.setattr(RankedEntropy, "loss", counted)
+    monkeypatch.setattr(REM, "loss", counted)
     go(frames, tmp_path / "parts", max_memory=limit)
     assert max(seen[2:]) == 3  # after the measuring
     record = record_of(tmp_path / "parts")
@@ -130,8 +120,7 @@ def test_predictions_keep_to_the_micro_batch(name: str) -> None:
     model: Any = tiny_vit()
     sizes: list[int] = []
     model.patch_embed.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
-    split = build_method(name, model, method_config(name, {"micro_batch": 2}, batch_size=6))
-    split.predict(random_images(6))
-    split.answer(random_images(6))
-    split.learn()
+    split = pipeline_of(name, model, method_config(name, {"micro_batch": 2}, batch_size=6))
+    predicted(split, random_images(6))
+    split(random_images(6))
     assert max(sizes) == 2

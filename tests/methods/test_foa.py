@@ -1,5 +1,6 @@
 """FOA and its CMA-ES, against plain readings of their rules."""
 
+import math
 from typing import Any
 
 import pytest
@@ -7,21 +8,21 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
+from remtta.backbones.families import backbone_of
+from remtta.backbones.vit import ViT
 from remtta.errors import ModelError, UsageError
 from remtta.methods.cmaes import CMAES
 from remtta.methods.foa import FOA, FOAConfig, classify_with_prompts
-from remtta.methods.method import Updater
+from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import made
+from tests.methods.making import pipeline_of, predicted
 
 CONFIG = FOAConfig(num_prompts=2, population=6)
 CLEAN = [random_images(6, seed) for seed in (11, 12)]
 
 
-def _foa(config: FOAConfig = CONFIG) -> Updater[FOA]:
-    foa = made(FOA, tiny_vit(depth=4), config)
-    foa.use_source(foa.source_statistics(CLEAN))
-    return foa
+def _foa() -> Pipeline:
+    return pipeline_of(FOA, tiny_vit(depth=4), CONFIG, source=CLEAN)
 
 
 @torch.no_grad()
@@ -43,8 +44,8 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
     clean = _plain_forward(vit, torch.cat(CLEAN), None, None)[1]
     mean, std = clean.mean(1), (clean - clean.mean(1, keepdim=True)).square().mean(1).sqrt()
     foa = _foa()
-    torch.testing.assert_close(foa.objective.statistics, {"mean": mean, "std": std}, atol=1e-4, rtol=1e-4)
-    cma, generator = CMAES(96, 6), foa.net.generator.clone_state()
+    torch.testing.assert_close(foa.method.statistics, {"mean": mean, "std": std}, atol=1e-4, rtol=1e-4)
+    cma, generator = CMAES(96, 6), foa.method.model.generator.clone_state()
     best: Tensor | None = None
     running: Tensor | None = None
     chosen = []
@@ -69,13 +70,14 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
         cma.tell(asked, torch.tensor([outcome[0] for outcome in outcomes[1:]]))
         torch.testing.assert_close(foa(images), expected, atol=1e-4, rtol=1e-4)
     assert any(chosen)  # at least once a candidate won
-    assert (foa.num_updates, *foa.objective.passes()) == (3, 7, 0)
-    torch.testing.assert_close(foa.objective._cma.mean, cma.mean)
+    assert (foa.method.num_updates, *foa.method.passes()) == (3, 7, 0)
+    torch.testing.assert_close(foa.state_dict()["cma.mean"], cma.mean)
     assert foa.delta() == {}
 
 
 def test_prompts_pass_through_a_norm_ahead_of_the_blocks() -> None:
-    backbone = made(FOA, tiny_vit(pre_norm=True), CONFIG).objective._backbone
+    backbone = backbone_of(tiny_vit(pre_norm=True))
+    assert isinstance(backbone, ViT)
     inputs = random_images(4), 3 * random_images(1).flatten()[:96], None
     torch.testing.assert_close(classify_with_prompts(backbone, *inputs), _plain_forward(backbone.module, *inputs))
 
@@ -86,23 +88,23 @@ def test_starting_from_a_delta_searches_afresh() -> None:
     foa.load_delta({"head.bias": torch.arange(7.0)})
     with torch.no_grad():
         expected = tiny_vit(depth=4)(random_images(2)) + torch.arange(7.0)
-    torch.testing.assert_close(foa.predict(random_images(2)), expected)
-    assert int(foa.objective._cma.counts[0]) == 0
+    torch.testing.assert_close(predicted(foa, random_images(2)), expected)
+    assert int(foa.state_dict()["cma.counts"][0]) == 0
 
 
 def test_one_image_and_one_that_is_no_number() -> None:
     foa = _foa()
     assert torch.isfinite(foa(random_images(1))).all()
-    mean = foa.objective._cma.mean
+    mean = foa.state_dict()["cma.mean"]
     foa(torch.full((1, 3, 32, 32), torch.nan))
-    assert foa.num_updates == 1
-    assert torch.equal(foa.objective._cma.mean, mean)
+    assert foa.method.num_updates == 1
+    assert torch.equal(foa.state_dict()["cma.mean"], mean)
 
 
 def test_the_papers_population_on_vit_base_and_a_model_that_pools() -> None:
     assert CMAES(3 * 768).population == 27
     with pytest.raises(ModelError, match="reads other tokens"):
-        made(FOA, tiny_vit(global_pool="avg"))
+        pipeline_of(FOA, tiny_vit(global_pool="avg"))
     with pytest.raises(UsageError, match="population must be >= 4, got 2"):
         FOAConfig(population=2)
 
@@ -123,23 +125,33 @@ def test_cma_es_finds_the_minimum_of_an_ill_conditioned_bowl() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dim", "population", "expected"),
+    ("dim", "population", "constants"),
     [
         (2304, 27, (0.004244279213699293, 1.0042442792136992, 0.0017345686232984713, 3.76334866e-07, 2.33282342e-06)),
         (144, 18, (0.04850226048963684, 1.0485022604896368, 0.027266203163661032, 9.47082642e-05, 3.58964087e-04)),
     ],
 )
-def test_the_constants_of_cma_es_are_pycmas(dim: int, population: int, expected: tuple[float, ...]) -> None:
-    """Read from cma 4.5.0, with AdaptSigma=CMAAdaptSigmaCSA: cs, damps, cc, c1, cmu."""
-    by = CMAES(dim, population)
-    found = (by._sigma_rate, by._damping, by._path_rate, by._rank_one_rate, by._rank_mu_rate)
-    assert found == pytest.approx(expected, rel=1e-8)
+def test_a_generation_of_cma_es_has_pycmas_constants(dim: int, population: int, constants: tuple[float, ...]) -> None:
+    """Read from cma 4.5.0, with AdaptSigma=CMAAdaptSigmaCSA."""
+    cs, damps, cc, c1, cmu = constants
+    cma, count = CMAES(dim, population), population // 2
+    steps = (asked := cma.ask(torch.Generator().manual_seed(0)))[:count]
+    cma.tell(asked, torch.arange(population))  # the first ones are the best
+    weights = math.log((population + 1) / 2) - torch.arange(1, count + 1, dtype=torch.float64).log()
+    weights = weights / weights.sum()
+    step = weights @ steps / weights.square().sum().sqrt()  # of unit variance
+    path, path_c = math.sqrt(cs * (2 - cs)) * step, math.sqrt(cc * (2 - cc)) * step
+    expected_norm = math.sqrt(dim) * (1 - 1 / (4 * dim) + 1 / (21 * dim**2))
+    torch.testing.assert_close(cma.path_sigma, path, rtol=1e-7, atol=0)
+    assert float(cma.sigma.log()) == pytest.approx(cs / damps * (float(path.norm()) / expected_norm - 1), rel=1e-7)
+    covariance = (1 - c1 - cmu) * torch.eye(dim, dtype=torch.float64) + c1 * torch.outer(path_c, path_c)
+    covariance += cmu * (weights[:, None] * steps).T @ steps
+    torch.testing.assert_close(cma.covariance, covariance, rtol=1e-6, atol=1e-12)
 
 
 def test_cma_es_continues_from_its_state_between_two_renewals_of_its_axes() -> None:
     through, generator = CMAES(100, 4), torch.Generator().manual_seed(0)
-    assert through._renew_every > 1
-    for _ in range(through._renew_every + 1):
+    while not 1 < int(through.counts[1]) < int(through.counts[0]):  # generation of the last renewal, generations
         asked = through.ask(generator)
         through.tell(asked, _ellipsoid(asked))
     resumed = CMAES(100, 4)

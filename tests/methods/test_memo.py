@@ -8,10 +8,10 @@ from PIL import Image
 from torch import Tensor, nn
 from torchvision.transforms.functional import to_tensor
 
-from remtta.methods.augmentations import _OPERATIONS, _affine, augmix
+from remtta.methods.augmentations import OPERATIONS, affine, augmix
 from remtta.methods.memo import MEMO, MEMOConfig
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import made
+from tests.methods.making import pipeline_of, predicted
 
 CONFIG = MEMOConfig(num_augmentations=4, lr=0.05, optimizer="sgd", momentum=0.0)
 
@@ -36,36 +36,40 @@ def _plain(image: Tensor, generator: torch.Generator) -> tuple[nn.Module, Tensor
 
 
 def test_each_image_is_predicted_after_a_step_on_its_own_views_and_forgotten() -> None:
-    memo, images = made(MEMO, tiny_vit(), CONFIG), random_images(3)
-    drawn = memo.net.generator.clone_state()
+    memo, images = pipeline_of(MEMO, tiny_vit(), CONFIG), random_images(3)
+    drawn = memo.method.model.generator.clone_state()
     expected = torch.stack([_plain(image, drawn)[1] for image in images])
-    predicted = memo(images)
-    torch.testing.assert_close(predicted, expected, atol=1e-5, rtol=1e-4)
+    logits = memo(images)
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=1e-4)
     with torch.no_grad():
         source = tiny_vit()(images)
-    assert (predicted - source).abs().max() > 0.01
-    torch.testing.assert_close(memo.predict(images), source)
-    assert memo.num_updates == 3
+    assert (logits - source).abs().max() > 0.01
+    torch.testing.assert_close(predicted(memo, images), source)
+    assert memo.method.num_updates == 3
     assert not any(tensor.any() for tensor in memo.delta().values())
-    assert memo.last_views is not None
-    assert torch.equal(memo.last_views[0], predicted)
-    assert (*memo.objective.passes(), memo.objective.num_models) == (5, 4, 2)
+    assert (*memo.method.passes(), memo.method.num_models) == (5, 4, 2)
 
 
 def test_views_in_parts_give_the_same_update() -> None:
-    whole, parts = made(MEMO, tiny_vit(), CONFIG), made(MEMO, tiny_vit(), dataclasses.replace(CONFIG, micro_batch=3))
+    whole, parts = (
+        pipeline_of(MEMO, tiny_vit(), CONFIG),
+        pipeline_of(MEMO, tiny_vit(), dataclasses.replace(CONFIG, micro_batch=3)),
+    )
     torch.testing.assert_close(parts(random_images(2)), whole(random_images(2)), atol=1e-5, rtol=1e-4)
-    assert parts.objective.passes()[0] == 9  # each view twice, and the prediction
+    assert parts.method.passes()[0] == 9  # each view twice, and the prediction
 
 
 def test_steps_follow_one_another_on_one_image() -> None:
-    once, twice = made(MEMO, tiny_vit(), CONFIG), made(MEMO, tiny_vit(), dataclasses.replace(CONFIG, steps=2))
+    once, twice = (
+        pipeline_of(MEMO, tiny_vit(), CONFIG),
+        pipeline_of(MEMO, tiny_vit(), dataclasses.replace(CONFIG, steps=2)),
+    )
     assert not torch.allclose(once(random_images(1)), twice(random_images(1)), atol=1e-3)
-    assert (twice.objective.passes()[0], twice.num_updates) == (9, 1)
+    assert (twice.method.passes()[0], twice.method.num_updates) == (9, 1)
 
 
 def test_weights_a_run_starts_from_are_those_it_goes_back_to() -> None:
-    memo = made(MEMO, tiny_vit(), CONFIG)
+    memo = pipeline_of(MEMO, tiny_vit(), CONFIG)
     delta = {"head.bias": torch.arange(7.0)}
     memo.load_delta(delta)
     memo(random_images(2))
@@ -73,19 +77,18 @@ def test_weights_a_run_starts_from_are_those_it_goes_back_to() -> None:
 
 
 def test_an_image_without_finite_gradients_is_predicted_and_not_adapted_to(caplog: pytest.LogCaptureFixture) -> None:
-    memo = made(MEMO, tiny_vit(), CONFIG)
+    memo = pipeline_of(MEMO, tiny_vit(), CONFIG)
     images = random_images(2)
     images[0] = torch.nan
-    predicted = memo(images)
-    assert torch.isfinite(predicted[1]).all()
-    assert memo.num_updates == 1
+    assert torch.isfinite(memo(images)[1]).all()
+    assert memo.method.num_updates == 1
     assert "not adapted to" in caplog.text
 
 
-@pytest.mark.parametrize("number", range(len(_OPERATIONS)))
+@pytest.mark.parametrize("number", range(len(OPERATIONS)))
 def test_every_operation_of_augmix_changes_pixels_and_keeps_their_range(number: int) -> None:
     pixels = (0.9 * random_images(1, 5)[0].sigmoid() + 0.1).clamp(0, 1)
-    outs = [_OPERATIONS[number](pixels, torch.Generator().manual_seed(seed)) for seed in range(20)]
+    outs = [OPERATIONS[number](pixels, torch.Generator().manual_seed(seed)) for seed in range(20)]
     assert any(not torch.equal(out, pixels) for out in outs)
     assert all(out.shape == pixels.shape and out.min() >= 0 and out.max() <= 1 for out in outs)
 
@@ -98,11 +101,11 @@ def test_moved_views_are_pillows_and_show_what_it_makes_of_the_official_codes_bo
         return image.transform(image.size, Image.Transform.AFFINE, matrix, Image.Resampling.BILINEAR, fillcolor=128)
 
     for ours, pillows in [
-        (_affine(pixels, angle=-9.0), image.rotate(9, Image.Resampling.BILINEAR, fillcolor=128)),
-        (_affine(pixels, shift=(-7.0, 0.0)), sheared(1, 0, 7, 0, 1, 0)),
-        (_affine(pixels, shift=(0.0, 5.0)), sheared(1, 0, 0, 0, 1, -5)),
-        (_affine(pixels, shear=(0.1, 0.0)), sheared(1, 0.1, 0, 0, 1, 0)),
-        (_affine(pixels, shear=(0.0, -0.1)), sheared(1, 0, 0, -0.1, 1, 0)),
+        (affine(pixels, angle=-9.0), image.rotate(9, Image.Resampling.BILINEAR, fillcolor=128)),
+        (affine(pixels, shift=(-7.0, 0.0)), sheared(1, 0, 7, 0, 1, 0)),
+        (affine(pixels, shift=(0.0, 5.0)), sheared(1, 0, 0, 0, 1, -5)),
+        (affine(pixels, shear=(0.1, 0.0)), sheared(1, 0.1, 0, 0, 1, 0)),
+        (affine(pixels, shear=(0.0, -0.1)), sheared(1, 0, 0, -0.1, 1, 0)),
     ]:
         off = (ours - to_tensor(pillows)).abs().amax(0)
         assert float((off > 0.01).float().mean()) < 0.03  # the edge of the image, which ours blends

@@ -1,24 +1,23 @@
 """PETAL, against a plain reading of its rule."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta.methods.method import Updater
 from remtta.methods.petal import PETAL, PETALConfig
+from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import descend, made, symmetric
+from tests.methods.making import descend, pipeline_of, symmetric
 
 CLEAN = [random_images(4, seed) for seed in (21, 22, 23)]
 CONFIG = PETALConfig(lr=0.05, augment_below=0.0, teacher_decay=0.9, restore=0.2, posterior_weight=1e-5, swag_lr=0.01)
 
 
-def _petal(config: PETALConfig = CONFIG) -> Updater[PETAL]:
-    petal = made(PETAL, tiny_vit(), config)
-    petal.use_source(petal.source_statistics(CLEAN))
-    return petal
+def _petal(config: PETALConfig = CONFIG) -> Pipeline:
+    return pipeline_of(PETAL, tiny_vit(), config, source=CLEAN)
 
 
 def _plain_posterior() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -57,16 +56,17 @@ def test_three_updates_equal_a_plain_student_and_teacher_near_the_posterior(rest
                 back = grads[name] ** 2 < least
                 parameter[back] = source[name][back]
     for name, parameter in teacher.named_parameters():
-        torch.testing.assert_close(petal.net.weights.parameters[name], parameter, atol=1e-4, rtol=1e-3)
-    torch.testing.assert_close(dict(petal.objective.trained), dict(student.named_parameters()), atol=1e-4, rtol=1e-3)
-    assert petal.objective.num_models == 5
+        torch.testing.assert_close(petal.method.model.weights.parameters[name], parameter, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(dict(petal.method.trained), dict(student.named_parameters()), atol=1e-4, rtol=1e-3)
+    assert petal.method.num_models == 5
 
 
 def test_an_optimizer_that_writes_to_the_gradients_changes_nothing() -> None:
     """torch's foreach SGD with Nesterov, the default on GPUs, adds the momentum to them in place."""
-    one, two = _petal(), _petal()
-    for group in two._descent.optimizer._torch.param_groups:
-        group["foreach"] = True
+    one = _petal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "SGD", functools.partial(torch.optim.SGD, foreach=True))
+        two = _petal()
     for seed in range(3):
         torch.testing.assert_close(one(random_images(5, seed)), two(random_images(5, seed)))
-    torch.testing.assert_close(dict(one.objective.trained), dict(two.objective.trained), atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(dict(one.method.trained), dict(two.method.trained), atol=1e-6, rtol=1e-5)

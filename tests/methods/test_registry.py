@@ -1,4 +1,3 @@
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -6,68 +5,39 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.vit import ViT
 from remtta.errors import UsageError
 from remtta.methods.continual_mae import hog_size
-from remtta.methods.method import Method, build_method
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options.option import read_pairs
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import come_of, descend, entropies, norms
+from tests.methods.making import (
+    LABELS,
+    check_inference_mode,
+    check_prediction,
+    check_reset,
+    check_state,
+    come_of,
+    descend,
+    entropies,
+    make,
+    norms,
+    pipeline_of,
+    predicted,
+    run,
+)
 
-AFTER_THE_UPDATE = ("memo", "foa", "vida")  # predict with what the batch itself has taught
-QUICK: dict[str, dict[str, Any]] = {
-    "cotta": {"augment_below": 0.0},
-    "petal": {"augment_below": 0.0},
-    "memo": {"num_augmentations": 2, "optimizer": "sgd"},  # Adam's first step makes much of a rounding error
-    "foa": {"population": 6},
-    "vida": {"num_augmentations": 2, "high_rank": 8},
-    "continual-mae": {"num_dropouts": 2, "optimizer": "sgd"},
-}  # settings for fewer passes
 WEIGHTS = sum(parameter.numel() for parameter in tiny_vit().parameters())
-LABELS = torch.tensor([0, 3, 6, 2, 2])
-
-_FILTERING = ("eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo", "ecotta", "becotta")
-PASSABLE: dict[str, dict[str, Any]] = {
-    "pseudo-label": {"threshold": 0.35},
-    **{name: {"entropy_margin": 1.0 if "come" in name else 0.83} for name in _FILTERING},
-}
-"""Settings with which some of the tiny model's predictions pass a method's filters."""
-PASSABLE["deyo"]["plpd_margin"] = 0.0
-
-
 KINDS = ["source", "tent", "rem", "sar", "roid", "cotta", "vida", "memo", "foa", "vdp", "becotta"]
 """One method of each way to predict and to learn."""
-BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "becotta", "lame"]
+BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "continual-mae", "becotta", "lame"]
 """One of each way to go through a batch in parts."""
 AUGMENTED = {"augment_below": 1.0, "num_augmentations": 3, "restore": 0.1}
 
 KEEP_AS_ANOTHER = ("remtta", "light", "fast", "eta", "rem-n1", "pseudo-label", "supervised")
 # norm needs batch norms
 ON_VITS = [name for name in METHOD_TABLE if name not in ("norm", *KEEP_AS_ANOTHER, *ZERO_SHOT)]
-
-_LEARNED: dict[str, dict[str, Tensor]] = {}
-
-
-def make(name: str, device: str = "cpu", **settings: Any) -> Method:
-    """A method at lr 0.01 with what it learns from source images, in fp32 whatever its precision."""
-    own = {**PASSABLE.get(name, {}), **QUICK.get(name, {})}
-    settings = {"lr": 0.01, **own, **settings}
-    used = {key: settings[key] for key in settings if key != "lr" or key not in METHOD_TABLE[name].config.unused}
-    config = method_config(name, used, batch_size=5)
-    method = build_method(name, tiny_vit().to(device), config)
-    if method.objective.needs_source:
-        if name not in _LEARNED:
-            _LEARNED[name] = method.source_statistics([random_images(4, seed).to(device) for seed in (90, 91)])
-        method.use_source(_LEARNED[name])
-    return method
-
-
-def run(method: Method, seed: int, count: int = 5) -> Tensor:
-    device = method.net.device
-    return method(random_images(count, seed).to(device), LABELS[:count] if method.objective.needs_labels else None)
 
 
 def _confident(logits: Tensor) -> Tensor:
@@ -94,15 +64,15 @@ def _labelled(logits: Tensor) -> Tensor:
 def test_three_updates_equal_a_plain_loop(
     name: str, settings: dict[str, Any], loss: Callable[[Tensor], Tensor]
 ) -> None:
-    method = build_method(name, tiny_vit(), method_config(name, settings, batch_size=5))
+    pipeline = pipeline_of(name, tiny_vit(), method_config(name, settings, batch_size=5))
     plain = tiny_vit()
     learned = norms(plain)
     optimizer = torch.optim.SGD(learned, lr=settings["lr"], momentum=0.9)
     for seed in range(3):
         logits = plain(random_images(5, seed))
-        torch.testing.assert_close(run(method, seed), logits.detach())
+        torch.testing.assert_close(run(pipeline, seed), logits.detach())
         descend(optimizer, loss(logits))
-    assert len(method.adapted_names) == len(learned)
+    assert len(pipeline.method.model.weights.parameters) == len(learned)
 
 
 @pytest.mark.parametrize(("name", "settings"), [*((name, {}) for name in BY_IMAGE), ("cotta", AUGMENTED)])
@@ -110,62 +80,28 @@ def test_micro_batches_give_the_same_update(name: str, settings: dict[str, Any])
     whole, parts = make(name, **settings), make(name, micro_batch=2, **settings)
     for seed in range(2):
         torch.testing.assert_close(run(whole, seed), run(parts, seed))
-    assert whole.num_updates > 0 or not whole.adapts
+    assert whole.method.num_updates > 0 or not whole.method.adapts
     torch.testing.assert_close(parts.delta(), whole.delta())
 
 
 @pytest.mark.parametrize("name", ON_VITS)
 def test_a_method_continues_from_its_state_as_if_it_had_not_stopped(name: str) -> None:
-    through, resumed = make(name), make(name)
-    fresh = copy.deepcopy(through.state())
-    run(through, 0)
-    state = copy.deepcopy(through.state())
-    resumed.load_state(state)
-    assert resumed.state().keys() == state.keys()
-    assert resumed.num_updates == through.num_updates
-    learned = any(not torch.equal(tensor, fresh[key]) for key, tensor in state.items() if key != "generator")
-    assert learned or not through.adapts  # weights, or what a method that rarely updates counts
-    assert torch.equal(run(resumed, 1), run(through, 1))
-    assert all(torch.equal(tensor, through.state()[key]) for key, tensor in resumed.state().items())
+    check_state(name)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_predicting_changes_nothing_and_equals_the_next_prediction(name: str) -> None:
-    method = make(name)
-    run(method, 0)
-    before = method.delta()
-    predicted = method.predict(random_images(5, 1))
-    assert all(torch.equal(tensor, before[key]) for key, tensor in method.delta().items())
-    if name not in AFTER_THE_UPDATE:
-        torch.testing.assert_close(run(method, 1), predicted)
+    check_prediction(name)
 
 
 @pytest.mark.parametrize("name", ["rem", "sar", "cotta", "foa", "vdp", "becotta", "petal", "cmf", "continual-mae"])
 def test_a_batch_of_one_and_a_reset(name: str) -> None:
-    method = make(name)
-    source = method.predict(random_images(3, 2))
-    numbers = copy.deepcopy(method.state().get("generator"))
-    fresh = copy.deepcopy(method.objective.memory)
-    first = run(method, 0, count=1)
-    method.reset()
-    assert method.num_updates == 0 and method.objective.memory.keys() == fresh.keys()
-    assert all(torch.equal(tensor, fresh[key]) for key, tensor in method.objective.memory.items())
-    assert torch.equal(method.predict(random_images(3, 2)), source)
-    if numbers is not None:  # a reset does not draw the same random numbers again
-        method.load_state({**method.state(), "generator": numbers})
-    assert torch.equal(run(method, 0, count=1), first)
+    check_reset(name)
 
 
 @pytest.mark.parametrize("name", ["rem", "cotta"])
 def test_a_caller_in_inference_mode_changes_nothing(name: str) -> None:
-    inside, outside = make(name), make(name)
-    for seed in range(2):
-        with torch.inference_mode():
-            logits = run(inside, seed)
-        assert torch.equal(logits, run(outside, seed))
-    with torch.inference_mode():
-        inside.reset()
-    assert inside.num_updates == 0
+    check_inference_mode(name)
 
 
 @pytest.mark.parametrize("name", ["rem", "cotta"])
@@ -190,15 +126,15 @@ def test_bf16_is_near_and_gives_float32(name: str) -> None:
         *(("tent", {"steps": 3, "answer": "last", "episodic": episodic}) for episodic in (False, True)),
     ],
 )
-def test_answering_first_and_learning_then_comes_to_the_same(name: str, settings: dict[str, Any]) -> None:
+def test_predicting_as_early_as_possible_comes_to_the_same(name: str, settings: dict[str, Any]) -> None:
     together, apart = make(name, **settings), make(name, **settings)
     for seed in range(2):
         with torch.inference_mode():
-            answer = apart.answer(random_images(5, seed))
-        torch.testing.assert_close(answer, run(together, seed))
+            logits = apart.predict(random_images(5, seed), latency=True).logits
+        torch.testing.assert_close(logits, run(together, seed))
         apart.learn(LABELS)
         apart.learn(LABELS)  # once is enough
-    assert apart.num_updates == together.num_updates
+    assert apart.method.num_updates == together.method.num_updates
     torch.testing.assert_close(apart.delta(), together.delta())
 
 
@@ -208,26 +144,21 @@ def test_the_answer_is_the_first_steps_or_the_last_ones(name: str) -> None:
     by_steps = [run(single, 0) for _ in range(3)]
     assert torch.equal(run(first, 0), by_steps[0])
     assert torch.equal(run(last, 0), by_steps[2])
-    assert last.last_views is not None and single.last_views is not None
-    assert torch.equal(last.last_views, single.last_views)
-    assert first.num_updates == last.num_updates == single.num_updates > 0
-    assert torch.equal(first.predict(random_images(5, 1)), single.predict(random_images(5, 1)))
+    assert last.method.last_views is not None and single.method.last_views is not None
+    assert torch.equal(last.method.last_views, single.method.last_views)
+    assert first.method.num_updates == last.method.num_updates == single.method.num_updates > 0
+    assert torch.equal(predicted(first, random_images(5, 1)), predicted(single, random_images(5, 1)))
     assert torch.equal(run(make(name, steps=1, answer="last"), 0), run(make(name), 0))
 
 
 @pytest.mark.parametrize("settings", [{"episodic": True}, {"steps": 2}])
-def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rem_uses_the_predictions_forward_pass_again(settings: dict[str, Any]) -> None:
     together, apart = make("rem", **settings), make("rem", **settings)
     passes: list[int] = []
-    run_last = ViT._run_last
-
-    def counted(self: ViT, tokens: Tensor, place: None) -> Tensor:
-        passes.append(len(tokens))
-        return run_last(self, tokens, place)
-
-    monkeypatch.setattr(ViT, "_run_last", counted)
+    head: Any = apart.method.model.model.head
+    head.register_forward_pre_hook(lambda _, inputs: passes.append(len(inputs[0])))
     for seed in range(2):
-        torch.testing.assert_close(apart.answer(random_images(5, seed)), run(together, seed))
+        torch.testing.assert_close(apart.predict(random_images(5, seed), latency=True).logits, run(together, seed))
         passes.clear()
         apart.learn()
         masked, plain = 2 * 5, 5  # and those of the plain view that violate the order, once more
@@ -238,19 +169,20 @@ def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monke
 @pytest.mark.parametrize(
     ("name", "settings"), [("rem", {}), ("cotta", {"teacher_decay": 0.5, "restore": 0.0, "augment_below": 0.0})]
 )
-def test_an_answer_that_a_reset_came_after_is_not_used(name: str, settings: dict[str, Any]) -> None:
-    method = make(name, lr=0.1, **settings)
-    run(method, 0)
-    method.answer(random_images(5, 1))
-    method.reset()
+def test_a_prediction_that_a_reset_came_after_is_not_learned_from(name: str, settings: dict[str, Any]) -> None:
+    pipeline = make(name, lr=0.1, **settings)
+    run(pipeline, 0)
+    pipeline.predict(random_images(5, 1))
+    pipeline.reset()
+    pipeline.learn()
     fresh = make(name, lr=0.1, **settings)
-    torch.testing.assert_close(run(method, 1), run(fresh, 1))
-    torch.testing.assert_close(method.delta(), fresh.delta())
+    torch.testing.assert_close(run(pipeline, 1), run(fresh, 1))
+    torch.testing.assert_close(pipeline.delta(), fresh.delta())
 
 
 def test_a_reset_leaves_no_gradients_to_the_next_method() -> None:
     model = tiny_vit()
-    tent = build_method("tent", model, TentConfig(lr=0.01))
+    tent = pipeline_of("tent", model, TentConfig(lr=0.01))
     run(tent, 0)
     assert any(parameter.grad is not None for parameter in model.parameters())
     tent.reset()
@@ -273,12 +205,12 @@ def test_a_reset_leaves_no_gradients_to_the_next_method() -> None:
     ],
 )
 def test_a_method_says_how_many_numbers_it_learns(name: str, count: int) -> None:
-    assert make(name).objective.num_trained == count
+    assert make(name).method.num_trained == count
 
 
 def test_learning_from_labels_needs_labels() -> None:
     with pytest.raises(ValueError, match="learns from labels"):
-        build_method("supervised", tiny_vit())(random_images(2))
+        pipeline_of("supervised", tiny_vit())(random_images(2))
 
 
 def test_another_optimizer_leaves_out_the_nesterov_momentum_of_the_default() -> None:
@@ -329,9 +261,11 @@ def test_a_step_with_the_anchor_is_the_step_and_then_a_share_of_the_way_back(nam
     plain, pulled = tiny_vit(), tiny_vit()
     filters = {"entropy_margin": 5.0} if name == "sar" else {}
     for model, anchor in ((plain, 0.0), (pulled, 0.25)):
-        method = build_method(name, model, method_config(name, {"lr": 0.01, "anchor": anchor, **filters}, batch_size=8))
-        method(images)
-        assert method.num_updates == 1
+        pipeline = pipeline_of(
+            name, model, method_config(name, {"lr": 0.01, "anchor": anchor, **filters}, batch_size=8)
+        )
+        pipeline(images)
+        assert pipeline.method.num_updates == 1
     source, moved = dict(tiny_vit().named_parameters()), 0.0
     for (key, parameter), (_, other) in zip(pulled.named_parameters(), plain.named_parameters(), strict=True):
         expected = other + 0.25 * (source[key] - other)  # theta + a (theta_0 - theta)
@@ -351,10 +285,10 @@ def test_a_step_reads_only_whether_its_gradients_are_finite(name: str, monkeypat
         reads.append(optimizer)
         return True
 
-    monkeypatch.setattr(NamedOptimizer, "finite", read)
-    method = build_method(name, tiny_vit().to("meta"))  # nothing can be read from this device
-    method(random_images(4).to("meta"))
-    assert len(reads) == 1 and method.num_updates == 1
+    monkeypatch.setattr(NamedOptimizer, "has_finite_gradients", read)
+    pipeline = pipeline_of(name, tiny_vit().to("meta"))  # nothing can be read from this device
+    pipeline(random_images(4).to("meta"))
+    assert len(reads) == 1 and pipeline.method.num_updates == 1
 
 
 @pytest.mark.gpu
@@ -362,15 +296,15 @@ def test_a_step_reads_only_whether_its_gradients_are_finite(name: str, monkeypat
 @pytest.mark.parametrize("name", UNWATCHED)
 def test_nothing_else_of_a_step_waits_for_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model: nn.Module = tiny_vit().cuda()
-    method, images = build_method(name, model), random_images(4).cuda()
-    method(images)  # sets up what PyTorch sets up at the first call
-    monkeypatch.setattr(NamedOptimizer, "finite", lambda self: True)
+    pipeline, images = pipeline_of(name, model), random_images(4).cuda()
+    pipeline(images)  # sets up what PyTorch sets up at the first call
+    monkeypatch.setattr(NamedOptimizer, "has_finite_gradients", lambda self: True)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        method(images)
+        pipeline(images)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert method.num_updates == 2
+    assert pipeline.method.num_updates == 2
 
 
 OTHERWISE_ON_A_GPU = ("continual-mae", "becotta", "ecotta")  # other random numbers; convolutions in TF32

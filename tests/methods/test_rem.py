@@ -7,8 +7,9 @@ from torch import nn
 
 from remtta import REM, REMConfig, RemttaError
 from remtta.errors import UsageError
-from remtta.methods.views import keep_indices, num_kept
+from remtta.methods.masking import keep_indices, num_kept
 from tests.conftest import random_images, tiny_vit
+from tests.methods.making import views_of
 from tests.methods.reference import ReferenceREM
 
 
@@ -35,10 +36,10 @@ def test_a_batch_that_is_not_finite_is_not_adapted_to() -> None:
     broken = random_images(4)
     broken[2] = float("nan")
     assert torch.isfinite(rem(broken)).all(1).tolist() == [True, True, False, True]
-    assert rem.num_updates == 1
+    assert rem.method.num_updates == 1
     assert all(torch.equal(change, before[name]) for name, change in rem.delta().items())
     assert torch.isfinite(rem(random_images(4))).all()
-    assert rem.num_updates == 2
+    assert rem.method.num_updates == 2
 
 
 def test_load_delta_continues_from_saved_weights_and_reset_still_means_the_source(vit: nn.Module) -> None:
@@ -49,7 +50,7 @@ def test_load_delta_continues_from_saved_weights_and_reset_still_means_the_sourc
     rem.reset()
     rem.load_delta(delta, num_updates=1)
     assert all(torch.equal(tensor, adapted[name]) for name, tensor in vit.state_dict().items())
-    assert rem.num_updates == 1
+    assert rem.method.num_updates == 1
     rem.reset()
     assert all(torch.equal(tensor, source[name]) for name, tensor in vit.state_dict().items())
 
@@ -81,9 +82,9 @@ def test_attention_is_refused_where_there_is_none_and_features_are_taken_where_i
     with pytest.raises(RemttaError, match=reason):
         REM(tiny_vit(**changes), REMConfig(masking=masking))
     auto, features = REM(tiny_vit(**changes)), REM(tiny_vit(**changes), REMConfig(masking="features"))
-    assert torch.equal(auto.objective.views(random_images(3))[1][0], features.objective.views(random_images(3))[1][0])
+    assert torch.equal(views_of(auto, random_images(3))[1][0], views_of(features, random_images(3))[1][0])
     asked, plain = REM(tiny_vit(), REMConfig(masking=masking)), REM(tiny_vit())
-    kept = zip(asked.objective.views(random_images(3))[1], plain.objective.views(random_images(3))[1], strict=True)
+    kept = zip(views_of(asked, random_images(3))[1], views_of(plain, random_images(3))[1], strict=True)
     assert all(torch.equal(one, other) == (masking == "attention") for one, other in kept)
 
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from remtta import REM, REMConfig
-from remtta.methods.method import Method, Updater
-from remtta.methods.rem import RankedEntropy
+from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import NUM_CLASSES, random_images
-from tests.methods.making import vivid_vit
+from tests.methods.making import views_of, vivid_vit
 from tests.methods.reference import ReferenceREM
 
 NUM_BATCHES = 3
@@ -22,11 +21,11 @@ def batch(seed: int) -> Tensor:
     return (1 + seed % 3) * random_images(8, seed)  # domains whose gaps differ
 
 
-def make(**settings: Any) -> Updater[RankedEntropy]:
+def make(**settings: Any) -> Pipeline:
     return REM(vivid_vit(2), REMConfig(RATIOS, **{"lr": 0.02, "optimizer": "sgd", **settings}))
 
 
-def changes(rem: Method) -> Tensor:
+def changes(rem: Pipeline) -> Tensor:
     return torch.cat([change.flatten() for change in rem.delta().values()])
 
 
@@ -50,25 +49,24 @@ def changes_by_default() -> Tensor:
 )
 def test_a_variant_is_its_plain_reading(settings: dict[str, Any], micro_batch: int | None) -> None:
     rem = make(micro_batch=micro_batch, **settings)
-    plain = ReferenceREM(vivid_vit(2), rem.objective.config)
+    plain = ReferenceREM(vivid_vit(2), rem.method.config)
     for seed in range(NUM_BATCHES):
         torch.testing.assert_close(rem(batch(seed)), plain(batch(seed)), atol=2e-4, rtol=2e-4)
-    ours, stepped = (dict(each.named_parameters()) for each in (rem.net.model, plain.vit))
+    ours, stepped = (dict(each.named_parameters()) for each in (rem.method.model.model, plain.vit))
     torch.testing.assert_close(ours, stepped, atol=1e-5, rtol=1e-4)
     far = (changes(rem) - changes_by_default()).norm() / changes_by_default().norm()
     assert far > 0.05  # the variant is not the default by another name
-    if rem.objective.config.confident_below is not None:
+    if rem.method.config.confident_below is not None:
         assert {True, False} == {image for images in plain.confident for image in images}
 
 
 def test_looking_at_random_masks_does_not_change_the_next_update() -> None:
     looked, plain = make(masking="random"), make(masking="random")
     for seed in range(3):
-        views = looked.objective.views(batch(seed))[0]
-        looked.objective.views(batch(seed))[1]
+        views = views_of(looked, batch(seed))[0]
         looked(batch(seed))
-        assert looked.last_views is not None
-        torch.testing.assert_close(looked.last_views, views.detach())  # it was shown the update's own masks
+        assert looked.method.last_views is not None
+        torch.testing.assert_close(looked.method.last_views, views.detach())  # it was shown the update's own masks
         plain(batch(seed))
     assert torch.equal(changes(looked), changes(plain))
 
@@ -78,13 +76,13 @@ def test_a_batch_without_a_confident_image_is_not_learned_from() -> None:
         rem = make(confident_below=1e-6, micro_batch=micro_batch)
         logits = rem(batch(0))
         assert torch.isfinite(logits).all()
-        assert rem.num_updates == 0 and not changes(rem).any()
-        assert rem.last_views is not None and rem.last_views.shape == (3, 8, NUM_CLASSES)
+        assert rem.method.num_updates == 0 and not changes(rem).any()
+        assert rem.method.last_views is not None and rem.method.last_views.shape == (3, 8, NUM_CLASSES)
 
 
 def test_parts_are_twice_as_large_where_amx_multiplies_bf16_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
     for amx in (False, True):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
-        sizes += [make(precision=precision).objective.part_size(60) for precision in ("fp32", "bf16")]
+        sizes += [make(precision=precision).method.part_size(60) for precision in ("fp32", "bf16")]
     assert sizes == [15, 15, 15, 30]  # of 65 tokens each

@@ -1,6 +1,5 @@
 """EcoTTA and BECoTTA, each against a plain writing of its rule."""
 
-import copy
 import math
 from typing import Any, cast
 
@@ -9,15 +8,15 @@ import timm
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.transforms.functional import gaussian_blur
 
 from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import ModelError, UsageError
 from remtta.methods.becotta import BECoTTA, BECoTTAConfig, mutual_information
 from remtta.methods.ecotta import EcoTTA, EcoTTAConfig
-from remtta.methods.method import build_method
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
-from tests.methods.making import descend, entropies, made
+from tests.methods.making import descend, entropies, pipeline_of, predicted
 
 MARGIN = 0.83
 
@@ -42,10 +41,9 @@ def _beside(network: dict[str, Tensor], number: int, entering: Tensor, leaving: 
 
 def test_ecotta_equals_a_plain_loop_over_the_parts_of_a_resnet() -> None:
     config = EcoTTAConfig(lr=0.01, entropy_margin=MARGIN, bn_prior=0, distance_weight=0.7)
-    ecotta = made(EcoTTA, tiny("resnet"), config)
-    ecotta.use_source(ecotta.source_statistics([pictures(4, 90), pictures(4, 91)]))
+    ecotta = pipeline_of(EcoTTA, tiny("resnet"), config, source=[pictures(4, 90), pictures(4, 91)])
     net: Any = tiny("resnet").train().requires_grad_(False)  # which normalises by the batch
-    network = {name: tensor.detach().clone().requires_grad_() for name, tensor in ecotta.objective.trained.items()}
+    network = {name: tensor.detach().clone().requires_grad_() for name, tensor in ecotta.method.trained.items()}
     optimizer = torch.optim.SGD(network.values(), lr=0.01, momentum=0.9)
 
     def run(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,10 +60,10 @@ def test_ecotta_equals_a_plain_loop_over_the_parts_of_a_resnet() -> None:
         logits, distance = run(images)
         torch.testing.assert_close(ecotta(images), logits.detach(), atol=1e-4, rtol=1e-3)
         descend(optimizer, entropies(logits)[_kept(logits)].mean() + distance)
-    torch.testing.assert_close(dict(ecotta.objective.trained), network, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(dict(ecotta.method.trained), network, atol=1e-4, rtol=1e-3)
     source = tiny("resnet").state_dict()
-    assert all(torch.equal(tensor, source[name]) for name, tensor in ecotta.net.model.state_dict().items())
-    assert (ecotta.num_updates, ecotta.delta(), ecotta.objective.passes()[0]) == (3, {}, 1)
+    assert all(torch.equal(tensor, source[name]) for name, tensor in ecotta.method.model.model.state_dict().items())
+    assert (ecotta.method.num_updates, ecotta.delta(), ecotta.method.passes()[0]) == (3, {}, 1)
 
 
 def test_ecotta_begins_with_the_statistics_of_the_first_source_batch() -> None:
@@ -74,33 +72,33 @@ def test_ecotta_begins_with_the_statistics_of_the_first_source_batch() -> None:
     features: list[Tensor] = []
     net.layer2.register_forward_hook(lambda module, inputs, output: features.append(output))
     net(clean[0])
-    cold = made(EcoTTA, tiny("resnet"), EcoTTAConfig(warmup_lr=1e-9, bn_prior=0))
-    statistics = cold.source_statistics([*clean, pictures(1, 93)])  # the rest takes no part
+    cold = pipeline_of(EcoTTA, tiny("resnet"), EcoTTAConfig(warmup_lr=1e-9, bn_prior=0))
+    statistics = cold.method.learn_source([*clean, pictures(1, 93)])  # the rest takes no part
     assert statistics["1.norm.weight"].allclose(features[0].std((0, 2, 3), correction=0), atol=1e-3)
     assert statistics["1.norm.bias"].allclose(features[0].mean((0, 2, 3)), atol=1e-3)
 
 
 @pytest.mark.parametrize(("depth", "parts"), [(4, [1, 1, 1, 1]), (7, [1, 1, 3, 2]), (12, [2, 2, 4, 4])])
 def test_ecotta_has_smaller_parts_where_the_model_is_shallow(depth: int, parts: list[int]) -> None:
-    assert [len(part) for part in made(EcoTTA, tiny_vit(depth=depth)).objective.parts()] == parts
+    method = pipeline_of(EcoTTA, tiny_vit(depth=depth)).method
+    assert isinstance(method, EcoTTA) and [len(part) for part in method.parts()] == parts
 
 
 def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
     config = BECoTTAConfig(lr=0.01, entropy_margin=MARGIN, experts=4, rank=2, chosen=2, optimizer="sgd")
-    becotta = made(BECoTTA, tiny_vit(depth=4), config)
-    becotta.use_source(becotta.source_statistics([random_images(4, 90), random_images(4, 91)]))
-    vit: Any = tiny_vit(depth=4)
-    learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in becotta.objective.trained.items()}
+    becotta = pipeline_of(BECoTTA, tiny_vit(depth=4), config, source=[random_images(4, 90), random_images(4, 91)])
+    vit, networks = cast(Any, tiny_vit(depth=4)), cast(BECoTTA, becotta.method).networks
+    learned = {name: tensor.detach().clone().requires_grad_() for name, tensor in becotta.method.trained.items()}
     optimizer = torch.optim.SGD(learned.values(), lr=0.01, momentum=0.9)
 
     def predict(image: Tensor) -> Tensor:
-        domain = int(becotta.objective.networks.discriminator(image).argmax())
+        domain = int(networks.discriminator(image).argmax())
         x = vit.norm_pre(vit._pos_embed(vit.patch_embed(image)))
         for number, block in enumerate(vit.blocks):
             x = block(x)
             parts = ("down", "down_bias", "up", "up_bias")
             down, down_bias, up, up_bias = (learned[f"layers.{number}.{part}"] for part in parts)
-            scores = becotta.objective.networks.layers[number].router[domain].detach() @ x[0].detach().mean(0)
+            scores = networks.layers[number].router[domain].detach() @ x[0].detach().mean(0)
             best = scores.argsort(descending=True)[:2]
             gates = scores[best].exp() / scores[best].exp().sum()
             hidden = [F.gelu(x @ down[e].T + down_bias[e]) for e in best]
@@ -114,20 +112,26 @@ def test_becotta_equals_a_plain_loop_over_images_and_experts() -> None:
         logits = torch.cat([predict(image) for image in images.split(1)])
         torch.testing.assert_close(becotta(images), logits.detach(), atol=1e-4, rtol=1e-3)
         descend(optimizer, entropies(logits)[_kept(logits)].mean())
-    torch.testing.assert_close(dict(becotta.objective.trained), learned, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(dict(becotta.method.trained), learned, atol=1e-4, rtol=1e-3)
     assert {name.rpartition(".")[2] for name in learned} == {"down", "down_bias", "up", "up_bias"}
 
 
 def test_becotta_warms_up_to_separate_domains_and_distribute_experts() -> None:
     clean, vit = [random_images(8, seed) for seed in range(90, 96)], cast(Any, tiny_vit(depth=4))
+    pixels = (random_images(8, 1) / 2 + 0.5).clamp(0, 1)
+    changed = (
+        pixels / 2,
+        (1.5 * pixels).clamp(max=1),
+        gaussian_blur(pixels, [5, 5], [2.0, 2.0]),
+    )
+    views = [random_images(8, 1), *(2 * domain - 1 for domain in changed)]
 
     def shared(synergy: float) -> tuple[float, float]:
-        becotta = made(BECoTTA, tiny_vit(depth=4), BECoTTAConfig(synergy=synergy, warmup_lr=0.03))
-        becotta.use_source(becotta.source_statistics(clean))
-        views = becotta.objective._views(random_images(8, 1))
-        told = torch.stack([becotta.objective.networks.discriminator(view).argmax(-1) for view in views])
+        config = BECoTTAConfig(synergy=synergy, warmup_lr=0.03)
+        networks = cast(BECoTTA, pipeline_of(BECoTTA, tiny_vit(depth=4), config, source=clean).method).networks
+        told = torch.stack([networks.discriminator(view).argmax(-1) for view in views])
         tokens = torch.stack([vit.forward_features(view) for view in views])
-        layer, domains = becotta.objective.networks.layers[3], torch.arange(4).repeat_interleave(8)
+        layer, domains = networks.layers[3], torch.arange(4).repeat_interleave(8)
         scores = layer.scores(tokens.flatten(0, 1), domains).softmax(-1).unflatten(0, (4, 8)).mean(1)
         right = (told == torch.arange(4)[:, None]).float().mean()
         return float(right), float(mutual_information(scores.detach()))
@@ -151,28 +155,28 @@ def test_mutual_information_is_that_of_the_table() -> None:
 def test_what_cannot_be_is_refused(name: str) -> None:
     kind: Any = EcoTTA if name == "ecotta" else BECoTTA
     with pytest.raises(UsageError, match=f"{kind.__name__} learns from clean images of the source domain first"):
-        made(kind, tiny_vit(depth=4)).predict(random_images(2))
+        pipeline_of(kind, tiny_vit(depth=4)).predict(random_images(2))
     with pytest.raises(ValueError, match="other networks"):
-        made(kind, tiny_vit(depth=4)).use_source({})
+        pipeline_of(kind, tiny_vit(depth=4)).method.use_source({})
     compiled: Any = tiny_vit(depth=4)
     compiled.blocks[0]._compiled_call_impl = compiled.blocks[0]._call_impl  # as torch.compile leaves it
     with pytest.raises(UsageError, match="cannot be compiled"):
-        made(kind, compiled)
+        pipeline_of(kind, compiled)
     with pytest.raises(UsageError, match="micro-batch"):
         EcoTTAConfig(micro_batch=2)
 
 
 def test_ecotta_refuses_blocks_that_take_no_tensors() -> None:
     with pytest.raises(ModelError, match="this model's blocks take or return others"):
-        build_method("ecotta", timm.create_model("pit_ti_224", pretrained=False))
+        pipeline_of("ecotta", timm.create_model("pit_ti_224", pretrained=False))
 
 
 def test_predictions_of_the_source_are_the_models_own() -> None:
-    ecotta = made(EcoTTA, tiny_vit(depth=4), EcoTTAConfig(lr=0.1, entropy_margin=1.0))
-    statistics = ecotta.source_statistics([random_images(8, 90)])
-    ecotta.use_source(copy.deepcopy(statistics))
+    ecotta = pipeline_of(
+        EcoTTA, tiny_vit(depth=4), EcoTTAConfig(lr=0.1, entropy_margin=1.0), source=[random_images(8, 90)]
+    )
     ecotta(random_images(4))
-    torch.testing.assert_close(ecotta.predict_source(random_images(4)), tiny_vit(depth=4)(random_images(4)).detach())
+    torch.testing.assert_close(ecotta.source_logits(random_images(4)), tiny_vit(depth=4)(random_images(4)).detach())
 
 
 def test_batch_norms_of_ecotta_and_of_the_model_may_have_the_same_names() -> None:
@@ -182,5 +186,10 @@ def test_batch_norms_of_ecotta_and_of_the_model_may_have_the_same_names() -> Non
             self.conv, self.norm = nn.Conv2d(entering, leaving, 3, 2, 1), nn.BatchNorm2d(leaving)
 
     model = nn.Sequential(Block(3, 8), Block(8, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
-    known = build_method("ecotta", model).net.batch_norms._names
-    assert all(id(norm.running_mean) in known for norm in batch_norms(model).values())
+    images, outputs = random_images(4, size=64), list[Tensor]()
+    ecotta = pipeline_of(EcoTTA, model, EcoTTAConfig(bn_prior=0), source=[images])
+    for norm in batch_norms(model).values():
+        norm.register_forward_hook(lambda module, inputs, output: outputs.append(output.mean((0, 2, 3))))
+    predicted(ecotta, images)
+    assert len(outputs) == 2  # each is normalised by the batch
+    torch.testing.assert_close(torch.cat(outputs), torch.zeros(16), atol=1e-5, rtol=0)

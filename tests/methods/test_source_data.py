@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,8 @@ from remtta.errors import CheckpointError, OutputError, StreamError, UsageError
 from remtta.evaluation import evaluate, open_dataset
 from remtta.files import cache_folder
 from remtta.methods import tent
-from remtta.methods.method import build_method
-from remtta.methods.objective import Loss, Targets
+from remtta.methods.base import Center, Loss
+from remtta.methods.build import build_method
 from remtta.methods.settings import METHOD_TABLE, MethodSpec
 from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.source_data import check_source_data, learn_from_source
@@ -34,20 +34,17 @@ from tests.evaluation.trees import write_tree
 class Anchored(Tent):
     """Tent that also pulls towards the mean prediction on source images."""
 
-    needs_source = True
+    needs_source_data = True
     computed = 0
 
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         type(self).computed += 1
-        probs = torch.cat([self.predict(images).softmax(-1).detach() for images in batches])
+        probs = torch.cat([self.forward(images).softmax(-1).detach() for images in batches])
         return {"mean": probs.mean(0)}
 
-    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        self.mean = statistics["mean"]
-
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        views, loss, count = super().loss(images, targets)
-        return views, loss - (self.mean * views[0].log_softmax(-1)).sum(-1).mean(), count
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        views, loss, count = super().loss(images, center)
+        return views, loss - (self.statistics["mean"] * views[0].log_softmax(-1)).sum(-1).mean(), count
 
 
 @pytest.fixture(autouse=True)

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional
 
 from remtta.methods import augmentations
-from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, jitter
+from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, integer, jitter
+from remtta.methods.base import unchanged
 from remtta.methods.cotta import CoTTA, CoTTAConfig, published_confidence
-from remtta.methods.method import build_method
 from remtta.methods.petal import PETAL
 from remtta.methods.vdp import VDP, VDPConfig
 from tests.backbones.tiny_models import tiny
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import descend, made, symmetric
+from tests.methods.making import descend, pipeline_of, predicted, symmetric
 
 
 def _weights_differ(first: nn.Module, second: nn.Module) -> list[str]:
@@ -24,7 +24,7 @@ def _weights_differ(first: nn.Module, second: nn.Module) -> list[str]:
 
 
 def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
-    cotta = made(CoTTA, tiny_vit(), CoTTAConfig(lr=0.05, teacher_decay=0.9, restore=0.0, augment_below=0.0))
+    cotta = pipeline_of(CoTTA, tiny_vit(), CoTTAConfig(lr=0.05, teacher_decay=0.9, restore=0.0, augment_below=0.0))
     student, teacher = tiny_vit(), tiny_vit()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9, nesterov=True)
     for seed in range(3):
@@ -36,10 +36,10 @@ def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
         with torch.no_grad():
             for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
                 slow.copy_(0.9 * slow + 0.1 * fast)
-    assert not _weights_differ(cotta.net.model, teacher)
+    assert not _weights_differ(cotta.method.model.model, teacher)
     assert _weights_differ(teacher, tiny_vit())  # so that the comparison says something
-    assert (*cotta.objective.passes(), cotta.objective.num_models) == (3, 1, 3)
-    assert set(cotta.adapted_names) == {name for name, _ in teacher.named_parameters()}
+    assert (*cotta.method.passes(), cotta.method.num_models) == (3, 1, 3)
+    assert set(cotta.method.model.weights.parameters) == {name for name, _ in teacher.named_parameters()}
 
 
 @pytest.mark.parametrize(
@@ -47,19 +47,33 @@ def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
 )
 def test_cotta_is_unsure_by_the_published_confidences(classes: int, wanted: float) -> None:
     assert published_confidence(classes) == pytest.approx(wanted, abs=1e-3)
-    if classes == 10:
-        assert made(CoTTA, tiny_vit(num_classes=10)).objective._augment_below == wanted
-        assert made(PETAL, tiny_vit(num_classes=10)).objective._augment_below == wanted
-        assert made(CoTTA, tiny_vit(num_classes=10), CoTTAConfig(augment_below=0.5)).objective._augment_below == 0.5
+
+
+@pytest.mark.parametrize("method", [CoTTA, PETAL])
+@pytest.mark.parametrize(("augment_below", "wanted"), [(None, 0.92), (0.7, 0.7)])
+def test_cotta_augments_below_this_confidence(method: Any, augment_below: float | None, wanted: float) -> None:
+    images, config = random_images(5), method.settings(augment_below=augment_below, num_augmentations=2)
+    logits = tiny_vit(num_classes=10)(images).detach()
+    scales = torch.logspace(-1, 2, 300)  # of which one gives about the wanted confidence
+    confidences = torch.stack([(scale * logits).softmax(1).amax(1).mean() for scale in scales])
+    below = int((confidences < wanted).sum()) - 1
+    for scale, passes in ((scales[below - 1], 4), (scales[below + 2], 3)):
+        vit = tiny_vit(num_classes=10)
+        with torch.no_grad():
+            vit.head.weight *= scale
+            vit.head.bias *= scale
+        pipeline = pipeline_of(method, vit, config, source=[images] if method is PETAL else [])
+        pipeline(images)
+        assert pipeline.method.passes()[0] == passes
 
 
 def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentations() -> None:
     vit, images = tiny_vit(), random_images(5)
     with torch.no_grad():
         confidence = float(vit(images).softmax(1).max(1).values.mean())
-    sure = made(CoTTA, tiny_vit(), CoTTAConfig(augment_below=confidence - 1e-4, num_augmentations=3))
-    unsure = made(CoTTA, tiny_vit(), CoTTAConfig(augment_below=confidence + 1e-4, num_augmentations=3))
-    drawn = unsure.net.generator.clone_state()
+    sure = pipeline_of(CoTTA, tiny_vit(), CoTTAConfig(augment_below=confidence - 1e-4, num_augmentations=3))
+    unsure = pipeline_of(CoTTA, tiny_vit(), CoTTAConfig(augment_below=confidence + 1e-4, num_augmentations=3))
+    drawn = unsure.method.model.generator.clone_state()
     with torch.no_grad():
         torch.testing.assert_close(sure(images), vit(images))
         pixels = (images * 0.5 + 0.5).clamp(0, 1)  # the tiny model's mean and deviation are 0.5
@@ -67,30 +81,30 @@ def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentatio
         assert (views[0] - views[1]).abs().max() > 0.01
         predicted = unsure(images)
         torch.testing.assert_close(predicted, torch.stack(views).mean(0), atol=1e-5, rtol=1e-4)
-    assert (sure.objective.passes()[0], unsure.objective.passes()[0]) == (3, 5)
-    assert unsure.last_views is not None
-    assert torch.equal(unsure.last_views[0], predicted)
+    assert (sure.method.passes()[0], unsure.method.passes()[0]) == (3, 5)
+    assert unsure.method.last_views is not None
+    assert torch.equal(unsure.method.last_views[0], predicted)
 
 
 def test_what_cotta_saves_is_the_teacher_that_predicts() -> None:
-    cotta = made(CoTTA, tiny_vit(), CoTTAConfig(lr=0.05, teacher_decay=0.5, augment_below=0.0))
+    cotta = pipeline_of(CoTTA, tiny_vit(), CoTTAConfig(lr=0.05, teacher_decay=0.5, augment_below=0.0))
     for seed in range(2):
         cotta(random_images(3, seed))
-    other = made(CoTTA, tiny_vit(), CoTTAConfig(augment_below=0.0))
-    other.load_delta(cotta.delta(), cotta.num_updates)
-    assert torch.equal(other.predict(random_images(3)), cotta.predict(random_images(3)))
-    assert other.num_updates == 2
+    other = pipeline_of(CoTTA, tiny_vit(), CoTTAConfig(augment_below=0.0))
+    other.load_delta(cotta.delta(), cotta.method.num_updates)
+    assert torch.equal(predicted(other, random_images(3)), predicted(cotta, random_images(3)))
+    assert other.method.num_updates == 2
     # The student starts from there too, so the first loss is that of equal predictions.
-    views, loss, _ = other.objective.loss(random_images(3), other.objective.targets(random_images(3), None))
+    views, loss, _ = other.method.loss(random_images(3), unchanged, *other.method.targets(random_images(3), None))
     torch.testing.assert_close(loss, symmetric(views[0], views[0]))
 
 
 def test_cotta_restores_the_student_but_not_the_teacher_to_the_source() -> None:
     source = dict(tiny_vit().named_parameters())
-    cotta = made(CoTTA, tiny_vit(), CoTTAConfig(lr=0.5, restore=0.5, teacher_decay=0.5, augment_below=0.0))
+    cotta = pipeline_of(CoTTA, tiny_vit(), CoTTAConfig(lr=0.5, restore=0.5, teacher_decay=0.5, augment_below=0.0))
     cotta(random_images(4))
     name = "blocks.1.mlp.fc1.weight"
-    back = (cotta.objective.trained[name] == source[name]).float().mean()
+    back = (cotta.method.trained[name] == source[name]).float().mean()
     assert 0.45 < float(back) < 0.55
     assert float((cotta.delta()[name] == 0).float().mean()) < 0.05
 
@@ -161,8 +175,9 @@ def test_the_clean_augmentation_has_no_noise_and_mirrors_what_is_beyond_the_edge
 
 def test_three_updates_of_vdp_equal_a_plain_loop_over_two_squares() -> None:
     config = VDPConfig(lr=0.5, optimizer="sgd", teacher_decay=0.5, homeostasis=3.0)
-    vdp, model = made(VDP, tiny_vit(), config), tiny_vit()
-    (st, sl), (at, al) = vdp.objective._places["specific"], vdp.objective._places["agnostic"]
+    vdp, model = pipeline_of(VDP, tiny_vit(), config), tiny_vit()
+    generator = torch.Generator().manual_seed(0)
+    (st, sl), (at, al) = ([integer(generator, 0, 32 - 8) for _ in range(2)] for _ in range(2))
     student = [torch.zeros(3, 8, 8, requires_grad=True) for _ in range(2)]  # a quarter of 32 pixels
     teacher = [torch.zeros(3, 8, 8) for _ in range(2)]
     sensitivity = torch.zeros(3, 8, 8)
@@ -185,14 +200,14 @@ def test_three_updates_of_vdp_equal_a_plain_loop_over_two_squares() -> None:
         assert student[1].grad is not None
         sensitivity = 0.5 * sensitivity + 0.5 * student[1].grad.abs()
     for name, tensor in zip(("specific", "agnostic"), teacher, strict=True):
-        torch.testing.assert_close(vdp.objective._teacher[name], tensor, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(vdp.method.buffers[f"teacher.{name}"], tensor, atol=1e-6, rtol=1e-4)
         assert tensor.abs().max() > 1e-3
     source = tiny_vit().state_dict()
-    assert all(torch.equal(tensor, source[name]) for name, tensor in vdp.net.model.state_dict().items())
-    assert (vdp.adapted_names, vdp.delta(), vdp.num_updates, vdp.objective.passes()[0]) == ((), {}, 3, 2)
+    assert all(torch.equal(tensor, source[name]) for name, tensor in vdp.method.model.model.state_dict().items())
+    assert (vdp.delta(), vdp.method.num_updates, vdp.method.passes()[0]) == ({}, 3, 2)
 
 
 def test_vdp_names_the_size_of_images_that_its_prompts_do_not_fit() -> None:
-    method = build_method("vdp", tiny("resnet"))
+    pipeline = pipeline_of("vdp", tiny("resnet"))
     with pytest.raises(ValueError, match=r"VDP's prompts are for images of \(\d+, \d+\), and these are of \(40, 40\)"):
-        method(torch.rand(2, 3, 40, 40))
+        pipeline(torch.rand(2, 3, 40, 40))

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from remtta.methods.augmentations import jitter
-from remtta.methods.method import Updater
 from remtta.methods.vida import ViDA, ViDAConfig
+from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import descend, made, symmetric
+from tests.methods.making import descend, pipeline_of, predicted, symmetric
 
 CONFIG = ViDAConfig(lr=0.02, adapter_lr=0.05, high_rank=8, num_augmentations=3, teacher_decay=0.9)
 
@@ -33,13 +33,13 @@ class _Adapted(nn.Module):
         return out
 
 
-def _with_adapters(vida: Updater[ViDA]) -> tuple[Any, list[_Adapted]]:
+def _with_adapters(vida: Pipeline) -> tuple[Any, list[_Adapted]]:
     model: Any = tiny_vit()
     layers = []
     for number, block in enumerate(model.blocks):
         for name in ("qkv", "proj"):
             key = f"blocks.{number}.attn.{name}.weight"
-            downs = [vida.objective.trained[f"{key}.{kind}.down"].detach() for kind in ("low", "high")]
+            downs = [vida.method.trained[f"{key}.{kind}.down"].detach() for kind in ("low", "high")]
             layers.append(_Adapted(getattr(block.attn, name), downs))
             setattr(block.attn, name, layers[-1])
     return model, layers
@@ -54,7 +54,7 @@ def _unsure(model: nn.Module, images: Tensor, generator: torch.Generator) -> flo
 
 @pytest.mark.parametrize("threshold", [0.0, 9.0])
 def test_three_updates_equal_adapters_that_run_beside_the_layers(threshold: float) -> None:
-    vida = made(ViDA, tiny_vit(), dataclasses.replace(CONFIG, threshold=threshold))
+    vida = pipeline_of(ViDA, tiny_vit(), dataclasses.replace(CONFIG, threshold=threshold))
     (student, fast), (teacher, slow) = _with_adapters(vida), _with_adapters(vida)
     adapters = [p for layer in fast for p in (*layer.downs, *layer.ups)]
     known = {id(p) for p in adapters}
@@ -62,7 +62,7 @@ def test_three_updates_equal_adapters_that_run_beside_the_layers(threshold: floa
     optimizer = torch.optim.SGD(
         [{"params": weights, "lr": 0.02}, {"params": adapters, "lr": 0.05}], momentum=0.9, nesterov=True
     )
-    drawn = vida.net.generator.clone_state()
+    drawn = vida.method.model.generator.clone_state()
     for seed in range(3):
         images = random_images(5, seed)
         unsure = _unsure(teacher, images, drawn)
@@ -81,20 +81,20 @@ def test_three_updates_equal_adapters_that_run_beside_the_layers(threshold: floa
     assert all(layer.ups[0].abs().max() > 1e-5 and layer.ups[1].abs().max() > 1e-5 for layer in slow)
     with torch.no_grad():
         images = random_images(3, 9)
-        torch.testing.assert_close(vida.predict(images), teacher(images), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(predicted(vida, images), teacher(images), atol=1e-4, rtol=1e-4)
 
 
 def test_what_vida_saves_is_the_folded_teacher() -> None:
-    vida = made(ViDA, tiny_vit(), CONFIG)
+    vida = pipeline_of(ViDA, tiny_vit(), CONFIG)
     for seed in range(2):
         vida(random_images(4, seed))
     plain = tiny_vit()
     with torch.no_grad():
         for name, parameter in plain.named_parameters():
             parameter.add_(vida.delta()[name])
-        assert torch.equal(plain(random_images(3)), vida.net.model(random_images(3)))
+        assert torch.equal(plain(random_images(3)), vida.method.model.model(random_images(3)))
         assert not torch.equal(plain(random_images(3)), tiny_vit()(random_images(3)))
-    torch.testing.assert_close(vida.predict(random_images(3)), plain(random_images(3)).detach())
-    other = made(ViDA, tiny_vit(), CONFIG)
+    torch.testing.assert_close(predicted(vida, random_images(3)), plain(random_images(3)).detach())
+    other = pipeline_of(ViDA, tiny_vit(), CONFIG)
     other.load_delta(vida.delta())
-    assert torch.equal(other.predict(random_images(3)), vida.predict(random_images(3)))
+    assert torch.equal(predicted(other, random_images(3)), predicted(vida, random_images(3)))

@@ -10,14 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.backbones.families import backbone_of
-from remtta.methods.method import build_method
+from remtta.methods.masking import keep_indices
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import method_config
-from remtta.methods.views import keep_indices
 from remtta.models.loading import load_model
 from remtta.models.prompts import TEMPLATES
 from tests.conftest import random_images
-from tests.methods.making import descend, norms
+from tests.methods.making import descend, norms, pipeline_of, predicted
 from tests.models.tiny_clip import NAMES, copy_of, tiny_clip
 
 
@@ -61,7 +60,7 @@ def plain(
 @pytest.mark.parametrize(("name", "order"), [("watt", "sequential"), ("rem-watt", "parallel")])
 def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
     settings = {"lr": 0.01, "rounds": 2, "order": order}
-    method = build_method(name, model, method_config(name, settings, batch_size=4))
+    pipeline = pipeline_of(name, model, method_config(name, settings, batch_size=4))
     texts = model.head.texts.tower.of_templates(model.head.texts.names, model.head.texts.templates)
     other, images = copy_of(model).requires_grad_(False), random_images(4, 4)  # of several predicted classes
     learned = norms(*([other] if name == "watt" else other.blocks[:3]))
@@ -75,19 +74,18 @@ def test_a_batch_equals_a_plain_loop(model: Any, name: str, order: str) -> None:
         return rem_loss(torch.stack(views), 1.0)
 
     expected = plain(other, images, watt_loss if name == "watt" else rem_watt_loss, order, texts, learned)
-    torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(method(images), expected, rtol=1e-3, atol=1e-3)  # each batch starts from the source
-    method.reset()
+    torch.testing.assert_close(pipeline(images), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(pipeline(images), expected, rtol=1e-3, atol=1e-3)  # each batch starts from the source
 
 
 def test_a_batch_without_finite_gradients_is_predicted_only(model: Any, caplog: pytest.LogCaptureFixture) -> None:
     own = copy_of(model)
-    method = build_method("watt", own, method_config("watt", {"rounds": 1}, batch_size=2))
-    before = method.predict(random_images(2))
+    pipeline = pipeline_of("watt", own, method_config("watt", {"rounds": 1}, batch_size=2))
+    before = predicted(pipeline, random_images(2))
     own.head.scale.fill_(torch.inf)
-    method(random_images(2))
+    pipeline(random_images(2))
     own.head.scale.copy_(model.head.scale)
-    assert torch.equal(method.predict(random_images(2)), before) and method.num_updates == 0
+    assert torch.equal(predicted(pipeline, random_images(2)), before) and pipeline.method.num_updates == 0
     assert "not finite numbers" in caplog.text
 
 
@@ -97,6 +95,6 @@ def test_running_statistics_follow_recent_images(method: str, tmp_path: Path) ->
     name, _ = tiny_clip(tmp_path / "model", vision, embed_dim=32)
     model = load_model(name, labels=NAMES, prompts=TEMPLATES["watt"][:2])
     settings = {"bn": "recent", "episodic": False, "rounds": 1, "steps": 1}
-    build_method(method, model, method_config(method, settings, batch_size=8))(random_images(8, size=64) + 1)
+    pipeline_of(method, model, method_config(method, settings, batch_size=8))(random_images(8, size=64) + 1)
     means = [value for name, value in model.named_buffers() if "running_mean" in name]
     assert means and all(mean.any() for mean in means)

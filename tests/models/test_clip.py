@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from remtta import Delta, load_base, load_model
 from remtta.deltas.delta import check_base
 from remtta.errors import CheckpointError, DeltaError, DownloadError, ModelError, UsageError
-from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes
@@ -19,6 +18,7 @@ from remtta.models.prompts import TEMPLATES
 from remtta.models.text_tower import TextTower
 from remtta.models.zero_shot import checkpoint_state, zero_shot_head
 from tests.conftest import raising, random_images
+from tests.methods.making import pipeline_of, predicted
 from tests.models.tiny_clip import NAMES, TEXT, VISION, tiny_clip
 
 TIMM = {"timm_model_name": "test_vit", "timm_pool": "token", "timm_proj": "linear", "image_size": 160}
@@ -57,11 +57,11 @@ def test_logits_are_those_of_open_clip(tmp_path: Path, vision: dict[str, Any], c
     assert written.keys() == kept.keys() and all(torch.equal(written[each], kept[each]) for each in kept)
     images = random_images(3, size=preprocessing_of(model).input_size[0])
     expected = plain_logits(own, images, NAMES, TEMPLATES["openai7"])
-    torch.testing.assert_close(build_method("source", model)(images), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(pipeline_of("source", model)(images), expected, rtol=0, atol=1e-5)
     own_statistics = {"bn": "running"} if vision is RESNET else {}  # batch norms go by the batch while it adapts
-    rem = build_method("rem", model, method_config("rem", {"lr": 0.01, **own_statistics}, batch_size=3))
+    rem = pipeline_of("rem", model, method_config("rem", {"lr": 0.01, **own_statistics}, batch_size=3))
     torch.testing.assert_close(rem(images), expected, rtol=0, atol=1e-4)
-    assert not torch.allclose(rem.predict(images), expected, rtol=0, atol=1e-4)
+    assert not torch.allclose(predicted(rem, images), expected, rtol=0, atol=1e-4)
 
 
 def test_preprocessing_and_labels_are_the_models_and_a_checkpoint_works_offline(tmp_path: Path) -> None:

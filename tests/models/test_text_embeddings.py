@@ -18,7 +18,6 @@ from remtta.deltas.delta import Delta, apply_delta, check_base, load_delta
 from remtta.errors import CheckpointError, DeltaError, ModelError, UsageError
 from remtta.export import formats
 from remtta.export.adapted import ExportableModel
-from remtta.methods.method import build_method
 from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
 from remtta.models.loading import load, load_model
@@ -26,6 +25,7 @@ from remtta.models.zero_shot import checkpoint_state
 from remtta.options import ModelOptions
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, random_images
+from tests.methods.making import pipeline_of, predicted
 from tests.models.tiny_clip import NAMES, tiny_clip
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "clip.md"
@@ -63,19 +63,19 @@ def test_an_image_tower_classifies_by_the_file_and_adapts(place: Path, kind: str
     assert written.keys() == kept.keys() and all(torch.equal(written[each], kept[each]) for each in kept)
     images = random_images(4, size=160)
     expected = texts["logit_scale"] * F.normalize(plain(images), dim=-1) @ texts["embeddings"].T + texts["logit_bias"]
-    torch.testing.assert_close(build_method("source", model)(images), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(pipeline_of("source", model)(images), expected, rtol=0, atol=1e-4)
     if kind == "pooled":  # as the whole model does, with its text tower
         whole = load_model(f"clip:{place / 'clip'}", labels=NAMES, prompts="openai7")
         torch.testing.assert_close(whole(images), expected, rtol=0, atol=1e-4)
     assert texts["logit_bias"] == -2 and texts["embeddings"].shape == (5, 64) and labels_of(model) == NAMES
     assert (place / "texts.safetensors").stat().st_mode == (place / "names.txt").stat().st_mode
-    method = build_method("rem", model)
-    method(images)
-    assert not torch.equal(method.predict(images), expected) and method.num_updates == 1
-    method.reset()
+    pipeline = pipeline_of("rem", model)
+    pipeline(images)
+    assert not torch.equal(predicted(pipeline, images), expected) and pipeline.method.num_updates == 1
+    pipeline.reset()
     for name in ("watt", "clipartt", "tpt"):
         with pytest.raises(ModelError, match="the method needs a text tower, which --text-embeddings do not include"):
-            build_method(name, model)
+            pipeline_of(name, model)
 
 
 def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(
