@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -123,3 +124,17 @@ def check_images(images: Tensor, input_size: tuple[int, int] | None, dtype: torc
         last = images.ndim == 4 and images.shape[1] != 3 and images.shape[3] == 3
         hint = "; images.permute(0, 3, 1, 2) puts the channels first" if last else ""
         raise ValueError(f"images must be {wanted}, got {images.dtype} of shape {tuple(images.shape)}{hint}")
+
+
+@contextlib.contextmanager
+def patched_method(module: nn.Module, name: str, function: Callable[..., Tensor]) -> Iterator[None]:
+    """Replace a method of this module alone within the block."""
+    own = vars(module).get(name)
+    vars(module)[name] = function
+    try:
+        yield
+    finally:
+        if own is None:
+            del vars(module)[name]
+        else:
+            vars(module)[name] = own

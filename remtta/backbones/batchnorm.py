@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from remtta.backbones.backbone import BatchNorm
+from remtta.backbones.backbone import BatchNorm, patched_method
 from remtta.errors import counted
 
 Kind = Literal["batch", "recent", "running"]
@@ -37,7 +38,7 @@ class Moments(NamedTuple):
     variance: Tensor
 
 
-class BatchStatistics(TorchFunctionMode):
+class BatchStatistics:
     """Context in which batch norms in eval mode use the statistics that a method wants.
 
     A channel's statistics are those of the batch, blended with the running ones as if these came from `prior` further
@@ -62,12 +63,10 @@ class BatchStatistics(TorchFunctionMode):
     """
 
     def __init__(self, norms: Mapping[str, BatchNorm], kind: Kind, prior: int | None, *, mixes: bool = False) -> None:
-        super().__init__()
-        self._norms, self._prior = norms, prior
+        self._norms, self._prior, self._patches = norms, prior, contextlib.ExitStack()
         self._blends = kind == "batch" and bool(norms)
         self.mixes = mixes or (kind != "running" and bool(norms))
         self.moves = kind == "recent" and bool(norms)
-        self._names = {id(norm.running_mean): name for name, norm in norms.items()}
         self._source = {name: _running(norm, RECENT if prior is None else prior) for name, norm in norms.items()}
         self._warned_of_few = self._warned_of_parts = False
         self.forget()
@@ -80,12 +79,14 @@ class BatchStatistics(TorchFunctionMode):
             if not now.mean.is_meta and not torch.equal(now.mean, self._source[name].mean):
                 self._past[name] = now
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is F.batch_norm:
-            return self._normalise(*args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+    def __enter__(self) -> Self:
+        for name, norm in self._norms.items():
+            forward = partial(self._forward, name, norm, norm.forward)
+            self._patches.enter_context(patched_method(norm, "forward", forward))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._patches.close()
 
     def expect(self, num_images: int) -> None:
         """Count the next `num_images` among the recent ones, after the batch that they are in."""
@@ -146,30 +147,29 @@ class BatchStatistics(TorchFunctionMode):
             )
         self._warned_of_parts = True
 
-    def _normalise(
-        self,
-        input: Tensor,
-        running_mean: Tensor | None,
-        running_var: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        name = self._names.get(id(running_mean))
-        if name is None or running_mean is None or running_var is None or training:  # not one of these batch norms
-            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    @torch.compiler.disable  # compiled code would keep the statistics of its first call
+    def _forward(self, name: str, norm: BatchNorm, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
+        """Call a batch norm's own forward pass, with other tensors in place of its running statistics and weights."""
+        running_mean, running_var = norm.running_mean, norm.running_var
+        if norm.training or running_mean is None or running_var is None:
+            return forward(input)
         if self.moves:
             mean, variance = self._follow(name, input)
-            return _normalised(input, mean, variance, weight, bias, eps)
-        prior = max(0, FEW - len(input)) if self._prior is None else self._prior
-        if not prior and input.numel() > input.shape[1]:
-            return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)
-        share = len(input) / (len(input) + prior)
-        mean, variance = _Moments.apply(input.to(running_mean.dtype))
-        mean, variance = torch.lerp(running_mean, mean, share), torch.lerp(running_var, variance, share)
-        return _normalised(input, mean, variance, weight, bias, eps)
+        else:
+            prior = max(0, FEW - len(input)) if self._prior is None else self._prior
+            if not prior and input.numel() > input.shape[1]:
+                with _replaced(norm, None, None, norm.weight, norm.bias):
+                    return forward(input)
+            share = len(input) / (len(input) + prior)
+            mean, variance = _Moments.apply(input.to(running_mean.dtype))
+            mean, variance = torch.lerp(running_mean, mean, share), torch.lerp(running_var, variance, share)
+        fixed_mean, fixed_variance = mean.detach(), variance.detach()  # constants of the fused kernel:
+        scale = ((fixed_variance + norm.eps) / (variance + norm.eps)).sqrt() * (
+            1 if norm.weight is None else norm.weight
+        )
+        shift = (fixed_mean - mean) * scale * (fixed_variance + norm.eps).rsqrt()  # gradients flow through these two
+        with _replaced(norm, fixed_mean, fixed_variance, scale, shift + (0 if norm.bias is None else norm.bias)):
+            return forward(input.to(mean.dtype)).to(input.dtype)
 
     def _follow(self, name: str, input: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance to normalise a layer's input by, and take note of it if it is expected."""
@@ -218,15 +218,19 @@ def _pooled(*parts: Moments) -> Moments:
     return Moments(weight, mean, torch.stack(spreads).sum(0))
 
 
-def _normalised(
-    input: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    """Normalise by PyTorch's fused kernel, whose statistics are constants: their gradients flow via scale and shift."""
-    fixed_mean, fixed_variance = mean.detach(), variance.detach()
-    scale = ((fixed_variance + eps) / (variance + eps)).sqrt() * (1 if weight is None else weight)
-    shift = (fixed_mean - mean) * scale * (fixed_variance + eps).rsqrt() + (0 if bias is None else bias)
-    out = F.batch_norm(input.to(mean.dtype), fixed_mean, fixed_variance, scale, shift, False, 0.0, eps)
-    return out.to(input.dtype)
+@contextlib.contextmanager
+def _replaced(
+    norm: nn.Module, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None, bias: Tensor | None
+) -> Iterator[None]:
+    """Replace the tensors of a batch norm within the block, as `torch.func.functional_call` does."""
+    buffers, parameters = dict(norm._buffers), dict(norm._parameters)
+    norm._buffers.update(running_mean=mean, running_var=variance)
+    norm._parameters.update(weight=weight, bias=bias)  # type: ignore[arg-type]  # any tensor will do
+    try:
+        yield
+    finally:
+        norm._buffers.update(buffers)
+        norm._parameters.update(parameters)
 
 
 class _Moments(torch.autograd.Function):

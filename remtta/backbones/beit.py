@@ -12,11 +12,11 @@ import torch
 from timm.models.beit import Beit
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
+from remtta.backbones.backbone import patched_method
 from remtta.backbones.tokens import Transformer, gather_patches
 
-_Place = tuple[Tensor | None, Tensor | None]
+_BlockInput = tuple[Tensor | None, Tensor | None]
 """The bias shared by all blocks, if any, in the form of timm's blocks; and the patches kept (B, K), or None."""
 
 
@@ -40,33 +40,26 @@ class BEiT(Transformer):
         if kept is not None:
             tokens = gather_patches(tokens, kept, self.num_prefix_tokens)
         shared = None if model.rel_pos_bias is None else model.rel_pos_bias()
+        if kept is not None and shared is not None:
+            shared = gather_bias(shared, kept, self.num_prefix_tokens)
         return tokens, [(shared, kept)] * len(self.blocks)
 
-    def _run(self, block: Any, tokens: Tensor, place: _Place) -> Tensor:
+    def _run(self, block: Any, tokens: Tensor, place: _BlockInput) -> Tensor:
         shared, kept = place
         if kept is None:
             return block(tokens, shared)
-        with _KeptBias(kept, self.num_prefix_tokens):
-            return block.forward(tokens, shared)  # not compiled, which would bypass the context
+        if block.attn.relative_position_bias_table is None:
+            return block.forward(tokens, shared)
+        whole = block.attn._get_rel_pos_bias
 
+        def bias() -> Tensor:
+            return gather_bias(whole(), kept, self.num_prefix_tokens)
 
-class _KeptBias(TorchFunctionMode):
-    """Context in which attentions add the rows and columns of their bias that belong to the patches kept (B, K)."""
-
-    def __init__(self, kept: Tensor, num_prefix_tokens: int) -> None:
-        super().__init__()
-        self._kept, self._num_prefix_tokens = kept, num_prefix_tokens
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        given = dict(kwargs or {})
-        if func is F.scaled_dot_product_attention and given["attn_mask"] is not None:
-            given["attn_mask"] = gather_bias(given["attn_mask"].squeeze(0), self._kept, self._num_prefix_tokens)
-        return func(*args, **given)
+        with patched_method(block.attn, "_get_rel_pos_bias", bias):
+            return block.forward(tokens, shared)  # not compiled, which would bypass the patch
 
 
 def gather_bias(bias: Tensor, kept: Tensor, num_prefix_tokens: int) -> Tensor:
-    """Select rows and columns (B, H, P + K, P + K) of a bias (H, P + N, P + N) for the patches kept (B, K); P <= 1."""
+    """Select rows and columns (B, H, P + K, P + K) of a bias (1, H, P + N, P + N) for patches kept (B, K); P <= 1."""
     tokens = F.pad(kept + num_prefix_tokens, (num_prefix_tokens, 0))
-    return bias[:, tokens.unsqueeze(2), tokens.unsqueeze(1)].transpose(0, 1)
+    return bias[0, :, tokens.unsqueeze(2), tokens.unsqueeze(1)].transpose(0, 1)
