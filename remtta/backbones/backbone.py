@@ -9,8 +9,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from remtta.models.heads import classifiers_of
-from remtta.models.unwrapping import classes_of_timm
+from remtta.models.unwrapping import classes_of_timm, classifiers_of
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 

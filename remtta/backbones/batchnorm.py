@@ -10,7 +10,6 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from remtta.backbones.backbone import BatchNorm, patched_method
 from remtta.errors import counted

@@ -12,13 +12,10 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from remtta.backbones.any_classifier import AnyClassifier
+from remtta.backbones.any_classifier import STAGES, AnyClassifier, StagedClassifier
 from remtta.backbones.backbone import Backbone
-from remtta.backbones.beit import BEiT
-from remtta.backbones.eva import RotaryViT
-from remtta.backbones.image import LAYOUTS, ImageBackbone
 from remtta.backbones.tokens import Transformer
-from remtta.backbones.vit import ViT
+from remtta.backbones.vit import BEiT, RotaryViT, ViT
 from remtta.errors import ModelError, UsageError
 from remtta.models.unwrapping import unwrap_model
 from remtta.plugins import BACKBONES, load_plugin, package_of, plugins
@@ -27,7 +24,7 @@ FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
     VisionTransformer: ViT,
     Eva: RotaryViT,
     Beit: BEiT,
-    **dict.fromkeys(LAYOUTS, ImageBackbone),
+    **dict.fromkeys(STAGES, StagedClassifier),
 }
 """Model class to a function that returns its backbone, or raises ModelError; the first matching class counts."""
 

@@ -23,9 +23,8 @@ from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError, first_line, listed
 from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
-from remtta.models.heads import classifiers_of
 from remtta.models.preprocessing import check_preprocessing
-from remtta.models.unwrapping import config_of
+from remtta.models.unwrapping import classifiers_of, config_of
 
 _log = logging.getLogger("remtta")
 

@@ -12,14 +12,8 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError
 from remtta.models.card import labels_of
+from remtta.models.unwrapping import classifiers_of
 from remtta.models.zero_shot import ZeroShotHead
-
-
-def classifiers_of(model: Any) -> dict[str, nn.Module]:
-    """Return the layers that compute a timm model's logits, by path: one, two if distilled, none of other models."""
-    found = model.get_classifier() if hasattr(model, "get_classifier") else ()
-    layers = found if isinstance(found, tuple) else (found,)
-    return {place: module for place, module in model.named_modules() if any(module is layer for layer in layers)}
 
 
 @contextlib.contextmanager

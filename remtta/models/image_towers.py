@@ -14,7 +14,7 @@ from torch import nn
 
 from remtta.errors import ModelError
 from remtta.models.foreign_names import renamed
-from remtta.models.heads import classifiers_of
+from remtta.models.unwrapping import classifiers_of
 
 _NAMES = (
     (r"^conv1\.", "patch_embed.proj."),

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -18,18 +17,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from remtta.models.heads import classifiers_of
+from remtta.models.metadata import Bf16Weights, metadata_of
+from remtta.models.unwrapping import classifiers_of
 
 _log = logging.getLogger("remtta")
 
 _MAX_TOKENS = 1024  # a larger attention map would need more memory than everything else
 
 _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
-
-_Converted = dict[int, tuple[Tensor, int, Tensor]]
-"""Frozen parameters by id, the versions that were converted, and their bf16 copies."""
-_CONVERTED: weakref.WeakKeyDictionary[nn.Module, _Converted] = weakref.WeakKeyDictionary()
-"""The bf16 copies of each model, shared by several methods on it."""
 
 
 class LinearLayers(TorchFunctionMode):
@@ -41,7 +36,7 @@ class LinearLayers(TorchFunctionMode):
     """
 
     def __init__(
-        self, precision: str = "fp32", exact: Iterable[nn.Parameter] = (), converted: _Converted | None = None
+        self, precision: str = "fp32", exact: Iterable[nn.Parameter] = (), converted: Bf16Weights | None = None
     ) -> None:
         super().__init__()
         self._bf16 = precision == "bf16"
@@ -152,7 +147,7 @@ class ForwardContext:
     def __init__(self, model: nn.Module, precision: str) -> None:
         self._bf16 = precision == "bf16"
         head = [parameter for layer in classifiers_of(model).values() for parameter in layer.parameters()]
-        self._layers = LinearLayers(precision, head, _CONVERTED.setdefault(model, {}))
+        self._layers = LinearLayers(precision, head, metadata_of(model).bf16_weights)
         self._compiled = any(module._compiled_call_impl is not None for module in model.modules())
 
     def __call__(self, device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 
 from remtta.errors import CheckpointError, ModelError
-from remtta.models.heads import classifiers_of
 from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
+from remtta.models.unwrapping import classifiers_of
 from remtta.models.zero_shot import ClassTexts, ZeroShotHead
 
 _FORMAT = "remtta text embeddings"
