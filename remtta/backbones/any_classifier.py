@@ -237,7 +237,7 @@ class StagedClassifier(AnyClassifier):
     @property
     def input_size(self) -> Size | None:
         embed = getattr(self.module, "patch_embed", None)
-        return tuple(embed.img_size) if getattr(embed, "strict_img_size", False) else None
+        return tuple(embed.img_size) if embed is not None and getattr(embed, "strict_img_size", False) else None
 
 
 def paint_out(images: Tensor, kept: Tensor, grid: Size) -> Tensor:

@@ -146,7 +146,7 @@ class BatchStatistics:
             )
         self._warned_of_parts = True
 
-    @torch.compiler.disable  # compiled code would keep the statistics of its first call
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # statistics change from call to call
     def _forward(self, name: str, norm: BatchNorm, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
         """Call a batch norm's own forward pass, with other tensors in place of its running statistics and weights."""
         running_mean, running_var = norm.running_mean, norm.running_var

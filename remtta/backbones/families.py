@@ -20,13 +20,16 @@ from remtta.errors import ModelError, UsageError
 from remtta.models.unwrapping import unwrap_model
 from remtta.plugins import BACKBONES, load_plugin, package_of, plugins
 
-FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
+Builder = Callable[[Any], Backbone]
+"""Returns a model's backbone, or raises ModelError."""
+
+FAMILIES: dict[type[nn.Module], Builder] = {
     VisionTransformer: ViT,
     Eva: RotaryViT,
     Beit: BEiT,
     **dict.fromkeys(STAGES, StagedClassifier),
 }
-"""Model class to a function that returns its backbone, or raises ModelError; the first matching class counts."""
+"""By the class of the model; the first matching class counts."""
 
 
 def backbone_of(model: nn.Module) -> Backbone:
@@ -41,7 +44,7 @@ def backbone_of(model: nn.Module) -> Backbone:
     return AnyClassifier(inside)
 
 
-def _runs_otherwise(module: Any, backbone: Callable[[Any], Backbone]) -> bool:
+def _runs_otherwise(module: VisionTransformer, backbone: Builder) -> bool:
     """Return True if a subclass of timm's transformer has a forward pass of its own, or hooks change it."""
     if not (isinstance(backbone, type) and issubclass(backbone, Transformer)):
         return False
@@ -83,11 +86,11 @@ def modules_without_family() -> list[str]:
     )
 
 
-def find_families() -> dict[type[nn.Module], Callable[[Any], Backbone]]:
+def find_families() -> dict[type[nn.Module], Builder]:
     """Return the families of other packages, whose modules may also register timm models; raise UsageError if one
     cannot be imported, is not a mapping, or has a class that is taken.
     """
-    found: dict[type[nn.Module], Callable[[Any], Backbone]] = {}
+    found: dict[type[nn.Module], Builder] = {}
     for entry in plugins(BACKBONES):
         families, where = load_plugin(entry), f"{entry.value} of the package {package_of(entry)}"
         if not isinstance(families, Mapping):

@@ -62,8 +62,8 @@ class ViT(Transformer):
 class RotaryViT(Transformer):
     """A timm Eva: EVA, EVA-02, DINOv3, Perception Encoder and the ViTs with rotary positions.
 
-    Rotary positions, which may differ between blocks and heads, rotate queries and keys in every block, so a masked view
-    selects those of the patches it keeps along with their tokens.
+    Rotary positions, which may differ between blocks and heads, rotate queries and keys in every block, so a masked
+    view selects those of the patches it keeps along with their tokens.
     """
 
     architecture = Eva

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import timm
@@ -25,6 +24,8 @@ from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaErro
 from remtta.models.checkpoints import most_bytes
 from remtta.models.embedded import EMBEDDED
 from remtta.models.huggingface import build_folder, transformers_folder
+from remtta.models.metadata import TimmModel
+from remtta.models.unwrapping import is_timm_model
 from remtta.options import ModelOptions
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
@@ -40,7 +41,7 @@ _DAMAGE = (
 _log = logging.getLogger("remtta")
 
 
-def create(name: str, given: ModelOptions, *, pretrained: bool) -> nn.Module:
+def create(name: str, given: ModelOptions, *, pretrained: bool) -> TimmModel:
     """Build a timm model with the other options given; an input size is ignored by models that accept any.
 
     A checkpoint is only read later, but a model that is far larger is rejected here. Raise UsageError if the name is
@@ -59,7 +60,9 @@ def create(name: str, given: ModelOptions, *, pretrained: bool) -> nn.Module:
             )
         build = partial(build_folder, folder, kwargs.get("num_classes"), size)
         _check_size(name, given.checkpoint, build)
-        return build()
+        model = build()
+        assert is_timm_model(model)
+        return model
     local = name.startswith(_LOCAL)
     sized = {} if size is None else {"img_size": tuple(size)}
     if (kwargs or sized or local) and not name.startswith(_HUB):
@@ -69,7 +72,7 @@ def create(name: str, given: ModelOptions, *, pretrained: bool) -> nn.Module:
     remote = not local and (pretrained or ":" in name)
     try:
         with reachable_or_offline() if remote else contextlib.nullcontext():
-            model: nn.Module = timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
+            model = timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
     except Exception as error:  # timm and its download libraries share no base class
         if isinstance(error, TypeError) and sized and "img_size" in str(error):
             return create(name, replace(given, input_size=None), pretrained=pretrained)
@@ -79,7 +82,7 @@ def create(name: str, given: ModelOptions, *, pretrained: bool) -> nn.Module:
     return model
 
 
-def _check_patches(model: Any, input_size: tuple[int, int]) -> None:
+def _check_patches(model: TimmModel, input_size: tuple[int, int]) -> None:
     """Raise UsageError if patches of a ViT would leave out the edge of images of this size."""
     embed = getattr(model, "patch_embed", None)
     patch = getattr(embed, "patch_size", None)

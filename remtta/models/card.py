@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError, UsageError, counted
 from remtta.files import read_text
-from remtta.models.hashing import state_sha256
 from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import config_of, num_classes_of, unwrap_model
 from remtta.options import ModelOptions
 

@@ -11,7 +11,6 @@ import traceback
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError, first_line, listed
 from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
+from remtta.models.metadata import PretrainedConfig
 from remtta.models.preprocessing import check_preprocessing
 from remtta.models.unwrapping import classifiers_of, config_of
 
@@ -37,7 +37,7 @@ _COUNTER = ".num_batches_tracked"  # of batch norms; unused where statistics are
 _SHOWN = 3  # names listed in an error before "and N more"
 
 
-def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> dict[str, Any]:
+def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> PretrainedConfig:
     """Load every weight of a timm model from a file, all or nothing; return the preprocessing that it implies.
 
     The file is .safetensors, .npz (Google's ViT releases), or a PyTorch file read in weights-only mode: a bare state
@@ -61,7 +61,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
     return preprocessing
 
 
-def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], PretrainedConfig]:
     """Return the weights in a file under timm's names, and the preprocessing that it implies."""
     content = _content(path)
     state, trained = without_wrappers(_select(content, path, use_ema), model), _trained_with(content)
@@ -79,7 +79,7 @@ def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[s
     return state if theirs is None else theirs, trained
 
 
-def _trained_with(content: object) -> dict[str, Any]:
+def _trained_with(content: object) -> PretrainedConfig:
     """Return the preprocessing options of timm's training script, which saves those it was given with the weights."""
     args = content.get("args") if isinstance(content, Mapping) else None
     try:

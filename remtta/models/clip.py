@@ -5,26 +5,54 @@ from __future__ import annotations
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
+from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg, checkpoint_filter_fn
+from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, needed
 from remtta.models.building import logging_at, reachable_or_offline
 from remtta.models.card import built_from, given_preprocessing
 from remtta.models.checkpoints import check_fits, read_weights, without_wrappers
-from remtta.models.image_towers import timm_tower
+from remtta.models.foreign_names import renamed
+from remtta.models.metadata import PretrainedConfig, TimmModel
 from remtta.models.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
-from remtta.models.text_tower import OnTexts, TextTower
+from remtta.models.text_tower import OnTexts, TextTower, Tokenizer
+from remtta.models.unwrapping import classifiers_of
 from remtta.models.zero_shot import ClassTexts, ZeroShotHead
 from remtta.options import ModelOptions
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP as ClipModel
+    from open_clip.modified_resnet import ModifiedResNet
+    from open_clip.timm_model import TimmModel as TimmTower
+    from open_clip.transformer import VisionTransformer as ClipTransformer
 
 _CONFIG = "open_clip_config.json"
 _TAG = ("mean", "std", "interpolation", "resize_mode")
 _CROP_MODES = {"shortest": "center", "squash": "squash", "longest": "border"}
+
+_VIT_NAMES = (
+    (r"^conv1\.", "patch_embed.proj."),
+    (r"^class_embedding$", "cls_token"),
+    (r"^positional_embedding$", "pos_embed"),
+    (r"^ln_pre\.", "norm_pre."),
+    (r"^transformer\.resblocks\.", "blocks."),
+    (r"\.ln_([12])\.", r".norm\1."),
+    (r"\.attn\.in_proj_", ".attn.qkv."),
+    (r"\.attn\.out_proj\.", ".attn.proj."),
+    (r"\.mlp\.c_fc\.", ".mlp.fc1."),
+    (r"\.mlp\.c_proj\.", ".mlp.fc2."),
+    (r"\.ls_([12])\.", r".ls\1."),
+)
 
 _log = logging.getLogger("remtta")
 
@@ -58,7 +86,7 @@ def load_zero_shot(
     if labels is None:
         _log.info("%s: no class names were given, so the classes are ImageNet's 1,000", name)
     names = tuple(labels or open_clip.IMAGENET_CLASSNAMES)
-    visual: Any = model.visual
+    visual = model.visual
     image = timm_tower(visual, name)
     del model.visual
     scale, bias = model.logit_scale.exp(), getattr(model, "logit_bias", None)
@@ -68,7 +96,7 @@ def load_zero_shot(
         image.projection, text.of_classes(names, templates), scale, torch.zeros(()) if bias is None else bias, texts
     )
     image.model.set_submodule(image.place, head)
-    loaded: Any = image.model.float().eval().to(device)
+    loaded = image.model.float().eval().to(device)
     loaded.num_classes = len(names)
     config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
     named = prompts if prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES) else list(templates)
@@ -89,7 +117,7 @@ def _quiet() -> Iterator[None]:
         root.removeHandler(silent)
 
 
-def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> tuple[str, str | None]:
+def _parsed(name: str, open_clip: ModuleType, has_checkpoint: bool) -> tuple[str, str | None]:
     """Return open_clip's name of a model, and that of its weights unless included."""
     given = name.removeprefix(CLIP)
     if Path(given, _CONFIG).is_file():
@@ -111,7 +139,9 @@ def _parsed(name: str, open_clip: Any, has_checkpoint: bool) -> tuple[str, str |
     return model, tag or None
 
 
-def _built(name: str, wanted: str, tag: str | None, open_clip: Any, given: ModelOptions) -> tuple[Any, Any]:
+def _built(
+    name: str, wanted: str, tag: str | None, open_clip: ModuleType, given: ModelOptions
+) -> tuple[ClipModel, Tokenizer]:
     """Build the open_clip model and its tokenizer; with random weights if a checkpoint follows."""
     about = open_clip.get_pretrained_cfg(wanted, tag) if tag else {}
     remote = given.checkpoint is None and not wanted.startswith("local-dir:")
@@ -141,7 +171,7 @@ def _built(name: str, wanted: str, tag: str | None, open_clip: Any, given: Model
         raise ModelError(f"{name} could not be built: {reason}") from error
 
 
-def _load(model: Any, path: Path, use_ema: bool) -> None:
+def _load(model: ClipModel, path: Path, use_ema: bool) -> None:
     """Load a checkpoint of the whole model, all or nothing."""
     from open_clip.convert import convert_state_dict
     from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
@@ -163,7 +193,7 @@ def _load(model: Any, path: Path, use_ema: bool) -> None:
     model.load_state_dict(state)
 
 
-def _preprocessing(visual: Any) -> dict[str, Any]:
+def _preprocessing(visual: TimmTower | ModifiedResNet | ClipTransformer) -> PretrainedConfig:
     """Return open_clip's preprocessing in the terms of timm's `pretrained_cfg`."""
     config = visual.preprocess_cfg
     size = config["size"] if isinstance(config["size"], (tuple, list)) else (config["size"],) * 2
@@ -175,3 +205,105 @@ def _preprocessing(visual: Any) -> dict[str, Any]:
         "crop_pct": 1.0,
         "crop_mode": _CROP_MODES[config["resize_mode"]],
     }
+
+
+@dataclass(frozen=True)
+class ImageTower:
+    """An image tower of open_clip, converted to timm."""
+
+    model: TimmModel
+    projection: nn.Module  # from pooled features to embeddings
+    place: str  # path of the module that a head replaces
+    names: Mapping[str, str]  # names of the timm model's weights in open_clip's tower
+
+
+def timm_tower(visual: TimmTower | ModifiedResNet | ClipTransformer, name: str) -> ImageTower:
+    """Convert open_clip's image tower to a timm model; raise ModelError if timm has no equivalent."""
+    kind = type(visual).__name__
+    if hasattr(visual, "trunk"):
+        return _own_trunk(visual, name)
+    if kind == "ModifiedResNet":
+        return _modified_resnet(visual, name)
+    if kind != "VisionTransformer":
+        raise ModelError(f"{name} has an image tower that remtta cannot convert: {kind}")
+    return _vision_transformer(visual, name)
+
+
+def _own_trunk(visual: TimmTower, name: str) -> ImageTower:
+    trunk = visual.trunk
+    if hasattr(visual.head, "pool"):
+        raise ModelError(f"{name} pools its features outside of timm's model, which remtta does not read")
+    place, classifier = next(iter(classifiers_of(trunk).items()), ("", None))
+    if classifier is None:
+        raise ModelError(f"{name} has a head that remtta cannot find in {type(trunk).__name__}")
+    layers = {"": classifier, **dict(visual.head.named_children())}
+    names = {each: f"trunk.{each}" for each in trunk.state_dict() if not each.startswith(f"{place}.")}
+    for number, (layer, module) in enumerate(layers.items()):
+        theirs = f"head.{layer}" if layer else f"trunk.{place}"
+        names |= {f"{place}.projection.{number}.{each}": f"{theirs}.{each}" for each in module.state_dict()}
+    return ImageTower(trunk, nn.Sequential(*layers.values()), place, names)
+
+
+def _modified_resnet(visual: ModifiedResNet, name: str) -> ImageTower:
+    """Convert OpenAI's ResNets: three convolutions in the stem, average pooling for strides, an attention pool."""
+    width, stages = visual.conv3.out_channels, (visual.layer1, visual.layer2, visual.layer3, visual.layer4)
+    blocks = [
+        ByoBlockCfg(type="bottle", d=len(stage), c=4 * width * 2**number, s=2 if number else 1, br=0.25)
+        for number, stage in enumerate(stages)
+    ]
+    config = ByoModelCfg(
+        blocks=tuple(blocks),
+        stem_chs=(width // 2, width // 2, width),
+        stem_type="",
+        stem_pool="avg2",
+        downsample="avg",
+        aa_layer="avg",
+        head_type="attn_abs",
+    )
+    resnet = ByobNet(config, num_classes=visual.output_dim, img_size=visual.image_size)
+    if resnet.head.num_heads != visual.attnpool.num_heads:
+        raise ModelError(f"{name} has {visual.attnpool.num_heads} heads in its pool, and timm {resnet.head.num_heads}")
+    state = checkpoint_filter_fn({f"visual.{each}": tensor for each, tensor in visual.state_dict().items()}, resnet)
+    resnet.load_state_dict(state)
+    names = checkpoint_filter_fn({f"visual.{each}": each for each in visual.state_dict()}, resnet)
+    place = "head.proj"
+    ours = {each.replace(f"{place}.", f"{place}.projection."): theirs for each, theirs in names.items()}
+    return ImageTower(resnet, resnet.head.proj, place, ours)
+
+
+def _vision_transformer(visual: ClipTransformer, name: str) -> ImageTower:
+    blocks = visual.transformer.resblocks
+    first = blocks[0]
+    if visual.attn_pool is not None or visual.pool_type not in ("tok", "avg"):
+        raise ModelError(f"{name} pools its tokens by attention as CoCa does, which timm's model cannot")
+    if type(first).__name__ != "ResidualAttentionBlock":
+        raise ModelError(f"{name} has blocks that timm's model lacks: {type(first).__name__}")
+    width = visual.class_embedding.shape[0]
+    scaled = not isinstance(first.ls_1, nn.Identity)
+    vit = VisionTransformer(
+        img_size=visual.image_size,
+        patch_size=visual.patch_size,
+        embed_dim=width,
+        depth=len(blocks),
+        num_heads=first.attn.num_heads,
+        mlp_ratio=first.mlp.c_fc.out_features / width,
+        init_values=1.0 if scaled else None,
+        global_pool="token" if visual.pool_type == "tok" else "avg",
+        fc_norm=bool(visual.final_ln_after_pool),
+        pre_norm=not isinstance(visual.ln_pre, nn.Identity),
+        norm_layer=partial(nn.LayerNorm, eps=visual.ln_post.eps),
+        act_layer=partial(deepcopy, first.mlp.gelu),
+        num_classes=0,
+    )
+    final = "fc_norm." if visual.final_ln_after_pool else "norm."
+    rules = (*_VIT_NAMES, (r"^ln_post\.", final))
+    state = renamed(visual.state_dict(), rules)
+    names = {each: theirs for each, theirs in zip(state, visual.state_dict(), strict=True) if each != "proj"}
+    projection = state.pop("proj")
+    state["cls_token"], state["pos_embed"] = state["cls_token"].view(1, 1, -1), state["pos_embed"].unsqueeze(0)
+    if vit.patch_embed.proj.bias is not None:
+        state["patch_embed.proj.bias"] = vit.patch_embed.proj.bias.detach().zero_()
+    vit.load_state_dict(state)
+    linear = nn.Linear(projection.shape[0], projection.shape[1], bias=False)
+    linear.load_state_dict({"weight": projection.T})
+    return ImageTower(vit, linear, "head", {**names, "head.projection.weight": "proj"})

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from remtta.errors import ModelError
 from remtta.models.card import labels_of
-from remtta.models.unwrapping import classifiers_of
+from remtta.models.unwrapping import classifiers_of, is_timm_model
 from remtta.models.zero_shot import ZeroShotHead
 
 
 @contextlib.contextmanager
-def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[None]:
+def restricted_classes(model: nn.Module, numbers: Sequence[int] | None) -> Iterator[None]:
     """Restrict a timm classifier to some of its classes, in this order, within the block, if there are numbers.
 
     Losses and thresholds of every method then refer only to these classes. Raise ModelError if its logits are not
@@ -26,7 +25,7 @@ def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[No
     if numbers is None:
         yield
         return
-    if not (whole := _heads(model)):
+    if not (whole := _heads(model)) or not is_timm_model(model):
         raise ModelError(
             f"{type(model).__name__} is not a timm model, so its classes cannot be restricted; "
             "dataclasses.replace(dataset, restricted_to=None) leaves them whole"

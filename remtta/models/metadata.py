@@ -78,6 +78,15 @@ def metadata_of(model: nn.Module) -> ModelMetadata:
     return _METADATA.setdefault(model, ModelMetadata())
 
 
+class TimmModel(nn.Module):
+    """The attributes that timm's models have in common; for annotations only."""
+
+    num_classes: int
+    num_features: int
+    pretrained_cfg: PretrainedConfig
+    default_cfg: PretrainedConfig
+
+
 class ModelWithMetadata(nn.Module):
     """A classifier, with metadata that it lacks itself.
 

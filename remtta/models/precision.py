@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 class LinearLayers(TorchFunctionMode):
     """Context in which `F.linear` on a CPU uses this module's products, forward and backward.
 
+    A mode, since timm's EVA and BEiT, the last block of a ViT and many others call `F.linear` and attention as functions.
+
     In bf16, which is faster on recent processors but not exact, inputs and results are rounded to bf16, while sums are
     kept in fp32. A frozen parameter is converted once, and again only after it was changed in place; others are
     converted at every call. Layers of the `exact` parameters stay in fp32.
@@ -44,13 +46,17 @@ class LinearLayers(TorchFunctionMode):
         self._converted = {} if converted is None else converted
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> object:
         if func is F.linear:
             return self._linear(*args, **(kwargs or {}))
         if func is F.scaled_dot_product_attention and self._bf16:
             return _attention(*args, **(kwargs or {}))
-        if func in _PRODUCTS and self._bf16:
+        if func in _PRODUCTS and self._bf16 and len(args) == 2:
             return func(*_alike(*args), **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
@@ -72,20 +78,27 @@ class LinearLayers(TorchFunctionMode):
         return converted
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
     """Compute softmax attention in bf16 with an explicit map: the fused CPU kernel is slower, mostly backward."""
-    given = (query, key, value)
-    plain = not any(isinstance(v, Tensor) or v for v in (*args, *kwargs.values()))  # no mask, dropout or custom scale
-    small = key.shape[-2] <= _MAX_TOKENS
-    if not plain or not small or any(t.dtype != torch.bfloat16 or t.device.type != "cpu" for t in given):
-        return F.scaled_dot_product_attention(query, key, value, *args, **kwargs)
+    plain = attn_mask is None and not (dropout_p or is_causal or any(options.values()))
+    tensors, small = (query, key, value), key.shape[-2] <= _MAX_TOKENS
+    if not plain or not small or any(t.dtype != torch.bfloat16 or t.device.type != "cpu" for t in tensors):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
     attention: Tensor = (query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)).softmax(-1)
     return attention @ value
 
 
-def _alike(left: Tensor, right: Any) -> tuple[Tensor, Any]:
+def _alike(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     """Return both factors in bf16 if one is, since the other may come from a sum with fp32 weights."""
-    mixed = isinstance(right, Tensor) and {left.dtype, right.dtype} == {torch.bfloat16, torch.float32}
+    mixed = {left.dtype, right.dtype} == {torch.bfloat16, torch.float32}
     return (left.bfloat16(), right.bfloat16()) if mixed else (left, right)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,14 @@ from torch.utils.checkpoint import checkpoint
 
 from remtta.errors import OutputError
 from remtta.files import cache_folder
-from remtta.models.hashing import state_sha256
 from remtta.models.prompts import filled
-from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
+from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors, state_sha256
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP
+
+Tokenizer = Callable[[list[str]], Tensor]
+"""A function from sentences to token numbers (N, context)."""
 
 OnTexts = Callable[[int, int], None]
 """Called with the number of sentences done, and the total."""
@@ -31,11 +36,11 @@ _log = logging.getLogger("remtta")
 class TextTower:
     """The text half of an open_clip model, which is not part of the image model's state and parameters.
 
-    The tokenizer converts sentences to token numbers (N, context); `on_texts` is called with the progress.
+    `on_texts` is called with the progress.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any, on_texts: OnTexts | None) -> None:
-        self.model: Any = model.eval().requires_grad_(False)
+    def __init__(self, model: CLIP, tokenizer: Tokenizer, on_texts: OnTexts | None) -> None:
+        self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.sha256 = state_sha256(model)
         self._on_texts = on_texts
@@ -74,7 +79,7 @@ class TextTower:
         """Replace every sentence's words from position `start` on by vectors (N, D), within the block."""
         end = start + len(vectors)
 
-        def replaced(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        def replaced(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
             return torch.cat([output[:, :start], vectors.expand(len(output), -1, -1), output[:, end:]], dim=1)
 
         with self.words.register_forward_hook(replaced):

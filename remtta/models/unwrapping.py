@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from remtta.models.metadata import (
     PretrainedConfig,
     Shape,
     Size,
+    TimmModel,
     Trace,
     logits_in,
     metadata_of,
@@ -126,20 +128,20 @@ def num_classes_of(model: nn.Module) -> int:
 
 def classes_of_timm(module: nn.Module) -> int:
     """Return the number of classes of a timm model's head, which may have been replaced; 0 without a head."""
-    head = getattr(module, "get_classifier", tuple)()
+    head: object = getattr(module, "get_classifier", tuple)()
     layers = list(head) if isinstance(head, nn.Sequential) else [head]
     sizes = [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
     return sizes[-1] if sizes else int(getattr(module, "num_classes", 0) or 0)
 
 
-def is_timm_model(model: nn.Module) -> bool:
+def is_timm_model(model: nn.Module) -> TypeGuard[TimmModel]:
     """Return True if a model has the interface of a timm model."""
     return hasattr(type(model), "get_classifier") and hasattr(model, "num_classes")  # PEFT's wrappers forward names
 
 
 def classifiers_of(model: nn.Module) -> dict[str, nn.Module]:
     """Return the layers that compute a timm model's logits, by path: one, two if distilled, none of other models."""
-    found = getattr(model, "get_classifier", tuple)()
+    found: object = getattr(model, "get_classifier", tuple)()
     layers = found if isinstance(found, tuple) else (found,)
     return {path: module for path, module in model.named_modules() if any(module is layer for layer in layers)}
 
@@ -194,8 +196,9 @@ def _run_at_usual_size(model: nn.Module, wrapped: nn.Module) -> tuple[Tensor, Te
         except Exception as error:  # whatever a model raises at an image of a size that it does not take
             problem = problem or error
     assert problem is not None
+    why = first_line(problem)
     raise ModelError(
-        f"{type(model).__name__} takes no image (1, 3, H, W) of a usual size ({first_line(problem)}); for another size, "
+        f"{type(model).__name__} takes no image (1, 3, H, W) of a usual size ({why}); for another size, "
         "use remtta.Adapter(model, preprocessing=remtta.Preprocessing((H, W)))"
     )
 
@@ -242,8 +245,9 @@ def _classifier_path(
 def _head_path(module: nn.Module, calls: _Calls, logits: Tensor) -> str | None:
     for name in reversed(list(calls)):
         layer, left = module.get_submodule(name), calls[name][1]
-        linear = isinstance(layer, nn.Linear | nn.Conv2d) and isinstance(left, Tensor)
-        if linear and _equal(left if left.ndim < 3 else left.flatten(1), logits):
+        if not isinstance(layer, nn.Linear | nn.Conv2d) or not isinstance(left, Tensor):
+            continue
+        if _equal(left if left.ndim < 3 else left.flatten(1), logits):
             return name
     return None
 

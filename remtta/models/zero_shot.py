@@ -1,17 +1,25 @@
-"""The head of a zero-shot model, whose classes are text embeddings of their names."""
+"""The head of a zero-shot model, whose classes are text embeddings of their names, and the file of these."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.errors import ModelError
+from remtta.errors import CheckpointError, ModelError
+from remtta.models.metadata import TimmModel
+from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
 from remtta.models.text_tower import TextTower
+from remtta.models.unwrapping import classifiers_of
+
+_FORMAT = "remtta text embeddings"
+_EMBEDDINGS, _SCALE, _BIAS = "embeddings", "logit_scale", "logit_bias"
 
 
 @dataclass(frozen=True)
@@ -151,3 +159,57 @@ def _in_shape(name: str, tensor: Tensor) -> Tensor:
     if name == "proj":
         return tensor.T
     return tensor[0].squeeze(0) if name in ("class_embedding", "positional_embedding") else tensor
+
+
+def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:
+    """Write a zero-shot head's class embeddings, scale, bias and their origin; raise OutputError if that fails."""
+    texts = head.texts
+    about = {
+        "format": _FORMAT,
+        "model": model,
+        "names": json.dumps(texts.names),
+        "prompts": json.dumps(texts.templates),
+        "text_tower_sha256": texts.tower.sha256,
+        "texts_sha256": texts.sha256.hex(),
+    }
+    tensors = {_EMBEDDINGS: head.embeddings, _SCALE: head.scale, _BIAS: head.bias}
+    save_tensors(path, {name: tensor.detach().cpu() for name, tensor in tensors.items()}, about)
+
+
+def _read_text_embeddings(path: str | Path) -> tuple[dict[str, Tensor], ClassTexts]:
+    try:
+        about, tensors = read_tensors(path)
+    except UNREADABLE as error:
+        raise CheckpointError(f"--text-embeddings: {path} cannot be read: {error}") from error
+    if about.get("format") != _FORMAT:
+        raise CheckpointError(f"--text-embeddings: {path} was not written by remtta text-embed")
+    try:
+        names, templates = (tuple(map(str, json.loads(about[name]))) for name in ("names", "prompts"))
+        texts = ClassTexts(names, templates, None, bytes.fromhex(about["texts_sha256"]))
+        fits = tensors[_EMBEDDINGS].ndim == 2 and len(tensors[_EMBEDDINGS]) == len(names)
+        whole = fits and all(tensors[name].isfinite().all() for name in (_EMBEDDINGS, _SCALE, _BIAS))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"--text-embeddings: {path} is damaged: {error!r}") from error
+    if not whole:
+        raise CheckpointError(f"--text-embeddings: {path} is damaged: names and embeddings do not match")
+    return tensors, texts
+
+
+def classify_by_texts(model: TimmModel, name: str, path: str | Path) -> list[str]:
+    """Make a timm image tower classify by the embeddings in a file, in place; return the class names.
+
+    A classifier with as many outputs as the embeddings' size is used as the projection; one that was removed means
+    there is none. Raise CheckpointError if the file is invalid; ModelError if the model's embeddings have another size.
+    """
+    tensors, texts = _read_text_embeddings(path)
+    place, projection = next(iter(classifiers_of(model).items()), ("", None))
+    width = getattr(projection, "out_features", model.num_features)
+    if projection is None or width != tensors[_EMBEDDINGS].shape[1]:
+        raise ModelError(
+            f"{name} has image embeddings of size {width}, and {path} has class embeddings of size "
+            f"{tensors[_EMBEDDINGS].shape[1]}; use the image tower that belongs to the text tower"
+        )
+    head = ZeroShotHead(projection, tensors[_EMBEDDINGS].float(), tensors[_SCALE], tensors[_BIAS], texts)
+    model.set_submodule(place, head)
+    model.num_classes = len(texts.names)
+    return list(texts.names)

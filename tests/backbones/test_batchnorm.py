@@ -19,7 +19,7 @@ from remtta.methods.method import build_method
 from remtta.methods.norm import NORM, NORMConfig
 from remtta.methods.settings import method_config
 from remtta.methods.source import Source
-from remtta.models.hashing import state_sha256
+from remtta.models.tensor_files import state_sha256
 from tests.backbones.tiny_models import pictures, tiny
 from tests.methods.making import descend, entropies, made
 

@@ -16,9 +16,9 @@ from torch import nn
 from remtta.errors import CheckpointError, DownloadError, UsageError
 from remtta.models.building import reachable_or_offline
 from remtta.models.card import card_of, labels_of
-from remtta.models.hashing import state_sha256, tensors_sha256
 from remtta.models.loading import load_model, select_device
 from remtta.models.preprocessing import INTERPOLATIONS, Preprocessing, preprocessing_of
+from remtta.models.tensor_files import state_sha256, tensors_sha256
 from tests.conftest import NUM_CLASSES, TINY, draw_image, raising, tiny_vit
 
 NAME = "vit_tiny_patch16_224"
