@@ -21,7 +21,7 @@ _MAX_PREFIX = 8  # class, register and other tokens before the patches
 _MAIN = 0.8  # a part with at least this share of a level's norms is looked into
 _TOLERANCE = 1e-4  # of the largest logit
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 def infer_structure(model: UnwrappedModel, blocks: Sequence[str], stem: Sequence[str]) -> Structure:

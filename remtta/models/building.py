@@ -38,7 +38,7 @@ _DAMAGE = (
 )
 """Raised by timm at a config.json that it did not write."""
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 def create(name: str, given: ModelOptions, *, pretrained: bool) -> TimmModel:
@@ -118,7 +118,10 @@ def _check_size(name: str, checkpoint: str | Path | None, build: Callable[[], nn
     """Raise if a model is far larger than its weights file, or than any model, before it takes memory."""
     local = name.startswith(_LOCAL)
     try:
-        with torch.device("meta"), logging_at(logging.ERROR, _log):  # allocates no memory, and warns only once
+        with (
+            torch.device("meta"),
+            logging_at(logging.ERROR, logging.getLogger("remtta")),
+        ):  # no memory, no second warning
             model = build()
     except Exception as error:  # building the model fails in the same way, and reports it
         _log.debug("the size of %s is not known beforehand: %s", name, error)

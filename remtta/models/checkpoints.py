@@ -26,7 +26,7 @@ from remtta.models.metadata import PretrainedConfig
 from remtta.models.preprocessing import check_preprocessing
 from remtta.models.unwrapping import classifiers_of, config_of
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 _NESTED = ("state_dict", "model", "model_state_dict")
 _NESTED_EMA = ("state_dict_ema", "model_ema")

@@ -54,7 +54,7 @@ _VIT_NAMES = (
     (r"\.ls_([12])\.", r".ls\1."),
 )
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 def load_zero_shot(

@@ -27,7 +27,7 @@ from remtta.models.unwrapping import config_of, is_timm_model
 from remtta.models.zero_shot import classify_by_texts
 from remtta.options import DEFAULT_MODEL, ModelOptions
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 def load_model(

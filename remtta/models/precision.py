@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from remtta.models.metadata import Bf16Weights, metadata_of
 from remtta.models.unwrapping import classifiers_of
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 _MAX_TOKENS = 1024  # a larger attention map would need more memory than everything else
 
@@ -30,7 +30,7 @@ _PRODUCTS = (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__)
 class LinearLayers(TorchFunctionMode):
     """Context in which `F.linear` on a CPU uses this module's products, forward and backward.
 
-    A mode, since timm's EVA and BEiT, the last block of a ViT and many others call `F.linear` and attention as functions.
+    A mode, since timm's EVA and BEiT, `ViT`'s last block and users' models call `F.linear` and attention as functions.
 
     In bf16, which is faster on recent processors but not exact, inputs and results are rounded to bf16, while sums are
     kept in fp32. A frozen parameter is converted once, and again only after it was changed in place; others are

@@ -30,7 +30,7 @@ OnTexts = Callable[[int, int], None]
 _BATCH = 256  # sentences
 _EMBEDDINGS = "embeddings"
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 class TextTower:
