@@ -175,13 +175,13 @@ class AnyClassifier(Backbone):
 
         Source: Grad-CAM, arXiv:1610.02391, Eq. 1 and 2.
         """
-        wanted, axis = torch.is_grad_enabled(), self.channel_axis
+        keeps_graph, axis = torch.is_grad_enabled(), self.channel_axis
         with torch.enable_grad():
             logits, features = self._with_map(images.clone() if images.is_inference() else images)
-            (gradient,) = torch.autograd.grad(logits.float().amax(-1).sum(), features, retain_graph=wanted)
+            (gradient,) = torch.autograd.grad(logits.float().amax(-1).sum(), features, retain_graph=keeps_graph)
         weights = gradient.movedim(axis, -1).flatten(1, 2).float().mean(1)[:, None, None]  # (B, 1, 1, D)
         scores = (weights * features.detach().movedim(axis, -1).float()).sum(-1)
-        return logits if wanted else logits.detach(), self._on_patches(scores, images)
+        return logits if keeps_graph else logits.detach(), self._on_patches(scores, images)
 
     def _with_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C), and the last feature map; with gradients on, logits can be differentiated by it."""

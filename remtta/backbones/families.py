@@ -38,19 +38,19 @@ def backbone_of(model: nn.Module) -> Backbone:
     """
     inside = unwrap_model(model)
     if inside.is_timm:
-        for kind, backbone in FAMILIES.items():
-            if isinstance(inside.module, kind) and not _runs_otherwise(inside.module, backbone):
+        for architecture, backbone in FAMILIES.items():
+            if isinstance(inside.module, architecture) and not _overrides_forward(inside.module, backbone):
                 return backbone(inside.module)
     return AnyClassifier(inside)
 
 
-def _runs_otherwise(module: VisionTransformer, backbone: Builder) -> bool:
+def _overrides_forward(module: VisionTransformer, backbone: Builder) -> bool:
     """Return True if a subclass of timm's transformer has a forward pass of its own, or hooks change it."""
     if not (isinstance(backbone, type) and issubclass(backbone, Transformer)):
         return False
-    own, timms = type(module), backbone.architecture
-    differs = own.forward is not timms.forward or own.forward_features is not timms.forward_features
-    return differs or bool(module._forward_pre_hooks or module._forward_hooks)
+    cls, base = type(module), backbone.architecture
+    overridden = cls.forward is not base.forward or cls.forward_features is not base.forward_features
+    return overridden or bool(module._forward_pre_hooks or module._forward_hooks)
 
 
 def with_tokens(backbone: Backbone, method: str) -> Transformer:
@@ -77,12 +77,11 @@ def compile_blocks(model: nn.Module) -> None:
 
 def modules_without_family() -> list[str]:
     """Return timm's modules that neither define nor import a class of FAMILIES."""
-    kinds = tuple(FAMILIES)
     modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
     return sorted(
         module
         for module, content in modules.items()
-        if not any(isinstance(each, type) and issubclass(each, kinds) for each in content)
+        if not any(isinstance(member, type) and issubclass(member, tuple(FAMILIES)) for member in content)
     )
 
 
@@ -92,11 +91,11 @@ def find_families() -> dict[type[nn.Module], Builder]:
     """
     found: dict[type[nn.Module], Builder] = {}
     for entry in plugins(BACKBONES):
-        families, where = load_plugin(entry), f"{entry.value} of the package {package_of(entry)}"
+        families, source = load_plugin(entry), f"{entry.value} of the package {package_of(entry)}"
         if not isinstance(families, Mapping):
-            raise UsageError(f"{where} is not a mapping from model classes to functions that return a backbone")
-        for kind in families.keys() & {*FAMILIES, *found}:
-            raise UsageError(f"{where} has a second backbone for {kind.__name__}; uninstall the package")
+            raise UsageError(f"{source} is not a mapping from model classes to functions that return a backbone")
+        for architecture in families.keys() & {*FAMILIES, *found}:
+            raise UsageError(f"{source} has a second backbone for {architecture.__name__}; uninstall the package")
         found |= families
     return found
 

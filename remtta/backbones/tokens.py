@@ -73,7 +73,7 @@ class Transformer(Backbone):
 
     @property
     def num_passing(self) -> int:
-        """A block's widest tensors: queries, keys, values, the MLP's hidden layer and their surroundings."""
+        """The largest tensors alive in a block: queries, keys, values, the MLP's hidden layer, inputs and outputs."""
         return 14 * self.num_tokens * self.width
 
     @property
@@ -114,19 +114,20 @@ class Transformer(Backbone):
         tokens, arguments = self.enter(embedded, kept)
         return self.head(self.module.norm(self._run_last(self._before_last(tokens, arguments), arguments[-1])))
 
-    def check_scores(self, kind: Scores) -> None:
+    def check_scores(self, scores: Scores) -> None:
         """Raise ModelError for Grad-CAM, which needs a feature map, and for attention without a plain softmax."""
         name = type(self.module).__name__
-        if kind == "gradcam":
+        if scores == "gradcam":
             raise ModelError(f"Grad-CAM needs a feature map, and {name} has tokens; leave --set masking=gradcam out")
-        looks = self.blocks[-1] if self._has_class_token else getattr(self.module, "attn_pool", None) or nn.Identity()
-        if kind == "attention" and not any(isinstance(layer, WITH_ROWS) for layer in looks.modules()):
+        pool = getattr(self.module, "attn_pool", None) or nn.Identity()
+        attentive = self.blocks[-1] if self._has_class_token else pool
+        if scores == "attention" and not any(isinstance(layer, WITH_ROWS) for layer in attentive.modules()):
             raise ModelError(
                 f"this {name} has no softmax attention of a class token or a pool to mask by; "
                 "leave --set masking out, or choose features or random"
             )
 
-    def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
+    def classify_with_scores(self, embedded: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C), and a score (B, N) of each patch token.
 
         "attention" is the attention of the class token in the last block, or of the attention pool if there is no class
@@ -137,9 +138,9 @@ class Transformer(Backbone):
         """
         tokens, arguments = self.enter(embedded)
         tokens, prefix = self._before_last(tokens, arguments), self.num_prefix_tokens
-        if kind == "features":
-            scores = tokens[:, prefix:].detach().float().norm(dim=-1)
-            return self.head(self.module.norm(self._run_last(tokens, arguments[-1]))), scores
+        if scores == "features":
+            norms = tokens[:, prefix:].detach().float().norm(dim=-1)
+            return self.head(self.module.norm(self._run_last(tokens, arguments[-1]))), norms
         recorded, num_patches = AttentionRows(), tokens.shape[1] - prefix
         with recorded if self._has_class_token else contextlib.nullcontext():
             tokens = self._run_last(tokens, arguments[-1])
@@ -156,8 +157,8 @@ class Transformer(Backbone):
         return self.module.forward_head(tokens)
 
     def _before_last(self, tokens: Tensor, arguments: Sequence[BlockArguments]) -> Tensor:
-        for block, own in zip(self.blocks[:-1], arguments, strict=False):
-            tokens = self._run(block, tokens, own)
+        for block, block_arguments in zip(self.blocks[:-1], arguments, strict=False):
+            tokens = self._run(block, tokens, block_arguments)
         return tokens
 
     def _run(self, block: nn.Module, tokens: Tensor, arguments: BlockArguments) -> Tensor:

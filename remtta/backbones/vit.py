@@ -39,10 +39,10 @@ class ViT(Transformer):
     @property
     def num_tokens_read(self) -> int | None:
         """The number of leading tokens that the head reads; None if it reads others too, or that is unknown."""
-        vit, own = self.module, type(self.module)
-        if own.forward_head is VisionTransformerDistilled.forward_head:
+        vit, cls = self.module, type(self.module)
+        if cls.forward_head is VisionTransformerDistilled.forward_head:
             return 2  # the class token and the distillation token
-        plain = own.forward_head is VisionTransformer.forward_head and own.pool is VisionTransformer.pool
+        plain = cls.forward_head is VisionTransformer.forward_head and cls.pool is VisionTransformer.pool
         return 1 if plain and vit.attn_pool is None and vit.global_pool == "token" else None
 
     def enter(self, patches: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[BlockArguments]]:

@@ -58,7 +58,7 @@ _log = logging.getLogger(__name__)
 
 
 def load_zero_shot(
-    given: ModelOptions, name: str, labels: Sequence[str] | None, device: torch.device, on_texts: OnTexts | None
+    options: ModelOptions, name: str, labels: Sequence[str] | None, device: torch.device, on_texts: OnTexts | None
 ) -> nn.Module:
     """Build a zero-shot classifier: a timm model in eval mode and fp32 with a `ZeroShotHead`.
 
@@ -68,21 +68,21 @@ def load_zero_shot(
     ModelError if its image tower has no equivalent in timm; DownloadError if it cannot be downloaded; CheckpointError
     if the checkpoint is unreadable, unsafe or does not fit.
     """
-    if given.num_classes or given.model_kwargs or given.text_embeddings:
+    if options.num_classes or options.model_kwargs or options.text_embeddings:
         raise UsageError(
             f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
             "--text-embeddings"
         )
     with _quiet():
         open_clip = needed("open_clip", "clip", CLIP)
-    checkpoint, prompts = given.checkpoint, given.prompts
+    checkpoint, prompts = options.checkpoint, options.prompts
     if blank := [number for number, label in enumerate(labels or ()) if not label.strip()]:
         raise UsageError(f"--labels: class {blank[0]} has a blank line instead of a name; remove it")
-    wanted, tag = _parsed(name, open_clip, checkpoint is not None)
+    clip_name, tag = _parsed(name, open_clip, checkpoint is not None)
     templates = templates_of(prompts or DEFAULT_PROMPTS)
-    model, tokenizer = _built(name, wanted, tag, open_clip, given)
+    model, tokenizer = _built(name, clip_name, tag, open_clip, options)
     if checkpoint is not None:
-        _load(model, Path(checkpoint), given.use_ema)
+        _load(model, Path(checkpoint), options.use_ema)
     if labels is None:
         _log.info("%s: no class names were given, so the classes are ImageNet's 1,000", name)
     names = tuple(labels or open_clip.IMAGENET_CLASSNAMES)
@@ -95,13 +95,17 @@ def load_zero_shot(
     head = ZeroShotHead(
         image.projection, text.of_classes(names, templates), scale, torch.zeros(()) if bias is None else bias, texts
     )
-    image.model.set_submodule(image.place, head)
+    image.model.set_submodule(image.head_path, head)
     loaded = image.model.float().eval().to(device)
     loaded.num_classes = len(names)
     config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
-    named = prompts if prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES) else list(templates)
-    config["built_from"] = {**built_from(given), "labels": None if labels is None else list(labels), "prompts": named}
-    loaded.pretrained_cfg = loaded.default_cfg = {**config, **given_preprocessing(given)}
+    by_name = prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES)
+    config["built_from"] = {
+        **built_from(options),
+        "labels": None if labels is None else list(labels),
+        "prompts": prompts if by_name else list(templates),
+    }
+    loaded.pretrained_cfg = loaded.default_cfg = {**config, **given_preprocessing(options)}
     return image.model
 
 
@@ -119,12 +123,12 @@ def _quiet() -> Iterator[None]:
 
 def _parsed(name: str, open_clip: ModuleType, has_checkpoint: bool) -> tuple[str, str | None]:
     """Return open_clip's name of a model, and that of its weights unless included."""
-    given = name.removeprefix(CLIP)
-    if Path(given, _CONFIG).is_file():
-        return f"local-dir:{given}", None
-    if given.startswith("hf-hub:"):
-        return given, None
-    model, found, tag = given.partition("/")
+    clip_name = name.removeprefix(CLIP)
+    if Path(clip_name, _CONFIG).is_file():
+        return f"local-dir:{clip_name}", None
+    if clip_name.startswith("hf-hub:"):
+        return clip_name, None
+    model, found, tag = clip_name.partition("/")
     if model not in open_clip.list_models():
         raise UsageError(
             f'unknown model "{name}"; choose clip:NAME/PRETRAINED of open_clip, such as clip:ViT-B-16/openai, '
@@ -140,28 +144,28 @@ def _parsed(name: str, open_clip: ModuleType, has_checkpoint: bool) -> tuple[str
 
 
 def _built(
-    name: str, wanted: str, tag: str | None, open_clip: ModuleType, given: ModelOptions
+    name: str, clip_name: str, tag: str | None, open_clip: ModuleType, options: ModelOptions
 ) -> tuple[ClipModel, Tokenizer]:
     """Build the open_clip model and its tokenizer; with random weights if a checkpoint follows."""
-    about = open_clip.get_pretrained_cfg(wanted, tag) if tag else {}
-    remote = given.checkpoint is None and not wanted.startswith("local-dir:")
+    pretrained = open_clip.get_pretrained_cfg(clip_name, tag) if tag else {}
+    remote = options.checkpoint is None and not clip_name.startswith("local-dir:")
     if remote:
         _log.info("loading the pretrained weights of %s (downloaded on first use)", name)
     try:
         with _quiet(), reachable_or_offline() if remote else contextlib.nullcontext():
             model = open_clip.create_model(
-                wanted,
+                clip_name,
                 pretrained=tag if remote else None,
-                load_weights=given.checkpoint is None,
+                load_weights=options.checkpoint is None,
                 pretrained_text=False,
-                require_pretrained=given.checkpoint is None,
-                force_quick_gelu=bool(about.get("quick_gelu")),
-                force_image_size=given.input_size,
-                force_preprocess_cfg={key: about[key] for key in _TAG if key in about},
+                require_pretrained=options.checkpoint is None,
+                force_quick_gelu=bool(pretrained.get("quick_gelu")),
+                force_image_size=options.input_size,
+                force_preprocess_cfg={key: pretrained[key] for key in _TAG if key in pretrained},
             )
-            text = (open_clip.get_model_config(wanted) or {}).get("text_cfg", {})
+            text = (open_clip.get_model_config(clip_name) or {}).get("text_cfg", {})
             safe = {"trust_remote_code": False} if text.get("hf_tokenizer_name") else {}  # which the config might set
-            return model, open_clip.get_tokenizer(wanted, **safe)
+            return model, open_clip.get_tokenizer(clip_name, **safe)
     except Exception as error:  # open_clip and its download libraries share no base class
         reason = first_line(error)[:200]
         if remote and not isinstance(error, (TypeError, ImportError)):
@@ -213,19 +217,19 @@ class ImageTower:
 
     model: TimmModel
     projection: nn.Module  # from pooled features to embeddings
-    place: str  # path of the module that a head replaces
+    head_path: str  # of the module that a head replaces
     names: Mapping[str, str]  # names of the timm model's weights in open_clip's tower
 
 
 def timm_tower(visual: TimmTower | ModifiedResNet | ClipTransformer, name: str) -> ImageTower:
     """Convert open_clip's image tower to a timm model; raise ModelError if timm has no equivalent."""
-    kind = type(visual).__name__
+    architecture = type(visual).__name__
     if hasattr(visual, "trunk"):
         return _own_trunk(visual, name)
-    if kind == "ModifiedResNet":
+    if architecture == "ModifiedResNet":
         return _modified_resnet(visual, name)
-    if kind != "VisionTransformer":
-        raise ModelError(f"{name} has an image tower that remtta cannot convert: {kind}")
+    if architecture != "VisionTransformer":
+        raise ModelError(f"{name} has an image tower that remtta cannot convert: {architecture}")
     return _vision_transformer(visual, name)
 
 
@@ -233,15 +237,15 @@ def _own_trunk(visual: TimmTower, name: str) -> ImageTower:
     trunk = visual.trunk
     if hasattr(visual.head, "pool"):
         raise ModelError(f"{name} pools its features outside of timm's model, which remtta does not read")
-    place, classifier = next(iter(classifiers_of(trunk).items()), ("", None))
+    head_path, classifier = next(iter(classifiers_of(trunk).items()), ("", None))
     if classifier is None:
         raise ModelError(f"{name} has a head that remtta cannot find in {type(trunk).__name__}")
     layers = {"": classifier, **dict(visual.head.named_children())}
-    names = {each: f"trunk.{each}" for each in trunk.state_dict() if not each.startswith(f"{place}.")}
+    names = {key: f"trunk.{key}" for key in trunk.state_dict() if not key.startswith(f"{head_path}.")}
     for number, (layer, module) in enumerate(layers.items()):
-        theirs = f"head.{layer}" if layer else f"trunk.{place}"
-        names |= {f"{place}.projection.{number}.{each}": f"{theirs}.{each}" for each in module.state_dict()}
-    return ImageTower(trunk, nn.Sequential(*layers.values()), place, names)
+        theirs = f"head.{layer}" if layer else f"trunk.{head_path}"
+        names |= {f"{head_path}.projection.{number}.{key}": f"{theirs}.{key}" for key in module.state_dict()}
+    return ImageTower(trunk, nn.Sequential(*layers.values()), head_path, names)
 
 
 def _modified_resnet(visual: ModifiedResNet, name: str) -> ImageTower:
@@ -263,12 +267,12 @@ def _modified_resnet(visual: ModifiedResNet, name: str) -> ImageTower:
     resnet = ByobNet(config, num_classes=visual.output_dim, img_size=visual.image_size)
     if resnet.head.num_heads != visual.attnpool.num_heads:
         raise ModelError(f"{name} has {visual.attnpool.num_heads} heads in its pool, and timm {resnet.head.num_heads}")
-    state = checkpoint_filter_fn({f"visual.{each}": tensor for each, tensor in visual.state_dict().items()}, resnet)
+    state = checkpoint_filter_fn({f"visual.{key}": tensor for key, tensor in visual.state_dict().items()}, resnet)
     resnet.load_state_dict(state)
-    names = checkpoint_filter_fn({f"visual.{each}": each for each in visual.state_dict()}, resnet)
-    place = "head.proj"
-    ours = {each.replace(f"{place}.", f"{place}.projection."): theirs for each, theirs in names.items()}
-    return ImageTower(resnet, resnet.head.proj, place, ours)
+    names = checkpoint_filter_fn({f"visual.{key}": key for key in visual.state_dict()}, resnet)
+    head_path = "head.proj"
+    ours = {key.replace(f"{head_path}.", f"{head_path}.projection."): theirs for key, theirs in names.items()}
+    return ImageTower(resnet, resnet.head.proj, head_path, ours)
 
 
 def _vision_transformer(visual: ClipTransformer, name: str) -> ImageTower:
@@ -298,7 +302,7 @@ def _vision_transformer(visual: ClipTransformer, name: str) -> ImageTower:
     final = "fc_norm." if visual.final_ln_after_pool else "norm."
     rules = (*_VIT_NAMES, (r"^ln_post\.", final))
     state = renamed(visual.state_dict(), rules)
-    names = {each: theirs for each, theirs in zip(state, visual.state_dict(), strict=True) if each != "proj"}
+    names = {key: theirs for key, theirs in zip(state, visual.state_dict(), strict=True) if key != "proj"}
     projection = state.pop("proj")
     state["cls_token"], state["pos_embed"] = state["cls_token"].view(1, 1, -1), state["pos_embed"].unsqueeze(0)
     if vit.patch_embed.proj.bias is not None:

@@ -72,7 +72,7 @@ def load_model(
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
         UsageError: If the name is unknown or a value is invalid.
     """
-    given = ModelOptions(
+    options = ModelOptions(
         name,
         checkpoint=checkpoint,
         use_ema=use_ema,
@@ -87,7 +87,7 @@ def load_model(
         interpolation=interpolation,
         crop_pct=crop_pct,
     )
-    return load(given, device=device, on_texts=on_texts)
+    return load(options, device=device, on_texts=on_texts)
 
 
 def _as_tuple(value: float | Sequence[float] | None, count: int) -> Any:
@@ -97,44 +97,48 @@ def _as_tuple(value: float | Sequence[float] | None, count: int) -> Any:
     return (value,) * count if isinstance(value, int | float) else tuple(value)
 
 
-def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
+def load(options: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
     """Build a classifier with the options of the command line, as `load_model` does."""
-    given.check_files()
-    name = given.name or DEFAULT_MODEL
+    options.check_files()
+    name = options.name or DEFAULT_MODEL
     if name == EMBEDDED:
         names = ("use_ema", "num_classes", "model_kwargs", "input_size", "prompts", "text_embeddings")
-        if other := [f"--{name.replace('_', '-')}" for name in names if getattr(given, name)]:
+        if other := [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]:
             raise UsageError(f"{EMBEDDED} is one fixed model; leave {' and '.join(other)} out")
-        return _load_embedded(given, device)
+        return _load_embedded(options, device)
     chosen_device = select_device(device)
-    check_preprocessing(given.mean, given.std, given.interpolation, given.crop_pct)
-    if given.use_ema and given.checkpoint is None:
+    check_preprocessing(options.mean, options.std, options.interpolation, options.crop_pct)
+    if options.use_ema and options.checkpoint is None:
         raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
-    labels = read_labels(given.labels)
+    labels = read_labels(options.labels)
     if is_zero_shot(name):
-        return load_zero_shot(given, name, labels, chosen_device, on_texts)
-    if given.prompts is not None:
+        return load_zero_shot(options, name, labels, chosen_device, on_texts)
+    if options.prompts is not None:
         raise UsageError(f"--prompts are for zero-shot models (clip:...), and {name} has a head of its own")
-    pretrained = given.checkpoint is None
-    model = create(name, given, pretrained=pretrained)
-    if given.text_embeddings is None:
-        _check_classifier(model, name, given.num_classes, pretrained=pretrained)
+    pretrained = options.checkpoint is None
+    model = create(name, options, pretrained=pretrained)
+    if options.text_embeddings is None:
+        _check_classifier(model, name, options.num_classes, pretrained=pretrained)
     elif labels is not None:
         raise UsageError("--text-embeddings have class names of their own; leave --labels out")
-    weights = weights_file(name, given.checkpoint)
-    known = {} if weights is None else load_checkpoint(model, weights, use_ema=given.use_ema)
-    if given.text_embeddings is not None:
-        labels = classify_by_texts(model, name, given.text_embeddings)
-    config = {**model.pretrained_cfg, **known, **given_preprocessing(given)}
-    if given.checkpoint is not None and not {"mean", "std"} & {*known, *given_preprocessing(given)} and ":" not in name:
-        _log_assumed(given.checkpoint, name, config)
+    weights = weights_file(name, options.checkpoint)
+    known = {} if weights is None else load_checkpoint(model, weights, use_ema=options.use_ema)
+    if options.text_embeddings is not None:
+        labels = classify_by_texts(model, name, options.text_embeddings)
+    config = {**model.pretrained_cfg, **known, **given_preprocessing(options)}
+    if (
+        options.checkpoint is not None
+        and not {"mean", "std"} & {*known, *given_preprocessing(options)}
+        and ":" not in name
+    ):
+        _log_assumed(options.checkpoint, name, config)
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = (
         known_labels(model.num_classes, config) if labels is None else checked_labels(labels, model.num_classes)
     )
     if pretrained and ":" not in name and config.get("tag"):  # a later version of timm may have another default
         name = f"{name.partition('.')[0]}.{config['tag']}"
-    config["built_from"] = built_from(replace(given, name=name))
+    config["built_from"] = built_from(replace(options, name=name))
     model.pretrained_cfg = model.default_cfg = config
     return model.float().eval().to(chosen_device)
 
@@ -146,12 +150,12 @@ def _log_assumed(checkpoint: Path | str, name: str, config: PretrainedConfig) ->
     _log.info(text, checkpoint, name, mean, std)
 
 
-def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module:
+def _load_embedded(options: ModelOptions, device: str | torch.device) -> nn.Module:
     """Return the demo's model, with the given options in place of its own."""
     names, half = ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation"), (0.5, 0.5, 0.5)
-    chosen = {name: value for name in names if (value := getattr(given, name)) is not None}
+    chosen = {name: value for name in names if (value := getattr(options, name)) is not None}
     with resources.as_file(resources.files("remtta.models") / "embedded.safetensors") as weights:
-        options = ModelOptions(
+        embedded = ModelOptions(
             MODEL_NAME,
             checkpoint=weights,
             num_classes=len(CLASS_NAMES),
@@ -161,9 +165,9 @@ def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module
             std=half,
             crop_pct=1.0,
         )
-        model = load(replace(options, **chosen), device=device)
+        model = load(replace(embedded, **chosen), device=device)
     assert is_timm_model(model)
-    model.pretrained_cfg["built_from"] = built_from(ModelOptions(EMBEDDED, given.checkpoint))
+    model.pretrained_cfg["built_from"] = built_from(ModelOptions(EMBEDDED, options.checkpoint))
     return model
 
 

@@ -95,36 +95,36 @@ class TextTower:
 
     def of_classes(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
         """Return a normalised embedding (C, E) per class, averaged over the templates."""
-        return self._kept("mean", names, templates, lambda each: F.normalize(each.mean(1), dim=-1))
+        return self._cached("mean", names, templates, lambda embeddings: F.normalize(embeddings.mean(1), dim=-1))
 
     def of_templates(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
         """Return the embeddings (T, C, E) of each template separately."""
-        return self._kept("each", names, templates, lambda each: each).transpose(0, 1).contiguous()
+        return self._cached("each", names, templates, lambda embeddings: embeddings).transpose(0, 1).contiguous()
 
-    def _kept(
-        self, kind: str, names: Sequence[str], templates: Sequence[str], of: Callable[[Tensor], Tensor]
+    def _cached(
+        self, suffix: str, names: Sequence[str], templates: Sequence[str], reduce: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return the result of `of` for the embeddings (C', T, E) of some classes at a time, cached on disk."""
+        """Return the result of `reduce` for the embeddings (C', T, E) of some classes at a time, cached on disk."""
         tokens = self.tokens([filled(templates[0], name) for name in names]).tolist()
         content = self.texts_sha256(names, templates), repr(self.model), tokens  # equal weights can have other layers
         key = hashlib.sha256(repr(content).encode()).hexdigest()
-        path = cache_folder() / "text-embeddings" / f"{key}-{kind}.safetensors"
+        path = cache_folder() / "text-embeddings" / f"{key}-{suffix}.safetensors"
         if path.is_file():
             try:
                 return read_tensors(path)[1][_EMBEDDINGS].to(self.device)
             except (*UNREADABLE, KeyError) as error:
                 _log.debug("%s is damaged and computed again: %s", path, error)
-        at_once, parts = max(1, _BATCH // len(templates)), []
-        for start in range(0, len(names), at_once):
-            some = names[start : start + at_once]
-            sentences = [filled(template, name) for name in some for template in templates]
-            parts.append(of(self.encode(sentences).unflatten(0, (len(some), len(templates)))))
+        num_names, parts = max(1, _BATCH // len(templates)), []
+        for start in range(0, len(names), num_names):
+            batch = names[start : start + num_names]
+            sentences = [filled(template, name) for name in batch for template in templates]
+            parts.append(reduce(self.encode(sentences).unflatten(0, (len(batch), len(templates)))))
             if self._on_texts is not None:
-                self._on_texts((start + len(some)) * len(templates), len(names) * len(templates))
-        found = torch.cat(parts)
+                self._on_texts((start + len(batch)) * len(templates), len(names) * len(templates))
+        embeddings = torch.cat(parts)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(path, {_EMBEDDINGS: found.cpu()}, {})
+            save_tensors(path, {_EMBEDDINGS: embeddings.cpu()}, {})
         except (OSError, OutputError) as error:  # only a cache
             _log.debug("text embeddings cannot be cached: %s", error)
-        return found
+        return embeddings
