@@ -49,9 +49,10 @@ class BatchStatistics:
     Attributes:
         mixes: True if an image's logits depend on the rest of its batch.
         moves: True if the running statistics follow the recent ones.
+        norms: The batch norms affected, by name.
 
     Args:
-        norms: The batch norms affected, by name.
+        norms: As above.
         kind: "batch", "recent", or "running" for the running statistics alone.
         prior: Number of images that the source's statistics count for; None for as many as the batch lacks of `FEW`,
             or for `RECENT`.
@@ -62,7 +63,7 @@ class BatchStatistics:
     """
 
     def __init__(self, norms: Mapping[str, BatchNorm], kind: Kind, prior: int | None, *, mixes: bool = False) -> None:
-        self._norms, self._prior, self._patches = norms, prior, contextlib.ExitStack()
+        self.norms, self._prior, self._patches = norms, prior, contextlib.ExitStack()
         self._blends = kind == "batch" and bool(norms)
         self.mixes = mixes or (kind != "running" and bool(norms))
         self.moves = kind == "recent" and bool(norms)
@@ -73,13 +74,13 @@ class BatchStatistics:
     def forget(self) -> None:
         """Begin with no recent images, or with the model's running statistics if they are no longer the source's."""
         self._num_expected, self._batch, self._earlier = 0, dict[str, Moments](), dict[str, Moments]()
-        for name, norm in self._norms.items() if self.moves else ():
+        for name, norm in self.norms.items() if self.moves else ():
             now = _running(norm, RECENT)
             if not now.mean.is_meta and not torch.equal(now.mean, self._source[name].mean):
                 self._earlier[name] = now
 
     def __enter__(self) -> Self:
-        for name, norm in self._norms.items():
+        for name, norm in self.norms.items():
             forward = partial(self._forward, name, norm, norm.forward)
             self._patches.enter_context(patched_method(norm, "forward", forward))
         return self
@@ -107,7 +108,7 @@ class BatchStatistics:
         """Set the running statistics to the recent ones, blended with the source's."""
         for name, recent in self._recent().items():
             _, mean, variance = _pooled(recent, self._source[name])
-            for buffer, value in zip(_buffers(self._norms[name]), (mean, variance), strict=True):
+            for buffer, value in zip(_buffers(self.norms[name]), (mean, variance), strict=True):
                 buffer.copy_(value)
 
     def state(self) -> dict[str, Tensor]:

@@ -125,12 +125,9 @@ def load(options: ModelOptions, *, device: str | torch.device = "cpu", on_texts:
     known = {} if weights is None else load_checkpoint(model, weights, use_ema=options.use_ema)
     if options.text_embeddings is not None:
         labels = classify_by_texts(model, name, options.text_embeddings)
-    config = {**model.pretrained_cfg, **known, **given_preprocessing(options)}
-    if (
-        options.checkpoint is not None
-        and not {"mean", "std"} & {*known, *given_preprocessing(options)}
-        and ":" not in name
-    ):
+    known |= given_preprocessing(options)
+    config = {**model.pretrained_cfg, **known}
+    if options.checkpoint is not None and not {"mean", "std"} & known.keys() and ":" not in name:
         _log_assumed(options.checkpoint, name, config)
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = (

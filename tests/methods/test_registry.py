@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from remtta.backbones.tokens import BlockArguments
 from remtta.backbones.vit import ViT
 from remtta.errors import UsageError
 from remtta.methods.continual_mae import hog_size
@@ -221,9 +222,9 @@ def test_rem_uses_the_answers_forward_pass_again(settings: dict[str, Any], monke
     passes: list[int] = []
     run_last = ViT._run_last
 
-    def counted(self: ViT, tokens: Tensor, place: None) -> Tensor:
+    def counted(self: ViT, tokens: Tensor, arguments: BlockArguments) -> Tensor:
         passes.append(len(tokens))
-        return run_last(self, tokens, place)
+        return run_last(self, tokens, arguments)
 
     monkeypatch.setattr(ViT, "_run_last", counted)
     for seed in range(2):
