@@ -44,7 +44,7 @@ class BatchStatistics:
     images: mean = (n mean_batch + prior mean_running) / (n + prior), and likewise the variance. Gradients flow through
     the batch's. "recent" pools the batch with the images before it, of which the newest count most, and with the
     source's statistics, so that small batches are normalised as large ones are. Outside of the context, the model uses
-    its running statistics. Inside, the forward passes of these batch norms are patched; do not nest it.
+    its running statistics. Inside, the forward passes of these batch norms are patched.
 
     Attributes:
         mixes: True if an image's logits depend on the rest of its batch.
@@ -63,7 +63,8 @@ class BatchStatistics:
     """
 
     def __init__(self, norms: Mapping[str, BatchNorm], kind: Kind, prior: int | None, *, mixes: bool = False) -> None:
-        self.norms, self._prior, self._patches = norms, prior, contextlib.ExitStack()
+        self.norms, self._prior = norms, prior
+        self._depth, self._patches = 0, contextlib.ExitStack()
         self._blends = kind == "batch" and bool(norms)
         self.mixes = mixes or (kind != "running" and bool(norms))
         self.moves = kind == "recent" and bool(norms)
@@ -80,13 +81,16 @@ class BatchStatistics:
                 self._earlier[name] = now
 
     def __enter__(self) -> Self:
-        for name, norm in self.norms.items():
+        self._depth += 1
+        for name, norm in self.norms.items() if self._depth == 1 else ():
             forward = partial(self._forward, name, norm, norm.forward)
             self._patches.enter_context(patched_method(norm, "forward", forward))
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._patches.close()
+        self._depth -= 1
+        if self._depth == 0:
+            self._patches.close()
 
     def expect(self, num_images: int) -> None:
         """Count the next `num_images` among the recent ones, after the batch that they are in."""
