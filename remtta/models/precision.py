@@ -110,7 +110,7 @@ class _Linear(torch.autograd.Function):
         # Transposed, as F.linear saves it, whose tensors take the place of these under gradient checkpointing.
         ctx.save_for_backward(input if ctx.needs_input_grad[1] else None, used.t())
         ctx.input_dtype = input.dtype
-        return _product(used.dtype)(input.to(used.dtype), used, None if bias is None else bias.to(used.dtype))
+        return linear_product(used.dtype)(input.to(used.dtype), used, None if bias is None else bias.to(used.dtype))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -119,35 +119,35 @@ class _Linear(torch.autograd.Function):
         grad_rows = grad.reshape(-1, grad.shape[-1])
         grad_input = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
-            grad_input = _product(grad.dtype)(grad, transposed, None).to(ctx.input_dtype)
+            grad_input = linear_product(grad.dtype)(grad, transposed, None).to(ctx.input_dtype)
         if ctx.needs_input_grad[1]:
             rows = input.reshape(-1, input.shape[-1]).to(grad.dtype)
-            grad_weight = _product(grad.dtype)(grad_rows.t().contiguous(), rows.t(), None).float()
+            grad_weight = linear_product(grad.dtype)(grad_rows.t().contiguous(), rows.t(), None).float()
         if ctx.needs_input_grad[2]:
             grad_bias = grad_rows.float().sum(0)
         return grad_input, grad_weight, grad_bias, None
 
 
 @functools.cache
-def _product(dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+def linear_product(dtype: torch.dtype) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
     """Return the product of `F.linear`, by oneDNN if the processor has AVX-512 and both agree."""
     processor = torch.backends.cpu.get_cpu_capability()
     if processor.startswith(("AVX512", "AVX10")) and torch.backends.mkldnn.is_available():
         left, right, bias = (torch.arange(1.0, size + 1).sin().to(dtype) for size in (35, 21, 3))
         left, right = left.view(5, 7), right.view(3, 7)
         try:
-            close = torch.allclose(_onednn(left, right, bias), F.linear(left, right, bias), rtol=1e-2, atol=1e-2)
+            close = torch.allclose(onednn_linear(left, right, bias), F.linear(left, right, bias), rtol=1e-2, atol=1e-2)
         except (AttributeError, RuntimeError) as error:
             _log.debug("linear layers run with PyTorch's default product: %s", error)
         else:
             if close:
-                return _onednn
+                return onednn_linear
     elif dtype == torch.bfloat16 and processor == "AVX2":
         _log.warning("bf16 is slow on this processor: without AVX-512, use --precision fp32")
     return F.linear
 
 
-def _onednn(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.default(input, weight, bias, "none", [], "")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers import freeze_batch_norm_2d
+from timm.layers import BatchNormAct2d, freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from remtta.backbones.batchnorm import HALF_LIFE, BatchStatistics, batch_norms, running_statistics
@@ -115,6 +115,28 @@ def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
     with BatchStatistics(batch_norms(layer), "batch", 3):
         (gradient,) = torch.autograd.grad((weights * layer(x)).sum(), x)
     torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["batch", "recent"])
+def test_a_layer_is_as_it_was_after_the_context_whatever_ends_it(kind: Any) -> None:
+    class Interrupted(nn.BatchNorm2d):
+        def forward(self, input: Tensor) -> Tensor:
+            super().forward(input)
+            raise KeyboardInterrupt
+
+    layer = Interrupted(2).eval()
+    before = {**layer._parameters, **layer._buffers}
+    statistics = BatchStatistics(batch_norms(layer), kind, None)
+    with pytest.raises(KeyboardInterrupt), statistics, statistics:
+        layer(torch.randn(3, 2, 2, 1))
+    after = {**layer._parameters, **layer._buffers}
+    assert all(after[name] is tensor for name, tensor in before.items()) and "forward" not in vars(layer)
+
+
+def test_a_layer_with_an_activation_normalises_by_the_batch_first() -> None:
+    layer, images = BatchNormAct2d(3).eval(), 5 * torch.randn(20, 3, 4, 4) + 2
+    with BatchStatistics(batch_norms(layer), "batch", None):
+        torch.testing.assert_close(layer(images), nn.functional.batch_norm(images, None, None, training=True).relu())
 
 
 @pytest.mark.parametrize(
