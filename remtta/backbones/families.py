@@ -36,12 +36,12 @@ def backbone_of(model: nn.Module) -> Backbone:
     """Return the backbone of a model or of what its wrappers hold: that of its family, or the one for any classifier;
     raise ModelError, with the reason, if it cannot be adapted.
     """
-    inside = unwrap_model(model)
-    if inside.is_timm:
+    unwrapped = unwrap_model(model)
+    if unwrapped.is_timm:
         for architecture, backbone in FAMILIES.items():
-            if isinstance(inside.module, architecture) and not _overrides_forward(inside.module, backbone):
-                return backbone(inside.module)
-    return AnyClassifier(inside)
+            if isinstance(unwrapped.module, architecture) and not _overrides_forward(unwrapped.module, backbone):
+                return backbone(unwrapped.module)
+    return AnyClassifier(unwrapped)
 
 
 def _overrides_forward(module: VisionTransformer, backbone: Builder) -> bool:

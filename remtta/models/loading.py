@@ -151,17 +151,9 @@ def _load_embedded(options: ModelOptions, device: str | torch.device) -> nn.Modu
     """Return the demo's model, with the given options in place of its own."""
     names, half = ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation"), (0.5, 0.5, 0.5)
     chosen = {name: value for name in names if (value := getattr(options, name)) is not None}
+    built = ModelOptions(MODEL_NAME, num_classes=len(CLASS_NAMES), model_kwargs=MODEL_KWARGS, labels=CLASS_NAMES)
     with resources.as_file(resources.files("remtta.models") / "embedded.safetensors") as weights:
-        embedded = ModelOptions(
-            MODEL_NAME,
-            checkpoint=weights,
-            num_classes=len(CLASS_NAMES),
-            model_kwargs=MODEL_KWARGS,
-            labels=CLASS_NAMES,
-            mean=half,
-            std=half,
-            crop_pct=1.0,
-        )
+        embedded = replace(built, checkpoint=weights, mean=half, std=half, crop_pct=1.0)
         model = load(replace(embedded, **chosen), device=device)
     assert is_timm_model(model)
     model.pretrained_cfg["built_from"] = built_from(ModelOptions(EMBEDDED, options.checkpoint))

@@ -1,4 +1,4 @@
-"""What remtta knows of a model: what the user says about it, and what one image's forward pass shows."""
+"""Metadata of a model in memory: what the user states, and what a forward pass of one image shows."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Structure:
-    """The structure of a classifier, as far as adapting and masking need it."""
+    """The parts of a classifier that adaptation and masking refer to."""
 
     blocks: Sequence[str]  # module paths of its blocks, in the order of the forward pass
     stem: Sequence[str]  # module paths of the norms before the first block
@@ -60,7 +60,7 @@ class Structure:
 
 @dataclass
 class ModelMetadata:
-    """What has been found out about a model; forgotten with the model."""
+    """What remtta has inferred about a model, or keeps with it; freed with the model."""
 
     trace: Trace | None = None
     traced_modules: Sequence[int] = ()  # ids of the modules that the model had then
@@ -74,12 +74,12 @@ _METADATA: WeakKeyDictionary[nn.Module, ModelMetadata] = WeakKeyDictionary()
 
 
 def metadata_of(model: nn.Module) -> ModelMetadata:
-    """Return what is known of a model, to be read and completed."""
+    """Return the metadata of a model, which callers may complete."""
     return _METADATA.setdefault(model, ModelMetadata())
 
 
 class TimmModel(nn.Module):
-    """The attributes that timm's models have in common; for annotations only."""
+    """Attributes common to timm's models; only for annotations."""
 
     num_classes: int
     num_features: int

@@ -82,8 +82,8 @@ class Preprocessing:
 def preprocessing_of(model: nn.Module) -> Preprocessing:
     """Return a model's preprocessing: its own input size, the rest from `config_of`, else ImageNet's."""
     config = resolve_model_data_config(model, pretrained_cfg=config_of(model))
-    inside = unwrap_model(model)
-    height, width = config["input_size"][1:] if inside.resizes else image_size(inside.module, config)
+    unwrapped = unwrap_model(model)
+    height, width = config["input_size"][1:] if unwrapped.resizes else image_size(unwrapped.module, config)
     return Preprocessing(
         input_size=(height, width),
         mean=tuple(config["mean"]),

@@ -1,4 +1,4 @@
-"""Find a classifier inside its wrappers, its head and its layers by tracing one image through it."""
+"""Find the classifier inside wrappers, its head and its layers by tracing a forward pass of one image."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _SIZES = (224, 32, 64, 28, 96, 128, 160, 192, 240, 256, 288, 299, 320, 336, 384,
 
 
 class InputTransform:
-    """The part of the wrappers that changes images (B, 3, H, W) before the classifier inside."""
+    """The wrappers' own computation on images (B, 3, H, W), such as normalising, before the classifier."""
 
     def __init__(self, model: nn.Module, inner: nn.Module) -> None:
         self._model, self._inner = model, inner
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the input of the classifier inside."""
+        """Return the classifier's input."""
         with self._inner.register_forward_pre_hook(_stop):
             try:
                 self._model(images.clone())  # which it may change
@@ -62,7 +62,7 @@ class UnwrappedModel:
 
     module: nn.Module  # the classifier itself
     wrapped: nn.Module  # the model as it was given, with its wrappers
-    front: InputTransform | None = None  # the part of the wrappers that changes images, if there is one
+    front: InputTransform | None = None  # what the wrappers do to images, if anything
 
     @property
     def is_timm(self) -> bool:
@@ -80,7 +80,7 @@ class UnwrappedModel:
         return trace_of(self.wrapped)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return the logits (B, C) of images (B, 3, H, W) that have passed the front."""
+        """Return the logits (B, C) of images (B, 3, H, W) that `front` has transformed."""
         images = images.clone() if self.trace.in_place else images
         return logits_in(self.module(images), output_of(self.wrapped), self.module)
 
@@ -91,7 +91,7 @@ def unwrap_model(model: nn.Module) -> UnwrappedModel:
     A wrapper is skipped if it has no weights of its own and returns the output of the model inside. Raise ModelError if
     it is not an image classifier; the message says what to do.
     """
-    outer = _unwrapped(model)
+    outer = _without_wrappers(model)
     if not isinstance(outer, nn.Module):
         got = type(outer).__name__
         raise ModelError(f"the model must be a torch.nn.Module, got {got}; remtta.load_model builds one by name")
@@ -104,14 +104,14 @@ def unwrap_model(model: nn.Module) -> UnwrappedModel:
 
 def config_of(model: nn.Module) -> PretrainedConfig:
     """Return a model's own metadata on labels, preprocessing and origin, in the form of timm's `pretrained_cfg`."""
-    inside = unwrap_model(model)
-    config = dict(getattr(inside.module, "pretrained_cfg", None) or {})
-    if not inside.is_timm or inside.resizes:
-        config["input_size"] = (3, *inside.trace.input_size)
-    if not inside.is_timm:
-        names = getattr(getattr(inside.module, "config", None), "id2label", None) or {}  # transformers'
+    unwrapped = unwrap_model(model)
+    config = dict(getattr(unwrapped.module, "pretrained_cfg", None) or {})
+    if not unwrapped.is_timm or unwrapped.resizes:
+        config["input_size"] = (3, *unwrapped.trace.input_size)
+    if not unwrapped.is_timm:
+        names = getattr(getattr(unwrapped.module, "config", None), "id2label", None) or {}  # transformers'
         config |= {} if list(names.values())[:1] in ([], ["LABEL_0"]) else {"label_names": names}
-    if inside.front is not None:
+    if unwrapped.front is not None:
         config |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if isinstance(model, ModelWithMetadata) and model.preprocessing is not None:
         config |= {**asdict(model.preprocessing), "input_size": (3, *model.preprocessing.input_size)}
@@ -122,8 +122,8 @@ def config_of(model: nn.Module) -> PretrainedConfig:
 
 def num_classes_of(model: nn.Module) -> int:
     """Return the number of classes of a classifier, 0 for a timm model without a head."""
-    inside = unwrap_model(model)
-    return classes_of_timm(inside.module) if inside.is_timm else inside.trace.num_classes
+    unwrapped = unwrap_model(model)
+    return classes_of_timm(unwrapped.module) if unwrapped.is_timm else unwrapped.trace.num_classes
 
 
 def classes_of_timm(module: nn.Module) -> int:
@@ -162,7 +162,7 @@ def trace_of(model: nn.Module) -> Trace:
 
 
 def _traced(model: nn.Module) -> Trace:
-    outer, output = _unwrapped(model), output_of(model)
+    outer, output = _without_wrappers(model), output_of(model)
     if isinstance(outer, torch.jit.ScriptModule) or "eval" in vars(outer):  # the latter of torch.export
         kind = type(outer).__name__
         raise ModelError(f"{kind} is a program of torch.jit or torch.export; give the model that it was made from")
@@ -289,7 +289,7 @@ def _sizes(model: nn.Module) -> Iterator[Size]:
     yield from ((side, side) for side in _SIZES)
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def _without_wrappers(model: nn.Module) -> nn.Module:
     """Return the model without wrappers that only run it (parallel, compiled) or describe it."""
     while True:
         if isinstance(model, ModelWithMetadata | nn.DataParallel | nn.parallel.DistributedDataParallel):
