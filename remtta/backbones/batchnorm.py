@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from remtta.backbones.backbone import BatchNorm, patched_method
+from remtta.backbones.backbone import BatchNorm
 from remtta.errors import counted
 
 Kind = Literal["batch", "recent", "running"]
@@ -37,14 +37,17 @@ class Moments(NamedTuple):
     variance: Tensor
 
 
-class BatchStatistics:
+class BatchStatistics(TorchFunctionMode):
     """Context in which batch norms in eval mode use the statistics that a method wants.
 
     A channel's statistics are those of the batch, blended with the running ones as if these came from `prior` further
     images: mean = (n mean_batch + prior mean_running) / (n + prior), and likewise the variance. Gradients flow through
     the batch's. "recent" pools the batch with the images before it, of which the newest count most, and with the
     source's statistics, so that small batches are normalised as large ones are. Outside of the context, the model uses
-    its running statistics. Inside, the forward passes of these batch norms are patched.
+    its running statistics.
+
+    A mode, since users' batch norms may rearrange their input before they normalise, and users' models may call
+    `F.batch_norm` with a layer's tensors; hooks of modules see neither.
 
     Attributes:
         mixes: True if an image's logits depend on the rest of its batch.
@@ -63,8 +66,9 @@ class BatchStatistics:
     """
 
     def __init__(self, norms: Mapping[str, BatchNorm], kind: Kind, prior: int | None, *, mixes: bool = False) -> None:
+        super().__init__()
         self.norms, self._prior = norms, prior
-        self._depth, self._patches = 0, contextlib.ExitStack()
+        self._names = {id(norm.running_mean): name for name, norm in norms.items()}
         self._blends = kind == "batch" and bool(norms)
         self.mixes = mixes or (kind != "running" and bool(norms))
         self.moves = kind == "recent" and bool(norms)
@@ -80,17 +84,12 @@ class BatchStatistics:
             if not now.mean.is_meta and not torch.equal(now.mean, self._source[name].mean):
                 self._earlier[name] = now
 
-    def __enter__(self) -> Self:
-        self._depth += 1
-        for name, norm in self.norms.items() if self._depth == 1 else ():
-            forward = partial(self._forward, name, norm, norm.forward)
-            self._patches.enter_context(patched_method(norm, "forward", forward))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._depth -= 1
-        if self._depth == 0:
-            self._patches.close()
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is F.batch_norm:
+            return self._normalise(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
 
     def expect(self, num_images: int) -> None:
         """Count the next `num_images` among the recent ones, after the batch that they are in."""
@@ -150,29 +149,35 @@ class BatchStatistics:
             )
         self._warned_of_parts = True
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # statistics change from call to call
-    def _forward(self, name: str, norm: BatchNorm, forward: Callable[[Tensor], Tensor], input: Tensor) -> Tensor:
-        """Call a batch norm's own forward pass, with other tensors in place of its running statistics and weights."""
-        running_mean, running_var = norm.running_mean, norm.running_var
-        if norm.training or running_mean is None or running_var is None:
-            return forward(input)
+    def _normalise(
+        self,
+        input: Tensor,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        name = self._names.get(id(running_mean))
+        if name is None or running_mean is None or running_var is None or training:  # not one of these batch norms
+            return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         prior = max(0, FEW - len(input)) if self._prior is None else self._prior
         if self.moves:
             _, mean, variance = self._pooled_with_recent(name, input)
         elif not prior and input.numel() > input.shape[1]:
-            with _replaced(norm, None, None, norm.weight, norm.bias):
-                return forward(input)
+            return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)
         else:
             mean, variance = _Moments.apply(input.to(running_mean.dtype))
             share = len(input) / (len(input) + prior)
             mean, variance = torch.lerp(running_mean, mean, share), torch.lerp(running_var, variance, share)
         # The fused kernel takes constant statistics; the gradients of mean and variance flow through scale and shift.
         fixed_mean, fixed_variance = mean.detach(), variance.detach()
-        weight, bias = 1 if norm.weight is None else norm.weight, 0 if norm.bias is None else norm.bias
-        scale = ((fixed_variance + norm.eps) / (variance + norm.eps)).sqrt() * weight
-        shift = (fixed_mean - mean) * scale * (fixed_variance + norm.eps).rsqrt() + bias
-        with _replaced(norm, fixed_mean, fixed_variance, scale, shift):
-            return forward(input.to(mean.dtype)).to(input.dtype)
+        scale = ((fixed_variance + eps) / (variance + eps)).sqrt() * (1 if weight is None else weight)
+        shift = (fixed_mean - mean) * scale * (fixed_variance + eps).rsqrt() + (0 if bias is None else bias)
+        out = F.batch_norm(input.to(mean.dtype), fixed_mean, fixed_variance, scale, shift, False, 0.0, eps)
+        return out.to(input.dtype)
 
     def _pooled_with_recent(self, name: str, input: Tensor) -> Moments:
         """Return a layer's statistics of its input and of the images before; record the input's if it is expected."""
@@ -221,21 +226,6 @@ def _pooled(*parts: Moments) -> Moments:
     mean = torch.stack([part.weight / weight * part.mean for part in parts]).sum(0)
     spreads = [part.weight / weight * (part.variance + (part.mean - mean).square()) for part in parts]
     return Moments(weight, mean, torch.stack(spreads).sum(0))
-
-
-@contextlib.contextmanager
-def _replaced(
-    norm: nn.Module, mean: Tensor | None, variance: Tensor | None, weight: Tensor | None, bias: Tensor | None
-) -> Iterator[None]:
-    """Replace the tensors of a batch norm within the block, as `torch.func.functional_call` does."""
-    buffers, parameters = dict(norm._buffers), dict(norm._parameters)
-    norm._buffers.update(running_mean=mean, running_var=variance)
-    norm._parameters.update(weight=weight, bias=bias)  # type: ignore[arg-type]  # any tensor will do
-    try:
-        yield
-    finally:
-        norm._buffers.update(buffers)
-        norm._parameters.update(parameters)
 
 
 class _Moments(torch.autograd.Function):

@@ -117,26 +117,31 @@ def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
     torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
 
 
+class ChannelsLast(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.movedim(-1, 1)).movedim(1, -1)
+
+
+class Functional(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        images = input.movedim(-1, 1)
+        out = nn.functional.batch_norm(images, self.running_mean, self.running_var, self.weight, self.bias)
+        return out.movedim(1, -1)
+
+
 @pytest.mark.parametrize("kind", ["batch", "recent"])
-def test_a_layer_is_as_it_was_after_the_context_whatever_ends_it(kind: Any) -> None:
-    class Interrupted(nn.BatchNorm2d):
-        def forward(self, input: Tensor) -> Tensor:
-            super().forward(input)
-            raise KeyboardInterrupt
-
-    layer = Interrupted(2).eval()
-    before = {**layer._parameters, **layer._buffers}
-    statistics = BatchStatistics(batch_norms(layer), kind, None)
-    with pytest.raises(KeyboardInterrupt), statistics, statistics:
-        layer(torch.randn(3, 2, 2, 1))
-    after = {**layer._parameters, **layer._buffers}
-    assert all(after[name] is tensor for name, tensor in before.items()) and "forward" not in vars(layer)
-
-
-def test_a_layer_with_an_activation_normalises_by_the_batch_first() -> None:
-    layer, images = BatchNormAct2d(3).eval(), 5 * torch.randn(20, 3, 4, 4) + 2
-    with BatchStatistics(batch_norms(layer), "batch", None):
-        torch.testing.assert_close(layer(images), nn.functional.batch_norm(images, None, None, training=True).relu())
+@pytest.mark.parametrize("make", [BatchNormAct2d, ChannelsLast, Functional])
+def test_layers_with_a_forward_pass_of_ones_own_normalise_by_the_same_statistics(make: Any, kind: Any) -> None:
+    layer, plain, images = make(3).eval(), nn.BatchNorm2d(3).eval(), 5 * torch.randn(6, 3, 4, 4) + 2
+    found = []
+    for each in (layer, plain):
+        statistics = BatchStatistics(batch_norms(each), kind, None)
+        statistics.expect(6)
+        last = isinstance(each, ChannelsLast | Functional)
+        with statistics:
+            out = each(images.movedim(1, -1)).movedim(-1, 1) if last else each(images)
+        found.append([out.relu(), *statistics.state().values()])
+    torch.testing.assert_close(found[0], found[1])
 
 
 @pytest.mark.parametrize(
