@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -122,17 +121,3 @@ def check_images(images: Tensor, input_size: tuple[int, int] | None, dtype: torc
         channels_last = images.ndim == 4 and images.shape[1] != 3 and images.shape[3] == 3
         hint = "; images.permute(0, 3, 1, 2) puts the channels first" if channels_last else ""
         raise ValueError(f"images must be {expected}, got {images.dtype} of shape {tuple(images.shape)}{hint}")
-
-
-@contextlib.contextmanager
-def patched_method(module: nn.Module, name: str, function: Callable[..., Tensor]) -> Iterator[None]:
-    """Replace a method of this module alone within the block."""
-    earlier = vars(module).get(name)
-    vars(module)[name] = function
-    try:
-        yield
-    finally:
-        if earlier is None:
-            del vars(module)[name]
-        else:
-            vars(module)[name] = earlier

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -15,7 +16,6 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.backbones.backbone import patched_method
 from remtta.backbones.tokens import BlockArguments, Transformer, gather_patches
 
 
@@ -127,8 +127,22 @@ class BEiT(Transformer):
         def kept_bias() -> Tensor:
             return gather_bias(whole_bias(), kept, self.num_prefix_tokens)
 
-        with patched_method(block.attn, "_get_rel_pos_bias", kept_bias):
+        with _patched_method(block.attn, "_get_rel_pos_bias", kept_bias):
             return block.forward(tokens, shared)  # not compiled, which would bypass the patch
+
+
+@contextlib.contextmanager
+def _patched_method(module: nn.Module, name: str, function: Callable[..., Tensor]) -> Iterator[None]:
+    """Replace a method of this module alone within the block."""
+    earlier = vars(module).get(name)
+    vars(module)[name] = function
+    try:
+        yield
+    finally:
+        if earlier is None:
+            del vars(module)[name]
+        else:
+            vars(module)[name] = earlier
 
 
 def _is_plain(layer: nn.Module, expected: type[nn.Module]) -> bool:
