@@ -22,8 +22,7 @@ from remtta.evaluation.datasets import read_image_list
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.models.card import read_labels
 from remtta.models.checkpoints import load_checkpoint
-from remtta.models.hashing import state_sha256
-from remtta.models.tensor_files import CHECKSUM, read_tensors, save_tensors
+from remtta.models.tensor_files import CHECKSUM, read_tensors, save_tensors, state_sha256
 from remtta.options.option import option_fields, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key
 from tests.conftest import tiny_vit

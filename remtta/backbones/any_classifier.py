@@ -1,54 +1,78 @@
-"""Any image classifier; a trace of one image decides whether tokens or pixels are masked."""
+"""Any image classifier, and timm's with stages; a trace of one image decides whether tokens or pixels are masked."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import ClassVar
 
 import torch
+from timm.models.byobnet import ByobNet
+from timm.models.convnext import ConvNeXt
+from timm.models.efficientnet import EfficientNet
+from timm.models.mobilenetv3 import MobileNetV3
+from timm.models.regnet import RegNet
+from timm.models.resnet import ResNet
+from timm.models.resnetv2 import ResNetV2
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from remtta.backbones.attention import AttentionRows
 from remtta.backbones.backbone import Backbone, BatchNorm, Scores
 from remtta.backbones.batchnorm import batch_norms
-from remtta.backbones.structure import Layout, Places, infer_structure, logits_of_kept, with_input
+from remtta.backbones.structure import infer_structure, logits_of_kept, with_input
 from remtta.errors import ModelError
+from remtta.models.metadata import Size, Structure, metadata_of
 from remtta.models.unwrapping import UnwrappedModel
 
-_HELD = 4  # tensors of the largest size that a layer holds at a time
+_LIVE_TENSORS = 4  # of the largest size that a layer holds at a time
 
-_LAYOUTS: WeakKeyDictionary[nn.Module, Layout] = WeakKeyDictionary()
+STAGES: Mapping[type[nn.Module], tuple[str, str]] = {
+    ResNet: ("layer1 layer2 layer3 layer4", "conv1 bn1"),
+    ResNetV2: ("stages", "stem"),
+    ConvNeXt: ("stages", "stem"),
+    SwinTransformer: ("layers", "patch_embed"),
+    SwinTransformerV2: ("layers", "patch_embed"),
+    ByobNet: ("stages", "stem"),  # MobileViT among others
+    EfficientNet: ("blocks", "conv_stem bn1"),  # and MobileNetV2
+    MobileNetV3: ("blocks", "conv_stem bn1"),
+    RegNet: ("s1 s2 s3 s4", "stem"),
+}
+"""Attributes with the stages of each family, or with the list of them all, and those of the stem.
+
+Layers after the stages adapt only if all norms do.
+"""
 
 
 class AnyClassifier(Backbone):
     """A classifier with its own forward pass; hooks drop patch tokens, or patches of the image are set to zero.
 
-    Its blocks and its stem are found, unless their places are given.
+    Its blocks and its stem are found, unless their module paths are given.
     """
 
-    def __init__(self, inside: UnwrappedModel, places: Places | None = None) -> None:
-        self.module, self._inside, self._places = inside.module, inside, places
+    def __init__(self, model: UnwrappedModel, blocks: Sequence[str] = (), stem: Sequence[str] = ()) -> None:
+        self.module, self._model, self._blocks, self._stem = model.module, model, blocks, stem
 
     @property
-    def _layout(self) -> Layout:
-        if self._inside.given not in _LAYOUTS:
-            _LAYOUTS[self._inside.given] = infer_structure(self._inside, self._places)
-        return _LAYOUTS[self._inside.given]
+    def _structure(self) -> Structure:
+        known = metadata_of(self._model.wrapped)
+        if known.structure is None:
+            known.structure = infer_structure(self._model, self._blocks, self._stem)
+        return known.structure
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
-        return [self.module.get_submodule(place) for place in self._layout.blocks]
+        return [self.module.get_submodule(path) for path in self._structure.blocks]
 
     def parts(self, number: int) -> Sequence[nn.Module]:
-        stem = [self.module.get_submodule(place) for place in self._layout.stem] if number == 0 else []
+        stem = [self.module.get_submodule(path) for path in self._structure.stem] if number == 0 else []
         return [*stem, self.blocks[number]]
 
     @property
     def channel_axis(self) -> int:
-        return self._layout.channel_axis if self._layout.prefix is None else -1
+        return self._structure.channel_axis if self._structure.num_prefix_tokens is None else -1
 
     @property
     def batch_norms(self) -> Mapping[str, BatchNorm]:
@@ -56,34 +80,34 @@ class AnyClassifier(Backbone):
 
     @property
     def num_patches(self) -> int:
-        return math.prod(self._layout.grid)
+        return math.prod(self._structure.grid)
 
     @property
-    def patch_size(self) -> tuple[int, int]:
-        (height, width), (rows, columns) = self._inside.trace.inner_size, self._layout.grid
+    def patch_size(self) -> Size:
+        (height, width), (rows, columns) = self._model.trace.inner_size, self._structure.grid
         return math.ceil(height / rows), math.ceil(width / columns)
 
     @property
     def num_tokens(self) -> int:
         """Tokens, or positions of the feature map, after the first block."""
-        shape = self._inside.trace.calls.get(self._layout.blocks[0], ((), ()))[1] if self._layout.blocks else ()
+        shape = self._model.trace.shapes.get(self._structure.blocks[0], ((), ()))[1] if self._structure.blocks else ()
         return max(self.num_patches, math.prod(shape[1:]) // shape[self.channel_axis] if len(shape) > 2 else 0)
 
     @property
     def num_passing(self) -> int:
-        return _HELD * max(math.prod(left) for _, left in self._inside.trace.calls.values())
+        return _LIVE_TENSORS * max(math.prod(left) for _, left in self._model.trace.shapes.values())
 
     @property
-    def input_size(self) -> tuple[int, int] | None:
-        return None if self._layout.prefix is None else self._inside.trace.inner_size
+    def input_size(self) -> Size | None:
+        return None if self._structure.num_prefix_tokens is None else self._model.trace.inner_size
 
     @property
     def num_classes(self) -> int:
-        return super().num_classes if self._inside.is_timm else self._inside.trace.num_classes
+        return super().num_classes if self._model.is_timm else self._model.trace.num_classes
 
     @property
     def classifiers(self) -> Mapping[str, nn.Module]:
-        head = self._inside.trace.head
+        head = self._model.trace.head
         return super().classifiers if head is None else {head: self.module.get_submodule(head)}
 
     def embed(self, images: Tensor) -> Tensor:
@@ -95,25 +119,26 @@ class AnyClassifier(Backbone):
     def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
         if kept is None:
             return self.forward(embedded)
-        prefix = self._layout.prefix
+        prefix = self._structure.num_prefix_tokens
         if prefix is None:
             return self.forward(paint_out(embedded, kept, self._grid(embedded)))
-        return logits_of_kept(self._inside, self.blocks[0], embedded, kept, prefix)
+        return logits_of_kept(self._model, self.blocks[0], embedded, kept, prefix)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self._inside.logits(images)
+        return self._model.logits(images)
 
-    def check_scores(self, kind: Scores) -> None:
-        layout = self._layout
-        has = {"features": layout.map is not None or layout.prefix is not None, "gradcam": layout.map is not None}
-        if not {"attention": layout.attends, **has}[kind]:
-            others = [each for each, there in has.items() if there]
+    def check_scores(self, scores: Scores) -> None:
+        structure = self._structure
+        has_map = structure.feature_map is not None
+        others = {"features": has_map or structure.num_prefix_tokens is not None, "gradcam": has_map}
+        if not {"attention": structure.attends, **others}[scores]:
+            available = [name for name, there in others.items() if there]
             raise ModelError(
-                f"{type(self.module).__name__} has no patch scores for --set masking={kind}; "
-                f"leave it out, or choose {' or '.join([*others, 'random'])}"
+                f"{type(self.module).__name__} has no patch scores for --set masking={scores}; "
+                f"leave it out, or choose {' or '.join([*available, 'random'])}"
             )
 
-    def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
+    def classify_with_scores(self, embedded: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C), and a score (B, N) of each patch.
 
         "attention" is that of the first token, "features" the L2 norm of the tokens entering the last block or of the
@@ -121,23 +146,23 @@ class AnyClassifier(Backbone):
 
         Source: Ranked Entropy Minimization, arXiv:2505.16441, "Experiments on Different Network Architectures".
         """
-        layout = self._layout
-        if kind == "attention":
-            assert layout.prefix is not None
-            with AttentionRows(layout.prefix + self.num_patches) as noted:
+        structure = self._structure
+        if scores == "attention":
+            assert structure.num_prefix_tokens is not None
+            with AttentionRows(structure.num_prefix_tokens + self.num_patches) as attention:
                 logits = self.forward(embedded)
-            return logits, noted.rows[-1][:, layout.prefix :]
-        if kind == "gradcam":
+            return logits, attention.rows[-1][:, structure.num_prefix_tokens :]
+        if scores == "gradcam":
             return self._with_gradcam(embedded)
-        if layout.map is None:
-            logits, tokens = with_input(self._inside, self.blocks[-1], embedded)
-            return logits, tokens[:, layout.prefix :].detach().float().norm(dim=-1)
+        if structure.feature_map is None:
+            logits, tokens = with_input(self._model, self.blocks[-1], embedded)
+            return logits, tokens[:, structure.num_prefix_tokens :].detach().float().norm(dim=-1)
         logits, features = self._with_map(embedded)
-        return logits, self._on_patches(features.detach().float().norm(dim=layout.channel_axis), embedded)
+        return logits, self._on_patches(features.detach().float().norm(dim=structure.channel_axis), embedded)
 
     def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         for head in self.classifiers.values():
-            logits, features = with_input(self._inside, head, images)
+            logits, features = with_input(self._model, head, images)
             return logits, features.flatten(1)
         raise ModelError(f"no linear layer makes the logits of {type(self.module).__name__}, so it has no features")
 
@@ -150,24 +175,24 @@ class AnyClassifier(Backbone):
 
         Source: Grad-CAM, arXiv:1610.02391, Eq. 1 and 2.
         """
-        wanted, axis = torch.is_grad_enabled(), self.channel_axis
+        keeps_graph, axis = torch.is_grad_enabled(), self.channel_axis
         with torch.enable_grad():
             logits, features = self._with_map(images.clone() if images.is_inference() else images)
-            (gradient,) = torch.autograd.grad(logits.float().amax(-1).sum(), features, retain_graph=wanted)
+            (gradient,) = torch.autograd.grad(logits.float().amax(-1).sum(), features, retain_graph=keeps_graph)
         weights = gradient.movedim(axis, -1).flatten(1, 2).float().mean(1)[:, None, None]  # (B, 1, 1, D)
         scores = (weights * features.detach().movedim(axis, -1).float()).sum(-1)
-        return logits if wanted else logits.detach(), self._on_patches(scores, images)
+        return logits if keeps_graph else logits.detach(), self._on_patches(scores, images)
 
     def _with_map(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C), and the last feature map; with gradients on, logits can be differentiated by it."""
         maps: list[Tensor] = []
 
-        def note(layer: nn.Module, inputs: Any, output: Tensor) -> None:
+        def record(layer: nn.Module, inputs: object, output: Tensor) -> None:
             needs = torch.is_grad_enabled() and not output.requires_grad
             maps.append(output.requires_grad_() if needs else output)
 
-        assert self._layout.map is not None
-        with self.module.get_submodule(self._layout.map).register_forward_hook(note):
+        assert self._structure.feature_map is not None
+        with self.module.get_submodule(self._structure.feature_map).register_forward_hook(record):
             return self.forward(images), maps[-1]
 
     def _on_patches(self, scores: Tensor, images: Tensor) -> Tensor:
@@ -177,16 +202,49 @@ class AnyClassifier(Backbone):
             scores = F.interpolate(scores.unsqueeze(1), grid, mode="bilinear", align_corners=False).squeeze(1)
         return scores.flatten(1)
 
-    def _grid(self, images: Tensor) -> tuple[int, int]:
+    def _grid(self, images: Tensor) -> Size:
         (height, width), (rows, columns) = self.patch_size, images.shape[2:]
         return math.ceil(rows / height), math.ceil(columns / width)
 
 
-def paint_out(images: Tensor, kept: Tensor, grid: tuple[int, int]) -> Tensor:
+class StagedClassifier(AnyClassifier):
+    """A classifier with stages, whose views are images; patches are the cells of its last feature map, on the image."""
+
+    kinds: ClassVar[Mapping[str, str]] = {
+        "ResNet (ResNeXt, Wide ResNet, SE-ResNet)": "resnet50",
+        "ResNetV2 (BiT)": "resnetv2_50",
+        "ConvNeXt": "convnext_tiny",
+        "ConvNeXt V2": "convnextv2_tiny",
+        "Swin": "swin_tiny_patch4_window7_224",
+        "Swin V2": "swinv2_tiny_window8_256",
+        "MobileViT": "mobilevit_s",
+        "MobileViT V2": "mobilevitv2_100",
+        "ByobNet (RegNetZ, RepVGG)": "regnetz_b16",
+        "EfficientNet": "efficientnet_b0",
+        "MobileNetV2": "mobilenetv2_100",
+        "MobileNetV3, MobileNetV4": "mobilenetv3_small_100",
+        "RegNet": "regnety_016",
+    }
+
+    def __init__(self, module: nn.Module) -> None:
+        stages, stem = (
+            names.split() for names in next(STAGES[family] for family in STAGES if isinstance(module, family))
+        )
+        if len(stages) == 1:
+            stages = [f"{stages[0]}.{name}" for name, _ in module.get_submodule(stages[0]).named_children()]
+        super().__init__(UnwrappedModel(module, module), stages, stem)
+
+    @property
+    def input_size(self) -> Size | None:
+        embed = getattr(self.module, "patch_embed", None)
+        return tuple(embed.img_size) if embed is not None and getattr(embed, "strict_img_size", False) else None
+
+
+def paint_out(images: Tensor, kept: Tensor, grid: Size) -> Tensor:
     """Set the patches of images (B, 3, H, W) to zero except those kept (B, K), indices on the grid in row-major order.
 
     The paper says that CNNs mask pixels or patches of the input, but not with what value; zero after normalisation is
     the mean colour of the preprocessing. If the grid does not divide H or W, patches differ in size by a pixel.
     """
-    stays = images.new_zeros(len(kept), math.prod(grid)).scatter_(1, kept, 1.0)
-    return images * F.interpolate(stays.view(-1, 1, *grid), size=images.shape[2:], mode="nearest")
+    mask = images.new_zeros(len(kept), math.prod(grid)).scatter_(1, kept, 1.0)
+    return images * F.interpolate(mask.view(-1, 1, *grid), size=images.shape[2:], mode="nearest")

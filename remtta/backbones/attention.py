@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +27,8 @@ WITH_ROWS = (*SOFTMAX, ParallelScalingBlock, AttentionPoolLatent)
 class AttentionRows(TorchFunctionMode):
     """Context that records the first query's row of every softmax attention.
 
+    A mode, since timm's attentions and many others call a function, so that hooks of modules see no queries and keys.
+
     Args:
         num_tokens: Record only self-attention over this many tokens T; None for all.
 
@@ -39,38 +41,46 @@ class AttentionRows(TorchFunctionMode):
         self._num_tokens = num_tokens
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
         with torch.no_grad():
             if func is F.scaled_dot_product_attention and out.ndim == 4:
-                self._note(_scaled_row(*args, **(kwargs or {})), out.shape[2])
+                self._record(_scaled_row(*args, **kwargs), out.shape[2])
             elif func is F.multi_head_attention_forward and len(args) > 6 and args[5] is not None:  # joint weights
-                self._note(_joint_row(*args[:7]), len(args[0]))
+                self._record(_joint_row(*args[:7]), len(args[0]))
             elif func in (F.softmax, torch.softmax, Tensor.softmax) and out.ndim == 4:
-                self._note(out[:, :, 0].float().sum(1), out.shape[2])
+                self._record(out[:, :, 0].float().sum(1), out.shape[2])
         return out
 
-    def _note(self, row: Tensor, num_queries: int) -> None:
+    def _record(self, row: Tensor, num_queries: int) -> None:
         if self._num_tokens is None or row.shape[1] == num_queries == self._num_tokens:
             self.rows.append(row)
 
 
 def _scaled_row(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *rest: Any, **kwargs: Any
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    *rest: object,
+    scale: float | None = None,
+    **options: object,
 ) -> Tensor:
     """Return the row for the arguments of `F.scaled_dot_product_attention`."""
-    scale = kwargs.get("scale")
     factor = 1.0 if scale is None else scale * math.sqrt(query.shape[-1])
     return _softmax_row(factor * query[:, :, :1], key, None if attn_mask is None else attn_mask[..., :1, :])
 
 
-def _joint_row(query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, weight: Tensor, bias: Any) -> Tensor:
+def _joint_row(
+    query: Tensor, key: Tensor, value: Tensor, width: int, heads: int, weight: Tensor, bias: Tensor | None
+) -> Tensor:
     """Return the row for `nn.MultiheadAttention`, whose tokens are (T, B, D)."""
-    biases = (None, None) if bias is None else (bias[:width], bias[width : 2 * width])
-    q = F.linear(query[:1].transpose(0, 1), weight[:width], biases[0])
-    k = F.linear(key.transpose(0, 1), weight[width : 2 * width], biases[1])
-    return _softmax_row(*(each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in (q, k)))
+    q_bias, k_bias = (None, None) if bias is None else (bias[:width], bias[width : 2 * width])
+    q = F.linear(query[:1].transpose(0, 1), weight[:width], q_bias)
+    k = F.linear(key.transpose(0, 1), weight[width : 2 * width], k_bias)
+    return _softmax_row(*(tokens.unflatten(-1, (heads, -1)).transpose(1, 2) for tokens in (q, k)))
 
 
 def _softmax_row(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:

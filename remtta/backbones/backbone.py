@@ -8,8 +8,7 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 
-from remtta.models.heads import classifiers_of
-from remtta.models.unwrapping import classes_of_timm
+from remtta.models.unwrapping import classes_of_timm, classifiers_of
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 
@@ -21,7 +20,7 @@ class Backbone(Protocol):
     """An image classifier whose views may leave out patches.
 
     All views of a batch start from the output of `embed`: tokens, or the images themselves if masks apply to pixels.
-    Only the backbone interprets it; others may index its images (B first) and pass it back.
+    Only the backbone interprets this output; callers may index its first axis B and pass it back.
 
     Attributes:
         module: The model itself, without wrappers, whose names parameters and deltas use.
@@ -63,7 +62,7 @@ class Backbone(Protocol):
 
     @property
     def num_passing(self) -> int:
-        """Approximate number of values that a forward pass of one image holds besides its graph, at its widest."""
+        """Approximate peak number of activation elements per image outside autograd."""
 
     @property
     def input_size(self) -> tuple[int, int] | None:
@@ -98,13 +97,13 @@ class Backbone(Protocol):
         return self.classify(self.embed(images))
 
     def forward(self, images: Tensor) -> Tensor:
-        """The same, by a forward pass of the module in which every block is called."""
+        """Return the same logits by a forward pass of the module that calls every block."""
         return self.module(images)
 
-    def check_scores(self, kind: Scores) -> None:
-        """Raise ModelError if this model has no scores of this kind."""
+    def check_scores(self, scores: Scores) -> None:
+        """Raise ModelError if this model has no such scores."""
 
-    def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
+    def classify_with_scores(self, embedded: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C) with all patches, and scores (B, N) of the patches, without gradient."""
 
     def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,12 +113,11 @@ class Backbone(Protocol):
 def check_images(images: Tensor, input_size: tuple[int, int] | None, dtype: torch.dtype = torch.float32) -> None:
     """Raise ValueError unless this is a batch of images of this size and type; by default preprocessed ones."""
     height, width = input_size or ("H", "W")
-    wanted = f"{str(dtype).removeprefix('torch.')} of shape (B, 3, {height}, {width}) with B >= 1"
+    expected = f"{str(dtype).removeprefix('torch.')} of shape (B, 3, {height}, {width}) with B >= 1"
     if not isinstance(images, Tensor):
-        raise ValueError(f"images must be a tensor, {wanted}, got {type(images).__name__}")
-    fits = images.ndim == 4 and len(images) > 0 and images.shape[1] == 3
-    fits = fits and input_size in (None, tuple(images.shape[2:]))
-    if not fits or images.dtype != dtype:
-        last = images.ndim == 4 and images.shape[1] != 3 and images.shape[3] == 3
-        hint = "; images.permute(0, 3, 1, 2) puts the channels first" if last else ""
-        raise ValueError(f"images must be {wanted}, got {images.dtype} of shape {tuple(images.shape)}{hint}")
+        raise ValueError(f"images must be a tensor, {expected}, got {type(images).__name__}")
+    is_batch = images.ndim == 4 and len(images) > 0 and images.shape[1] == 3
+    if not is_batch or input_size not in (None, tuple(images.shape[2:])) or images.dtype != dtype:
+        channels_last = images.ndim == 4 and images.shape[1] != 3 and images.shape[3] == 3
+        hint = "; images.permute(0, 3, 1, 2) puts the channels first" if channels_last else ""
+        raise ValueError(f"images must be {expected}, got {images.dtype} of shape {tuple(images.shape)}{hint}")

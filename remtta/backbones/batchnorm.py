@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -20,17 +20,17 @@ FEW = 16
 """Smallest batch size at which a batch's statistics need no prior."""
 
 HALF_LIFE = 35
-"""Images after which one counts for half in recent statistics."""
+"""Number of images after which an image's weight in the recent statistics has halved."""
 
 _KEEP = 0.5 ** (1 / HALF_LIFE)
 RECENT = round(1 / (1 - _KEEP))
-"""Number of images that recent statistics count for in the long run, as do the source's beside them."""
+"""Total weight of all recent images in the long run; the source's statistics have the same weight."""
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 class Moments(NamedTuple):
-    """Mean and variance of a layer's channels, shape (channels,), and the number of images that they count for."""
+    """Mean and variance of a layer's channels, shape (C,), and the number of images that they count for."""
 
     weight: float
     mean: Tensor
@@ -46,12 +46,16 @@ class BatchStatistics(TorchFunctionMode):
     source's statistics, so that small batches are normalised as large ones are. Outside of the context, the model uses
     its running statistics.
 
+    A mode, since users' batch norms may rearrange their input before they normalise, and users' models may call
+    `F.batch_norm` with a layer's tensors; hooks of modules see neither.
+
     Attributes:
         mixes: True if an image's logits depend on the rest of its batch.
         moves: True if the running statistics follow the recent ones.
+        norms: The batch norms affected, by name.
 
     Args:
-        norms: The batch norms affected, by name.
+        norms: As above.
         kind: "batch", "recent", or "running" for the running statistics alone.
         prior: Number of images that the source's statistics count for; None for as many as the batch lacks of `FEW`,
             or for `RECENT`.
@@ -63,25 +67,25 @@ class BatchStatistics(TorchFunctionMode):
 
     def __init__(self, norms: Mapping[str, BatchNorm], kind: Kind, prior: int | None, *, mixes: bool = False) -> None:
         super().__init__()
-        self._norms, self._prior = norms, prior
+        self.norms, self._prior = norms, prior
+        self._names = {id(norm.running_mean): name for name, norm in norms.items()}
         self._blends = kind == "batch" and bool(norms)
         self.mixes = mixes or (kind != "running" and bool(norms))
         self.moves = kind == "recent" and bool(norms)
-        self._names = {id(norm.running_mean): name for name, norm in norms.items()}
         self._source = {name: _running(norm, RECENT if prior is None else prior) for name, norm in norms.items()}
         self._warned_of_few = self._warned_of_parts = False
         self.forget()
 
     def forget(self) -> None:
         """Begin with no recent images, or with the model's running statistics if they are no longer the source's."""
-        self._expected, self._batch, self._past = 0, dict[str, Moments](), dict[str, Moments]()
-        for name, norm in self._norms.items() if self.moves else ():
+        self._num_expected, self._batch, self._earlier = 0, dict[str, Moments](), dict[str, Moments]()
+        for name, norm in self.norms.items() if self.moves else ():
             now = _running(norm, RECENT)
             if not now.mean.is_meta and not torch.equal(now.mean, self._source[name].mean):
-                self._past[name] = now
+                self._earlier[name] = now
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self, func: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if func is F.batch_norm:
             return self._normalise(*args, **(kwargs or {}))
@@ -94,38 +98,37 @@ class BatchStatistics(TorchFunctionMode):
         recent = self._recent()
         totals = [moment.sum() for _, *moments in recent.values() for moment in moments]
         if totals and torch.isfinite(torch.stack(totals)).all():  # one synchronisation for all layers
-            self._past = recent
-        self._batch, self._expected = {}, num_images
+            self._earlier = recent
+        self._batch, self._num_expected = {}, num_images
 
     @property
     def waits(self) -> bool:
         """True while images of the new batch are missing in the recent statistics."""
-        return self._expected > max((seen.weight for seen in self._batch.values()), default=0)
+        return self._num_expected > max((moments.weight for moments in self._batch.values()), default=0)
 
     @torch.no_grad()
     def follow(self) -> None:
         """Set the running statistics to the recent ones, blended with the source's."""
         for name, recent in self._recent().items():
-            norm, (_, mean, variance) = self._norms[name], _pooled(recent, self._source[name])
-            assert norm.running_mean is not None and norm.running_var is not None
-            norm.running_mean.copy_(mean)
-            norm.running_var.copy_(variance)
+            _, mean, variance = _pooled(recent, self._source[name])
+            for buffer, value in zip(_buffers(self.norms[name]), (mean, variance), strict=True):
+                buffer.copy_(value)
 
     def state(self) -> dict[str, Tensor]:
         """Return the recent statistics, on the CPU."""
-        found = {}
+        state = {}
         for name, (weight, mean, variance) in self._recent().items():
-            found[f"bn.{name}.weight"] = torch.tensor(weight, dtype=torch.float64)
-            found |= {f"bn.{name}.mean": mean.cpu().clone(), f"bn.{name}.variance": variance.cpu().clone()}
-        return found
+            state[f"bn.{name}.weight"] = torch.tensor(weight, dtype=torch.float64)
+            state |= {f"bn.{name}.mean": mean.cpu().clone(), f"bn.{name}.variance": variance.cpu().clone()}
+        return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned, among other entries."""
-        self._expected, self._batch, self._past = 0, {}, {}
+        self._num_expected, self._batch, self._earlier = 0, {}, {}
         for name, source in self._source.items():
             if f"bn.{name}.weight" in state:
                 mean, variance = (state[f"bn.{name}.{part}"].to(source.mean) for part in ("mean", "variance"))
-                self._past[name] = Moments(float(state[f"bn.{name}.weight"]), mean, variance)
+                self._earlier[name] = Moments(float(state[f"bn.{name}.weight"]), mean, variance)
 
     def warn_of_few(self, num_images: int) -> None:
         """Warn once about small batches, unless a prior was chosen."""
@@ -160,73 +163,69 @@ class BatchStatistics(TorchFunctionMode):
         name = self._names.get(id(running_mean))
         if name is None or running_mean is None or running_var is None or training:  # not one of these batch norms
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
-        if self.moves:
-            mean, variance = self._follow(name, input)
-            return _normalised(input, mean, variance, weight, bias, eps)
         prior = max(0, FEW - len(input)) if self._prior is None else self._prior
-        if not prior and input.numel() > input.shape[1]:
+        if self.moves:
+            _, mean, variance = self._pooled_with_recent(name, input)
+        elif not prior and input.numel() > input.shape[1]:
             return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)
-        share = len(input) / (len(input) + prior)
-        mean, variance = _Moments.apply(input.to(running_mean.dtype))
-        mean, variance = torch.lerp(running_mean, mean, share), torch.lerp(running_var, variance, share)
-        return _normalised(input, mean, variance, weight, bias, eps)
+        else:
+            mean, variance = _Moments.apply(input.to(running_mean.dtype))
+            share = len(input) / (len(input) + prior)
+            mean, variance = torch.lerp(running_mean, mean, share), torch.lerp(running_var, variance, share)
+        # The fused kernel takes constant statistics; the gradients of mean and variance flow through scale and shift.
+        fixed_mean, fixed_variance = mean.detach(), variance.detach()
+        scale = ((fixed_variance + eps) / (variance + eps)).sqrt() * (1 if weight is None else weight)
+        shift = (fixed_mean - mean) * scale * (fixed_variance + eps).rsqrt() + (0 if bias is None else bias)
+        out = F.batch_norm(input.to(mean.dtype), fixed_mean, fixed_variance, scale, shift, False, 0.0, eps)
+        return out.to(input.dtype)
 
-    def _follow(self, name: str, input: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance to normalise a layer's input by, and take note of it if it is expected."""
+    def _pooled_with_recent(self, name: str, input: Tensor) -> Moments:
+        """Return a layer's statistics of its input and of the images before; record the input's if it is expected."""
         source = self._source[name]
         mean, variance = _Moments.apply(input.to(source.mean.dtype))
-        own = Moments(_weight(len(input)), mean, variance)
-        past = [_aged(self._past[name], len(input))] if name in self._past else []
-        before = self._batch.get(name)
-        if self._expected > (0 if before is None else before.weight):
-            seen = Moments(len(input), mean.detach(), variance.detach())
-            self._batch[name] = seen if before is None else _pooled(before, seen)
-        _, mean, variance = _pooled(own, source, *past)
-        return mean, variance
+        recorded = self._batch.get(name)
+        if self._num_expected > (0 if recorded is None else recorded.weight):
+            new = Moments(len(input), mean.detach(), variance.detach())
+            self._batch[name] = new if recorded is None else _pooled(recorded, new)
+        return _pooled(Moments(_total_weight(len(input)), mean, variance), source, *self._aged(name, len(input)))
 
     def _recent(self) -> dict[str, Moments]:
         """Return the recent statistics by layer, the last batch's included."""
-        recent = dict(self._past)
+        recent = dict(self._earlier)
         for name, batch in self._batch.items():
             count = round(batch.weight)
-            own = batch._replace(weight=_weight(count))
-            recent[name] = _pooled(own, _aged(self._past[name], count)) if name in self._past else own
+            recent[name] = _pooled(batch._replace(weight=_total_weight(count)), *self._aged(name, count))
         return recent
+
+    def _aged(self, name: str, count: int) -> list[Moments]:
+        """Return a layer's earlier statistics, if there are any, with their weight after `count` further images."""
+        earlier = self._earlier.get(name)
+        return [] if earlier is None else [earlier._replace(weight=earlier.weight * _KEEP**count)]
+
+
+def _buffers(norm: BatchNorm) -> tuple[Tensor, Tensor]:
+    assert norm.running_mean is not None and norm.running_var is not None
+    return norm.running_mean, norm.running_var
 
 
 def _running(norm: BatchNorm, weight: int) -> Moments:
-    assert norm.running_mean is not None and norm.running_var is not None
-    mean, variance = norm.running_mean.detach().clone(), norm.running_var.detach().clone()
-    return Moments(weight, mean, variance)
+    mean, variance = _buffers(norm)
+    return Moments(weight, mean.detach().clone(), variance.detach().clone())
 
 
-def _weight(count: int) -> float:
+def _total_weight(count: int) -> float:
     """Return the weight of this many images, the newest of which counts 1."""
     return float((1 - _KEEP**count) / (1 - _KEEP))
 
 
-def _aged(past: Moments, count: int) -> Moments:
-    """Return the weight of images this many images later, with their statistics."""
-    return past._replace(weight=past.weight * _KEEP**count)
-
-
 def _pooled(*parts: Moments) -> Moments:
-    """Return mean and variance of all images together."""
+    """Return mean and variance of all images together; those of a single part are unchanged."""
+    if len(parts) == 1:
+        return parts[0]
     weight = sum(part.weight for part in parts)
     mean = torch.stack([part.weight / weight * part.mean for part in parts]).sum(0)
     spreads = [part.weight / weight * (part.variance + (part.mean - mean).square()) for part in parts]
     return Moments(weight, mean, torch.stack(spreads).sum(0))
-
-
-def _normalised(
-    input: Tensor, mean: Tensor, variance: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> Tensor:
-    """Normalise by PyTorch's fused kernel, whose statistics are constants: their gradients flow via scale and shift."""
-    fixed_mean, fixed_variance = mean.detach(), variance.detach()
-    scale = ((fixed_variance + eps) / (variance + eps)).sqrt() * (1 if weight is None else weight)
-    shift = (fixed_mean - mean) * scale * (fixed_variance + eps).rsqrt() + (0 if bias is None else bias)
-    out = F.batch_norm(input.to(mean.dtype), fixed_mean, fixed_variance, scale, shift, False, 0.0, eps)
-    return out.to(input.dtype)
 
 
 class _Moments(torch.autograd.Function):

@@ -12,45 +12,45 @@ from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from remtta.backbones.any_classifier import AnyClassifier
+from remtta.backbones.any_classifier import STAGES, AnyClassifier, StagedClassifier
 from remtta.backbones.backbone import Backbone
-from remtta.backbones.beit import BEiT
-from remtta.backbones.eva import RotaryViT
-from remtta.backbones.image import LAYOUTS, ImageBackbone
 from remtta.backbones.tokens import Transformer
-from remtta.backbones.vit import ViT
+from remtta.backbones.vit import BEiT, RotaryViT, ViT
 from remtta.errors import ModelError, UsageError
 from remtta.models.unwrapping import unwrap_model
 from remtta.plugins import BACKBONES, load_plugin, package_of, plugins
 
-FAMILIES: dict[type[nn.Module], Callable[[Any], Backbone]] = {
+Builder = Callable[[Any], Backbone]
+"""Returns a model's backbone, or raises ModelError."""
+
+FAMILIES: dict[type[nn.Module], Builder] = {
     VisionTransformer: ViT,
     Eva: RotaryViT,
     Beit: BEiT,
-    **dict.fromkeys(LAYOUTS, ImageBackbone),
+    **dict.fromkeys(STAGES, StagedClassifier),
 }
-"""Model class to a function that returns its backbone, or raises ModelError; the first matching class counts."""
+"""By the class of the model; the first matching class counts."""
 
 
 def backbone_of(model: nn.Module) -> Backbone:
     """Return the backbone of a model or of what its wrappers hold: that of its family, or the one for any classifier;
     raise ModelError, with the reason, if it cannot be adapted.
     """
-    inside = unwrap_model(model)
-    if inside.is_timm:
-        for kind, backbone in FAMILIES.items():
-            if isinstance(inside.module, kind) and not _runs_otherwise(inside.module, backbone):
-                return backbone(inside.module)
-    return AnyClassifier(inside)
+    unwrapped = unwrap_model(model)
+    if unwrapped.is_timm:
+        for architecture, backbone in FAMILIES.items():
+            if isinstance(unwrapped.module, architecture) and not _overrides_forward(unwrapped.module, backbone):
+                return backbone(unwrapped.module)
+    return AnyClassifier(unwrapped)
 
 
-def _runs_otherwise(module: Any, backbone: Callable[[Any], Backbone]) -> bool:
+def _overrides_forward(module: VisionTransformer, backbone: Builder) -> bool:
     """Return True if a subclass of timm's transformer has a forward pass of its own, or hooks change it."""
     if not (isinstance(backbone, type) and issubclass(backbone, Transformer)):
         return False
-    own, timms = type(module), backbone.architecture
-    differs = own.forward is not timms.forward or own.forward_features is not timms.forward_features
-    return differs or bool(module._forward_pre_hooks or module._forward_hooks)
+    cls, base = type(module), backbone.architecture
+    overridden = cls.forward is not base.forward or cls.forward_features is not base.forward_features
+    return overridden or bool(module._forward_pre_hooks or module._forward_hooks)
 
 
 def with_tokens(backbone: Backbone, method: str) -> Transformer:
@@ -77,26 +77,25 @@ def compile_blocks(model: nn.Module) -> None:
 
 def modules_without_family() -> list[str]:
     """Return timm's modules that neither define nor import a class of FAMILIES."""
-    kinds = tuple(FAMILIES)
     modules = {module: vars(import_module(f"timm.models.{module}")).values() for module in timm.list_modules()}
     return sorted(
         module
         for module, content in modules.items()
-        if not any(isinstance(each, type) and issubclass(each, kinds) for each in content)
+        if not any(isinstance(member, type) and issubclass(member, tuple(FAMILIES)) for member in content)
     )
 
 
-def find_families() -> dict[type[nn.Module], Callable[[Any], Backbone]]:
+def find_families() -> dict[type[nn.Module], Builder]:
     """Return the families of other packages, whose modules may also register timm models; raise UsageError if one
     cannot be imported, is not a mapping, or has a class that is taken.
     """
-    found: dict[type[nn.Module], Callable[[Any], Backbone]] = {}
+    found: dict[type[nn.Module], Builder] = {}
     for entry in plugins(BACKBONES):
-        families, where = load_plugin(entry), f"{entry.value} of the package {package_of(entry)}"
+        families, source = load_plugin(entry), f"{entry.value} of the package {package_of(entry)}"
         if not isinstance(families, Mapping):
-            raise UsageError(f"{where} is not a mapping from model classes to functions that return a backbone")
-        for kind in families.keys() & {*FAMILIES, *found}:
-            raise UsageError(f"{where} has a second backbone for {kind.__name__}; uninstall the package")
+            raise UsageError(f"{source} is not a mapping from model classes to functions that return a backbone")
+        for architecture in families.keys() & {*FAMILIES, *found}:
+            raise UsageError(f"{source} has a second backbone for {architecture.__name__}; uninstall the package")
         found |= families
     return found
 

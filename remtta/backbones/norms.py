@@ -8,12 +8,12 @@ import re
 from timm.layers import norm
 from torch import nn
 
-from remtta.backbones.backbone import Backbone
+from remtta.backbones.backbone import Backbone, BatchNorm
 from remtta.errors import ModelError, UsageError, counted
 
-_TIMMS = (kind for kind in vars(norm).values() if isinstance(kind, type) and issubclass(kind, nn.Module))
+_TIMM_NORMS = (member for member in vars(norm).values() if isinstance(member, type) and issubclass(member, nn.Module))
 _NORM_NAMES = re.compile(r"(Layer|RMS|Batch|Group|Instance)Norm")
-_NORMS: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.modules.batchnorm._BatchNorm, *_TIMMS)
+_NORMS: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, BatchNorm, *_TIMM_NORMS)
 
 
 def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[str, nn.Parameter]:
@@ -39,13 +39,10 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
                 f"nothing to adapt: the first three quarters of {counted(depth, 'block')} hold no whole block; "
                 "name the blocks with --adapt-layers, or all"
             )
-    wanted = {
-        id(parameter)
-        for root in roots
-        for module in norm_modules(root).values()
-        for parameter in module.parameters(recurse=False)
-    }
-    selected = {name: parameter for name, parameter in backbone.module.named_parameters() if id(parameter) in wanted}
+    norms = [module for root in roots for module in norm_modules(root).values()]
+    chosen_ids = {id(parameter) for module in norms for parameter in module.parameters(recurse=False)}
+    named = backbone.module.named_parameters()
+    selected = {name: parameter for name, parameter in named if id(parameter) in chosen_ids}
     if not selected:
         raise ModelError(f"nothing to adapt: the chosen blocks have no normalisation weights{_hint(backbone)}")
     return selected
@@ -53,7 +50,7 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
 
 def norm_modules(module: nn.Module) -> dict[str, nn.Module]:
     """Return all normalisation layers of a module, by name."""
-    return {name: part for name, part in module.named_modules() if is_norm(part)}
+    return {name: layer for name, layer in module.named_modules() if is_norm(layer)}
 
 
 def is_norm(layer: nn.Module) -> bool:

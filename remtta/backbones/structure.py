@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from remtta.backbones.attention import AttentionRows
 from remtta.backbones.norms import is_norm
 from remtta.backbones.tokens import gather_patches
-from remtta.models.metadata import ModelWithMetadata
+from remtta.models.metadata import ModelWithMetadata, Shape, Size, Structure
 from remtta.models.unwrapping import UnwrappedModel, floating_weight
 
 _PATCH = 16  # pixels
@@ -23,66 +21,54 @@ _MAX_PREFIX = 8  # class, register and other tokens before the patches
 _MAIN = 0.8  # a part with at least this share of a level's norms is looked into
 _TOLERANCE = 1e-4  # of the largest logit
 
-_log = logging.getLogger("remtta")
-
-Size = tuple[int, int]
-Places = tuple[Sequence[str], Sequence[str]]
-"""Of the blocks, in the order of the forward pass, and of the norms before the first of them, or what holds these."""
+_log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The structure of a classifier, as far as adapting and masking need it."""
-
-    blocks: Sequence[str]  # module paths of its blocks, in the order of the forward pass
-    stem: Sequence[str]  # module paths of the norms before the first block
-    grid: Size  # rows and columns of patches in an image of the model's own size
-    prefix: int | None = None  # number of tokens before the patch tokens; None if the image is masked instead of tokens
-    attends: bool = False  # whether the first token attends to the patch tokens by a softmax
-    map: str | None = None  # module path of the layer that returns the last feature map, if there is one
-    channel_axis: int = 1  # of this map
-
-
-def infer_structure(inside: UnwrappedModel, places: Places | None) -> Layout:
-    """Find the blocks by the norms, unless `places` has their paths; then what can be masked, and by which scores."""
-    trace, size = inside.trace, inside.trace.inner_size
-    norms = [place for place in trace.calls if is_norm(inside.module.get_submodule(place))]
-    blocks, stem = places or _places(norms, trace.head or "")
-    wanted = inside.given.patch_size if isinstance(inside.given, ModelWithMetadata) else None
-    found = _tokens(inside, blocks)
-    if found is not None and wanted in (None, tuple(side // n for side, n in zip(size, found[1], strict=True))):
-        prefix, grid = found
-        return Layout(blocks, stem, grid, prefix, prefix > 0 and _attends(inside, prefix + math.prod(grid)))
-    place, axis = _last_map(trace.calls, blocks, norms, size)
-    if wanted is None and place is not None:
-        shape = trace.calls[place][1]
-        return Layout(blocks, stem, positions(shape, axis), map=place, channel_axis=axis)
-    height, width = wanted or (min(_PATCH, max(1, min(size) // _MIN_PATCHES)),) * 2
-    grid = math.ceil(size[0] / height), math.ceil(size[1] / width)
-    return Layout(blocks, stem, grid, map=place, channel_axis=axis)
+def infer_structure(model: UnwrappedModel, blocks: Sequence[str], stem: Sequence[str]) -> Structure:
+    """Find the blocks and the norms before them, unless their module paths are given; then what can be masked, and by
+    which scores.
+    """
+    trace, size = model.trace, model.trace.inner_size
+    norms = [path for path in trace.shapes if is_norm(model.module.get_submodule(path))]
+    if not blocks:
+        blocks, stem = _blocks_and_stem(norms, trace.head or "")
+    patch_size = model.wrapped.patch_size if isinstance(model.wrapped, ModelWithMetadata) else None
+    tokens = _tokens(model, blocks)
+    if tokens is not None:
+        num_prefix, grid = tokens
+        if patch_size in (None, tuple(side // count for side, count in zip(size, grid, strict=True))):
+            attends = num_prefix > 0 and _attends(model, num_prefix + math.prod(grid))
+            return Structure(blocks, stem, grid, num_prefix, attends)
+    path, axis = _last_map(trace.shapes, blocks, norms, size)
+    if patch_size is None and path is not None:
+        grid = positions(trace.shapes[path][1], axis)
+    else:
+        height, width = patch_size or (min(_PATCH, max(1, min(size) // _MIN_PATCHES)),) * 2
+        grid = math.ceil(size[0] / height), math.ceil(size[1] / width)
+    return Structure(blocks, stem, grid, feature_map=path, channel_axis=axis)
 
 
-def logits_of_kept(inside: UnwrappedModel, first: nn.Module, images: Tensor, kept: Tensor, prefix: int) -> Tensor:
+def logits_of_kept(model: UnwrappedModel, first: nn.Module, images: Tensor, kept: Tensor, prefix: int) -> Tensor:
     """Return the logits (B, C) if only the patch tokens at the indices `kept` (B, K) enter the first block."""
 
-    def keep(block: nn.Module, inputs: Any) -> Any:
+    def keep(block: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return gather_patches(inputs[0], kept, prefix), *inputs[1:]
 
     with first.register_forward_pre_hook(keep):
-        return inside.logits(images)
+        return model.logits(images)
 
 
-def with_input(inside: UnwrappedModel, layer: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
+def with_input(model: UnwrappedModel, layer: nn.Module, images: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits (B, C), and a layer's last input."""
     entered: list[Tensor] = []
     with layer.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs[0])):
-        return inside.logits(images), entered[-1]
+        return model.logits(images), entered[-1]
 
 
-def _places(norms: Sequence[str], head: str) -> Places:
+def _blocks_and_stem(norms: Sequence[str], head: str) -> tuple[Sequence[str], Sequence[str]]:
     blocks = _blocks(norms, head)
-    first = next((number for number, place in enumerate(norms) if blocks and _is_in(place, blocks[0])), 0)
-    return blocks, [place for place in norms[:first] if not any(_is_in(place, block) for block in blocks)]
+    first = next((number for number, path in enumerate(norms) if blocks and _is_in(path, blocks[0])), 0)
+    return blocks, [path for path in norms[:first] if not any(_is_in(path, block) for block in blocks)]
 
 
 def _blocks(norms: Sequence[str], head: str, level: str = "") -> list[str]:
@@ -91,42 +77,42 @@ def _blocks(norms: Sequence[str], head: str, level: str = "") -> list[str]:
     The module with the head does not count, unless everything is in it. Without such modules, return the norms.
     """
     parts: dict[str, list[str]] = {}
-    for place in norms:
-        name, _, deeper = place.removeprefix(level).partition(".")
+    for path in norms:
+        name, _, deeper = path.removeprefix(level).partition(".")
         if deeper:
-            parts.setdefault(level + name, []).append(place)
-    inner = {part: places for part, places in parts.items() if not _is_in(head, part)} or parts
+            parts.setdefault(level + name, []).append(path)
+    inner = {part: paths for part, paths in parts.items() if not _is_in(head, part)} or parts
     most = _MAIN * sum(map(len, inner.values()))
-    for part, places in inner.items():
-        if len(places) >= most:
-            return _blocks(places, head, f"{part}.")
+    for part, paths in inner.items():
+        if len(paths) >= most:
+            return _blocks(paths, head, f"{part}.")
     return list(inner or norms)
 
 
-def _is_in(place: str, part: str) -> bool:
-    return place == part or place.startswith(f"{part}.")
+def _is_in(path: str, part: str) -> bool:
+    return path == part or path.startswith(f"{part}.")
 
 
 @torch.no_grad()
-def _tokens(inside: UnwrappedModel, blocks: Sequence[str]) -> tuple[int, Size] | None:
+def _tokens(model: UnwrappedModel, blocks: Sequence[str]) -> tuple[int, Size] | None:
     """Return the number of prefix tokens, and the rows and columns of patches; None if tokens cannot be masked.
 
     They can if blocks pass on tokens (B, P + N, D), the first and last patch token change with the corners of the
     image, and the model runs with fewer tokens.
     """
-    calls, size = inside.trace.calls, inside.trace.inner_size
-    shapes = {shape for place in blocks for shape in calls.get(place, ((), ()))}
-    weight = floating_weight(inside.module)
+    layers, size = model.trace.shapes, model.trace.inner_size
+    shapes = {shape for path in blocks for shape in layers.get(path, ((), ()))}
+    weight = floating_weight(model.module)
     if len(shapes) != 1 or len(shape := shapes.pop()) != 3 or weight.is_meta:
         return None
-    first = inside.module.get_submodule(blocks[0])
+    first = model.module.get_submodule(blocks[0])
     for prefix in range(min(_MAX_PREFIX + 1, shape[1])):
         if (grid := _grid_of(shape[1] - prefix, size)) is not None:
             images = _with_corners(size, grid).to(weight)
-            plain, tokens = with_input(inside, first, images)
+            plain, tokens = with_input(model, first, images)
             moved = ((tokens - tokens[:1]).abs() > _TOLERANCE).any(-1)
             if moved.sum(1).tolist() == [0, 1, 1] and moved[1, prefix] and moved[2, -1]:
-                fewer = _runs_with_fewer(inside, first, images, plain, prefix, math.prod(grid))
+                fewer = _runs_with_fewer(model, first, images, plain, prefix, math.prod(grid))
                 return (prefix, grid) if fewer else None
     return None
 
@@ -142,27 +128,27 @@ def _with_corners(size: Size, grid: Size) -> Tensor:
 
 @torch.no_grad()
 def _runs_with_fewer(
-    inside: UnwrappedModel, first: nn.Module, images: Tensor, plain: Tensor, prefix: int, num_patches: int
+    model: UnwrappedModel, first: nn.Module, images: Tensor, plain: Tensor, prefix: int, num_patches: int
 ) -> bool:
     """Return True if the model runs on some of the patch tokens, and all of them give the plain logits in any order:
     in the blocks, a token's place in the sequence must not count as its position.
     """
     kept = torch.arange(num_patches, device=images.device).flip(0).expand(len(images), -1)
     try:
-        whole = logits_of_kept(inside, first, images, kept, prefix)
-        part = logits_of_kept(inside, first, images, kept[:, ::2], prefix)
+        whole = logits_of_kept(model, first, images, kept, prefix)
+        part = logits_of_kept(model, first, images, kept[:, ::2], prefix)
     except Exception as error:  # whatever a model raises that knows how many tokens there are
-        _log.debug("%s takes all patches or none: %s", type(inside.module).__name__, error)
+        _log.debug("%s takes all patches or none: %s", type(model.module).__name__, error)
         return False
     same = torch.allclose(whole, plain, atol=_TOLERANCE * max(1.0, float(plain.abs().max())))
     return same and bool(torch.isfinite(part).all())
 
 
-def _attends(inside: UnwrappedModel, num_tokens: int) -> bool:
-    size, weight = inside.trace.inner_size, floating_weight(inside.module)
-    with torch.no_grad(), AttentionRows(num_tokens) as noted:
-        inside.logits(weight.new_zeros(1, 3, *size))
-    return bool(noted.rows)
+def _attends(model: UnwrappedModel, num_tokens: int) -> bool:
+    size, weight = model.trace.inner_size, floating_weight(model.module)
+    with torch.no_grad(), AttentionRows(num_tokens) as attention:
+        model.logits(weight.new_zeros(1, 3, *size))
+    return bool(attention.rows)
 
 
 def _grid_of(count: int, size: Size) -> Size | None:
@@ -174,21 +160,18 @@ def _grid_of(count: int, size: Size) -> Size | None:
 
 
 def _last_map(
-    calls: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]],
-    blocks: Sequence[str],
-    norms: Sequence[str],
-    size: Size,
+    shapes: Mapping[str, tuple[Shape, Shape]], blocks: Sequence[str], norms: Sequence[str], size: Size
 ) -> tuple[str | None, int]:
     """Return the path of the layer after all blocks that returns the last feature map, and its channel axis."""
-    done = next((place for place in reversed(norms) if blocks and _is_in(place, blocks[-1])), "")
-    for place in reversed(list(calls)):
-        shape = calls[place][1]
+    last_norm = next((path for path in reversed(norms) if blocks and _is_in(path, blocks[-1])), "")
+    for path in reversed(list(shapes)):
+        shape = shapes[path][1]
         if len(shape) == 4:
             wide = shape[1] * size[1] == shape[2] * size[0] and shape[2] * size[1] != shape[3] * size[0]
             axis = -1 if wide else 1
             if min(positions(shape, axis)) > 1:
-                return place, axis
-        if place in (*blocks[-1:], done):
+                return path, axis
+        if path in (*blocks[-1:], last_norm):
             break
     return None, 1
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
+from timm.models.beit import Beit
+from timm.models.eva import Eva
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from remtta.backbones.attention import SOFTMAX, WITH_ROWS, AttentionRows
 from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError
+
+BlockArguments = Mapping[str, Tensor | None]
+"""What a block takes besides tokens, such as positions, by the names of timm's arguments."""
 
 _LINEAR_LAYERS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
 
@@ -22,27 +28,22 @@ class Transformer(Backbone):
     """A timm transformer whose images are embedded once for all views; every block keeps timm's fused attention.
 
     A masked view differs from the plain one only in the patch tokens it keeps, each with its own position. Subclasses
-    define `enter`, which turns patches into tokens, and `_run`, which runs a block.
+    define `enter`, which turns patches into tokens.
 
-    Tokens are (B, P + N, D): P prefix tokens (class token first, if there is one), then N patch tokens. Blocks may take
-    more than tokens, e.g. the position of each token's patch: `enter` returns it for every block. Raise ModelError if
-    the model has no global pooling.
+    Tokens are (B, P + N, D): P prefix tokens (class token first, if there is one), then N patch tokens. Raise
+    ModelError if the model has no global pooling.
     """
 
-    architecture: ClassVar[Any]
+    architecture: ClassVar[type[VisionTransformer | Eva | Beit]]
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: VisionTransformer | Eva | Beit) -> None:
         if not module.global_pool:
             raise ModelError("the model pools no tokens, so it gives no logits of an image; build it with global_pool")
-        self.module: Any = module
+        self.module = module
 
     @abstractmethod
-    def enter(self, patches: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[Any]]:
-        """Return the tokens for the first block, of all patches or `kept` (B, K), and each block's further argument."""
-
-    @abstractmethod
-    def _run(self, block: Any, tokens: Tensor, place: Any) -> Tensor:
-        """Return the tokens after a block."""
+    def enter(self, patches: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[BlockArguments]]:
+        """Return the tokens for the first block, of all patches or `kept` (B, K), and every block's arguments."""
 
     @property
     def _has_class_token(self) -> bool:
@@ -72,7 +73,7 @@ class Transformer(Backbone):
 
     @property
     def num_passing(self) -> int:
-        """A block's widest tensors: queries, keys, values, the MLP's hidden layer and their surroundings."""
+        """The largest tensors alive in a block: queries, keys, values, the MLP's hidden layer, inputs and outputs."""
         return 14 * self.num_tokens * self.width
 
     @property
@@ -102,30 +103,31 @@ class Transformer(Backbone):
         """Return patches (B, N, D), or (B, rows, columns, D) if the model accepts any size."""
         return self.module.patch_embed(images)
 
-    def encode(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
+    def encode(self, tokens: Tensor, arguments: Sequence[BlockArguments]) -> Tensor:
         """Return the tokens after the final norm, from the output of `enter`."""
-        return self.module.norm(self._run(self.blocks[-1], self._before_last(tokens, places), places[-1]))
+        return self.module.norm(self._run(self.blocks[-1], self._before_last(tokens, arguments), arguments[-1]))
 
     def count_patches(self, embedded: Tensor) -> int:
         return math.prod(embedded.shape[1:-1])
 
     def classify(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
-        tokens, places = self.enter(embedded, kept)
-        return self.head(self.module.norm(self._run_last(self._before_last(tokens, places), places[-1])))
+        tokens, arguments = self.enter(embedded, kept)
+        return self.head(self.module.norm(self._run_last(self._before_last(tokens, arguments), arguments[-1])))
 
-    def check_scores(self, kind: Scores) -> None:
+    def check_scores(self, scores: Scores) -> None:
         """Raise ModelError for Grad-CAM, which needs a feature map, and for attention without a plain softmax."""
         name = type(self.module).__name__
-        if kind == "gradcam":
+        if scores == "gradcam":
             raise ModelError(f"Grad-CAM needs a feature map, and {name} has tokens; leave --set masking=gradcam out")
-        looks = self.blocks[-1] if self._has_class_token else getattr(self.module, "attn_pool", None) or nn.Identity()
-        if kind == "attention" and not any(isinstance(layer, WITH_ROWS) for layer in looks.modules()):
+        pool = getattr(self.module, "attn_pool", None) or nn.Identity()
+        attentive = self.blocks[-1] if self._has_class_token else pool
+        if scores == "attention" and not any(isinstance(layer, WITH_ROWS) for layer in attentive.modules()):
             raise ModelError(
                 f"this {name} has no softmax attention of a class token or a pool to mask by; "
                 "leave --set masking out, or choose features or random"
             )
 
-    def classify_with_scores(self, embedded: Tensor, kind: Scores) -> tuple[Tensor, Tensor]:
+    def classify_with_scores(self, embedded: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C), and a score (B, N) of each patch token.
 
         "attention" is the attention of the class token in the last block, or of the attention pool if there is no class
@@ -134,14 +136,14 @@ class Transformer(Backbone):
         Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2, and "Experiments on Different Network
         Architectures" (feature activation; it names no layer).
         """
-        tokens, places = self.enter(embedded)
-        tokens, prefix = self._before_last(tokens, places), self.num_prefix_tokens
-        if kind == "features":
-            scores = tokens[:, prefix:].detach().float().norm(dim=-1)
-            return self.head(self.module.norm(self._run_last(tokens, places[-1]))), scores
+        tokens, arguments = self.enter(embedded)
+        tokens, prefix = self._before_last(tokens, arguments), self.num_prefix_tokens
+        if scores == "features":
+            norms = tokens[:, prefix:].detach().float().norm(dim=-1)
+            return self.head(self.module.norm(self._run_last(tokens, arguments[-1]))), norms
         recorded, num_patches = AttentionRows(), tokens.shape[1] - prefix
         with recorded if self._has_class_token else contextlib.nullcontext():
-            tokens = self._run_last(tokens, places[-1])
+            tokens = self._run_last(tokens, arguments[-1])
         with contextlib.nullcontext() if self._has_class_token else recorded:
             logits = self.head(self.module.norm(tokens))
         return logits, torch.stack(recorded.rows).sum(0)[:, -num_patches:]
@@ -154,14 +156,17 @@ class Transformer(Backbone):
         """Return the logits (B, C) from tokens after the final norm."""
         return self.module.forward_head(tokens)
 
-    def _before_last(self, tokens: Tensor, places: Sequence[Any]) -> Tensor:
-        for block, place in zip(self.blocks[:-1], places, strict=False):
-            tokens = self._run(block, tokens, place)
+    def _before_last(self, tokens: Tensor, arguments: Sequence[BlockArguments]) -> Tensor:
+        for block, block_arguments in zip(self.blocks[:-1], arguments, strict=False):
+            tokens = self._run(block, tokens, block_arguments)
         return tokens
 
-    def _run_last(self, tokens: Tensor, place: Any) -> Tensor:
+    def _run(self, block: nn.Module, tokens: Tensor, arguments: BlockArguments) -> Tensor:
+        return block(tokens, **arguments)
+
+    def _run_last(self, tokens: Tensor, arguments: BlockArguments) -> Tensor:
         """Run the last block, at least for the leading tokens that the head reads."""
-        return self._run(self.blocks[-1], tokens, place)
+        return self._run(self.blocks[-1], tokens, arguments)
 
 
 def gather_patches(tokens: Tensor, indices: Tensor, num_prefix_tokens: int) -> Tensor:

@@ -34,8 +34,7 @@ def text_embed(
         if not is_zero_shot(name):
             raise UsageError(f"{name} has no text tower; name a zero-shot model, such as clip:ViT-B-16/openai")
         load_torch("remtta.models.loading", model)
-        from remtta.models.text_embeddings import save_text_embeddings
-        from remtta.models.zero_shot import zero_shot_head
+        from remtta.models.zero_shot import save_text_embeddings, zero_shot_head
 
         head = zero_shot_head(load_classifier(model, running.device, quiet=running.quiet))
         save_text_embeddings(target.output, head, name)

@@ -18,11 +18,10 @@ from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.deltas.delta_files import FORMAT_VERSION, MAPPINGS, NUMBERS, TEXTS, read_arrays
 from remtta.errors import DeltaError, UsageError
 from remtta.models.card import UNKNOWN
-from remtta.models.hashing import state_sha256
 from remtta.models.metadata import ModelWithMetadata, Output
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.prompts import is_zero_shot
-from remtta.models.tensor_files import save_tensors
+from remtta.models.tensor_files import save_tensors, state_sha256
 from remtta.models.unwrapping import unwrap_model
 from remtta.models.weights import check_delta
 from remtta.models.zero_shot import checkpoint_state

@@ -36,10 +36,10 @@ from remtta.methods.settings import MethodConfig, settings_of
 from remtta.methods.settings.names import check_method_names, is_guarded, method_of
 from remtta.methods.source_data import check_source_data
 from remtta.models.card import card_of, labels_of, set_labels
-from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes, restricted_tensors
 from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing
+from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import is_timm_model
 from remtta.options import EvalOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free

@@ -12,7 +12,7 @@ from torch import nn
 from remtta.backbones.norms import norm_modules
 from remtta.errors import UsageError, needed
 from remtta.export.adapted import ExportableModel
-from remtta.models.heads import classifiers_of
+from remtta.models.unwrapping import classifiers_of
 
 
 def write_peft(adapted: ExportableModel, folder: Path) -> None:

@@ -19,9 +19,8 @@ from remtta.errors import CheckpointError, OutputError, StreamError, UsageError,
 from remtta.files import cache_folder, remove_leftovers
 from remtta.methods.base import Method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
-from remtta.models.hashing import json_sha256, state_sha256, tensors_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
-from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
+from remtta.models.tensor_files import UNREADABLE, json_sha256, read_tensors, save_tensors, state_sha256, tensors_sha256
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.images import image_suffixes, list_files
 from remtta.streams.prefetch import DecodedFrame, prefetch

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import timm
@@ -25,11 +24,13 @@ from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaErro
 from remtta.models.checkpoints import most_bytes
 from remtta.models.embedded import EMBEDDED
 from remtta.models.huggingface import build_folder, transformers_folder
+from remtta.models.metadata import TimmModel
+from remtta.models.unwrapping import is_timm_model
 from remtta.options import ModelOptions
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
-_MIN_LIKE = 0.7  # difflib's ratio below which names have little in common
-_MAX_NAMED = 3  # suggestions for an unknown name
+_MIN_SIMILARITY = 0.7  # difflib's ratio below which names have little in common
+_MAX_SUGGESTIONS = 3
 _MAX_BYTES = 2**36  # of weights: twice timm's largest model
 _DAMAGE = (
     *(TypeError, AttributeError, LookupError, ArithmeticError, RecursionError),
@@ -37,67 +38,71 @@ _DAMAGE = (
 )
 """Raised by timm at a config.json that it did not write."""
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
-def create(name: str, given: ModelOptions, *, pretrained: bool) -> nn.Module:
-    """Build a timm model with the other options given; an input size is ignored by models that accept any.
+def create(name: str, options: ModelOptions, *, pretrained: bool) -> TimmModel:
+    """Build a timm model with the other options; models that accept any input size ignore the one given.
 
-    A checkpoint is only read later, but a model that is far larger is rejected here. Raise UsageError if the name is
+    A checkpoint is read later, but a model that is far larger is rejected here. Raise UsageError if the name is
     unknown, or the model does not accept an argument; ModelError if it cannot be built; CheckpointError if its folder
     is damaged; DownloadError if its weights cannot be downloaded.
     """
     _check_name(name)
-    kwargs, size = dict(given.model_kwargs), given.input_size
-    if given.num_classes is not None:
-        kwargs["num_classes"] = given.num_classes
+    kwargs, size = dict(options.model_kwargs), options.input_size
+    if options.num_classes is not None:
+        kwargs["num_classes"] = options.num_classes
     if (folder := transformers_folder(name)) is not None:
-        if own := sorted(set(kwargs) - {"num_classes"}):
+        if rejected := sorted(set(kwargs) - {"num_classes"}):
             raise UsageError(
                 f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
-                f"({', '.join(own)})"
+                f"({', '.join(rejected)})"
             )
         build = partial(build_folder, folder, kwargs.get("num_classes"), size)
-        _check_size(name, given.checkpoint, build)
-        return build()
+        _check_size(name, options.checkpoint, build)
+        model = build()
+        assert is_timm_model(model)
+        return model
     local = name.startswith(_LOCAL)
-    sized = {} if size is None else {"img_size": tuple(size)}
-    if (kwargs or sized or local) and not name.startswith(_HUB):
-        _check_size(name, given.checkpoint, partial(timm.create_model, name, pretrained=False, **{**kwargs, **sized}))
+    if size is not None:
+        kwargs["img_size"] = tuple(size)
+    if (kwargs or local) and not name.startswith(_HUB):
+        _check_size(name, options.checkpoint, partial(timm.create_model, name, pretrained=False, **kwargs))
     if pretrained and not local:
         _log.info("loading the pretrained weights of %s (downloaded on first use)", name)
     remote = not local and (pretrained or ":" in name)
     try:
         with reachable_or_offline() if remote else contextlib.nullcontext():
-            model: nn.Module = timm.create_model(name, pretrained=pretrained, **{**kwargs, **sized})
+            model = timm.create_model(name, pretrained=pretrained, **kwargs)
     except Exception as error:  # timm and its download libraries share no base class
-        if isinstance(error, TypeError) and sized and "img_size" in str(error):
-            return create(name, replace(given, input_size=None), pretrained=pretrained)
+        if isinstance(error, TypeError) and size is not None and "img_size" in str(error):
+            return create(name, replace(options, input_size=None), pretrained=pretrained)
         raise _creation_failure(name, pretrained, error) from error
     if size is not None:
         _check_patches(model, size)
     return model
 
 
-def _check_patches(model: Any, input_size: tuple[int, int]) -> None:
+def _check_patches(model: TimmModel, input_size: tuple[int, int]) -> None:
     """Raise UsageError if patches of a ViT would leave out the edge of images of this size."""
     embed = getattr(model, "patch_embed", None)
     patch = getattr(embed, "patch_size", None)
     if not isinstance(patch, tuple) or getattr(embed, "dynamic_img_pad", False):
         return
-    for side, of in zip(input_size, patch, strict=True):
-        if (below := side - side % of) != side:
+    for side, patch_side in zip(input_size, patch, strict=True):
+        if rest := side % patch_side:
             raise UsageError(
-                f"--input-size {side} is not a multiple of the patch size {of}; choose {below} or {below + of}"
+                f"--input-size {side} is not a multiple of the patch size {patch_side}; "
+                f"choose {side - rest} or {side - rest + patch_side}"
             )
 
 
 def _check_name(name: str) -> None:
     models = timm.list_models()
     if ":" not in name and name.partition(".")[0] not in models:
-        like = [each for each in models if each.startswith(name)][:_MAX_NAMED]
-        like = like or difflib.get_close_matches(name, [*models, EMBEDDED], n=_MAX_NAMED, cutoff=_MIN_LIKE)
-        hint = f"did you mean {', '.join(like)}?" if like else "remtta models lists the families that can be adapted"
+        close = [model for model in models if model.startswith(name)][:_MAX_SUGGESTIONS]
+        close = close or difflib.get_close_matches(name, [*models, EMBEDDED], _MAX_SUGGESTIONS, _MIN_SIMILARITY)
+        hint = f"did you mean {', '.join(close)}?" if close else "remtta models lists the families that can be adapted"
         if "/" in name or Path(name).is_dir():
             hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
         raise UsageError(f'unknown model "{name}"; {hint}')
@@ -115,7 +120,8 @@ def _check_size(name: str, checkpoint: str | Path | None, build: Callable[[], nn
     """Raise if a model is far larger than its weights file, or than any model, before it takes memory."""
     local = name.startswith(_LOCAL)
     try:
-        with torch.device("meta"), logging_at(logging.ERROR, _log):  # allocates no memory, and warns only once
+        # Without memory, and without warnings, which follow when it is built for good.
+        with torch.device("meta"), logging_at(logging.ERROR, logging.getLogger("remtta")):
             model = build()
     except Exception as error:  # building the model fails in the same way, and reports it
         _log.debug("the size of %s is not known beforehand: %s", name, error)
@@ -124,8 +130,8 @@ def _check_size(name: str, checkpoint: str | Path | None, build: Callable[[], nn
     files = Path(name.removeprefix(_LOCAL)).iterdir() if local and checkpoint is None else [Path(checkpoint or "")]
     largest = max((file.stat().st_size for file in files if file.is_file()), default=0)
     if num_bytes > min(_MAX_BYTES, most_bytes(largest) if largest else _MAX_BYTES):
-        beside = f", but its weights file has only {largest / 2**20:,.1f} MiB" if largest else ""
-        text = f"{name} could not be built: it would take {num_bytes / 2**20:,.0f} MiB{beside}"
+        text = f"{name} could not be built: it would take {num_bytes / 2**20:,.0f} MiB"
+        text += f", but its weights file has only {largest / 2**20:,.1f} MiB" if largest else ""
         raise CheckpointError(f"{text}; its config.json is damaged") if local else ModelError(text)
 
 

@@ -13,20 +13,24 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError, UsageError, counted
 from remtta.files import read_text
-from remtta.models.hashing import state_sha256
-from remtta.models.metadata import ModelWithMetadata
+from remtta.models.metadata import ModelWithMetadata, PretrainedConfig
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import config_of, num_classes_of, unwrap_model
 from remtta.options import ModelOptions
 
 UNKNOWN = "unknown"  # name of a model not built by `load_model`
 
 
+LoadArguments = dict[str, Any]
+"""Arguments of `load_model`, ready for JSON."""
+
+
 @dataclass(frozen=True)
 class ModelCard:
     """A summary of a run's model."""
 
-    origin: Mapping[str, Any]  # how `load_model` built it; the name "unknown" for any other model
+    origin: LoadArguments  # with which `load_model` built it; the name "unknown" for any other model
     sha256: str  # of its whole state, the source weights
     preprocessing: Preprocessing
     labels: Sequence[str] | None
@@ -40,54 +44,54 @@ class ModelCard:
         return str(self.origin["name"])
 
     @property
-    def options(self) -> dict[str, Any]:
+    def options(self) -> LoadArguments:
         """Arguments of `load_model` other than its name."""
         return {key: value for key, value in self.origin.items() if key != "name"}
 
 
 def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256: str | None = None) -> ModelCard:
-    """Return the card of a classifier at its source weights; give the whole model's hash if its head is restricted.
+    """Return the card of a classifier at its source weights; pass the whole model's hash if its head is restricted.
 
     Raise ModelError if it has no weights; UsageError if its labels are not as many as its classes.
     """
-    config, module = config_of(model), unwrap_model(model).module
+    config, module, num_classes = config_of(model), unwrap_model(model).module, num_classes_of(model)
     weight = next(module.parameters(), None)
     if weight is None or weight.is_meta:
-        why = "no weights" if weight is None else "no values in its weights, which are on the meta device"
-        raise ModelError(f"{type(module).__name__} has {why}")
-    if not all(isinstance(each, Tensor) for each in module.state_dict().values()):
+        problem = "no weights" if weight is None else "no values in its weights, which are on the meta device"
+        raise ModelError(f"{type(module).__name__} has {problem}")
+    if not all(isinstance(value, Tensor) for value in module.state_dict().values()):
         raise ModelError(f"{type(module).__name__} has quantised weights or other packed state; give a float32 model")
     if isinstance(model, ModelWithMetadata) and model.labels is not None:
-        checked_labels(model.labels, num_classes_of(model))
+        checked_labels(model.labels, num_classes)
     return ModelCard(
         origin=dict(config.get("built_from") or {"name": UNKNOWN}),
         sha256=sha256 or state_sha256(module),
         preprocessing=preprocessing or preprocessing_of(model),
-        labels=known_labels(num_classes_of(model), config),
-        num_classes=num_classes_of(model),
+        labels=known_labels(num_classes, config),
+        num_classes=num_classes,
         device=weight.device,
         guessed=preprocessing is None and "mean" not in config,
     )
 
 
-def built_from(given: ModelOptions) -> dict[str, Any]:
-    """Return JSON-ready arguments of `load_model` that build the same model from any folder."""
-    texts = given.text_embeddings
+def built_from(options: ModelOptions) -> LoadArguments:
+    """Return arguments of `load_model` that build the same model from any folder."""
+    texts = options.text_embeddings
     return {
-        "name": given.name,
-        "checkpoint": None if given.checkpoint is None else str(Path(given.checkpoint).resolve()),
-        "use_ema": given.use_ema,
-        "num_classes": given.num_classes,
-        "model_kwargs": dict(given.model_kwargs),
-        "input_size": given.input_size,
+        "name": options.name,
+        "checkpoint": None if options.checkpoint is None else str(Path(options.checkpoint).resolve()),
+        "use_ema": options.use_ema,
+        "num_classes": options.num_classes,
+        "model_kwargs": dict(options.model_kwargs),
+        "input_size": options.input_size,
         **({} if texts is None else {"text_embeddings": str(Path(texts).resolve())}),
     }
 
 
-def given_preprocessing(given: ModelOptions) -> dict[str, Any]:
-    """Return the preprocessing options that are given, in the form of timm's configs."""
-    size = None if given.input_size is None else (3, *given.input_size)
-    values = {name: getattr(given, name) for name in ("mean", "std", "interpolation", "crop_pct")}
+def given_preprocessing(options: ModelOptions) -> PretrainedConfig:
+    """Return the preprocessing options that are set, in the form of timm's configs."""
+    size = None if options.input_size is None else (3, *options.input_size)
+    values = {name: getattr(options, name) for name in ("mean", "std", "interpolation", "crop_pct")}
     return {name: value for name, value in {**values, "input_size": size}.items() if value is not None}
 
 
@@ -96,20 +100,21 @@ def labels_of(model: nn.Module) -> list[str] | None:
     return known_labels(num_classes_of(model), config_of(model))
 
 
-def set_labels(model: Any, labels: Sequence[str]) -> None:
+def set_labels(model: nn.Module, labels: Sequence[str]) -> None:
     """Set the class names of a timm model; raise UsageError if their number is not that of the classes."""
     names = checked_labels(labels, num_classes_of(model))
-    model.pretrained_cfg = {**(getattr(model, "pretrained_cfg", None) or {}), "label_names": names}
+    config = {**(getattr(model, "pretrained_cfg", None) or {}), "label_names": names}
+    model.pretrained_cfg = config  # type: ignore[assignment]  # modules only declare tensors and modules
 
 
-def read_labels(labels: Sequence[str] | Mapping[Any, str] | str | Path | None) -> Sequence[str] | None:
+def read_labels(labels: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:
     """Return class names, given by number or as a file with one per line; raise UsageError if a file has none."""
     if isinstance(labels, Mapping) and {str(number) for number in labels} != set(map(str, range(len(labels)))):
         raise UsageError(
             f"labels by number need the numbers 0 to {len(labels) - 1}, got {', '.join(map(str, labels))[:80]}"
         )
     if not isinstance(labels, (str, Path)):
-        return None if labels is None else _own_labels({"label_names": labels})
+        return None if labels is None else _labels_in({"label_names": labels})
     if not (text := read_text(labels, "--labels")).strip():
         raise UsageError(f"--labels: {labels} is empty")
     return [line.removesuffix("\r") for line in text.rstrip().split("\n")]
@@ -121,10 +126,10 @@ def checked_labels(labels: Sequence[str], num_classes: int) -> list[str]:
     return list(labels)
 
 
-def known_labels(num_classes: int, config: Mapping[str, Any]) -> list[str] | None:
-    own = _own_labels(config)
-    if own and len(own) == num_classes:
-        return own
+def known_labels(num_classes: int, config: PretrainedConfig) -> list[str] | None:
+    labels = _labels_in(config)
+    if labels and len(labels) == num_classes:
+        return labels
     subset = infer_imagenet_subset({"num_classes": num_classes})
     if subset is None:
         return None
@@ -132,7 +137,7 @@ def known_labels(num_classes: int, config: Mapping[str, Any]) -> list[str] | Non
     return [info.index_to_description(index) for index in range(num_classes)]
 
 
-def _own_labels(config: Mapping[str, Any]) -> list[str]:
+def _labels_in(config: PretrainedConfig) -> list[str]:
     names = config.get("label_names") or ()
     if isinstance(names, Mapping):  # timm also accepts class number -> name; in JSON, the numbers are strings
         by_number = {str(number): name for number, name in names.items()}

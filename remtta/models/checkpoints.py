@@ -11,7 +11,6 @@ import traceback
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -22,12 +21,12 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError, first_line, listed
-from remtta.models.heads import classifiers_of
+from remtta.models.metadata import PretrainedConfig
 from remtta.models.preprocessing import check_preprocessing
-from remtta.models.unwrapping import config_of
+from remtta.models.unwrapping import classifiers_of, config_of
 from remtta.models.weight_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, to_timm_names
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 _NESTED = ("state_dict", "model", "model_state_dict")
 _NESTED_EMA = ("state_dict_ema", "model_ema")
@@ -38,7 +37,7 @@ _COUNTER = ".num_batches_tracked"  # of batch norms; unused where statistics are
 _SHOWN = 3  # names listed in an error before "and N more"
 
 
-def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> dict[str, Any]:
+def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> PretrainedConfig:
     """Load every weight of a timm model from a file, all or nothing; return the preprocessing that it implies.
 
     The file is .safetensors, .npz (Google's ViT releases), or a PyTorch file read in weights-only mode: a bare state
@@ -51,7 +50,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
     if path.suffix.lower() == ".npz":
         _load_npz(model, path, use_ema)
         return {}
-    state, preprocessing = _in_timms_names(path, model, use_ema)
+    state, preprocessing = _read_with_timm_names(path, model, use_ema)
     if preprocessing:
         _log.info("%s implies this preprocessing, where no other is given: %s", path, preprocessing)
     _check_values(state, model, path)
@@ -62,10 +61,10 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> d
     return preprocessing
 
 
-def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _read_with_timm_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], PretrainedConfig]:
     """Return the weights in a file under timm's names, and the preprocessing that it implies."""
     content = _content(path)
-    state, trained = without_wrappers(_select(content, path, use_ema), model), _trained_with(content)
+    state, trained = without_wrappers(_select(content, path, use_ema), model), _training_preprocessing(content)
     try:
         state, library = to_timm_names(state)
     except (ValueError, RuntimeError) as error:
@@ -78,7 +77,7 @@ def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[s
     return state, {**TORCHVISION_PREPROCESSING, **trained} if library == "torchvision" else trained
 
 
-def _trained_with(content: object) -> dict[str, Any]:
+def _training_preprocessing(content: object) -> PretrainedConfig:
     """Return the preprocessing options of timm's training script, which saves those it was given with the weights."""
     args = content.get("args") if isinstance(content, Mapping) else None
     try:
@@ -93,11 +92,11 @@ def _trained_with(content: object) -> dict[str, Any]:
 
 def _check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
     """Raise CheckpointError, naming the first tensor that is not dense, floating-point and finite."""
-    own = model.state_dict()
+    weights = model.state_dict()
     for name, tensor in state.items():
         if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
             raise CheckpointError(f"{path} holds {name} as a sparse, quantised or empty tensor; save plain weights")
-        if name in own and own[name].is_floating_point() and not tensor.is_floating_point():
+        if name in weights and weights[name].is_floating_point() and not tensor.is_floating_point():
             raise CheckpointError(f"{path} holds {name} as {tensor.dtype}; remtta takes weights in floating point")
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             raise CheckpointError(f"{path} holds values in {name} that are not finite numbers; it is damaged")
@@ -107,7 +106,7 @@ def checkpoint_dtypes(model: nn.Module, path: Path, *, use_ema: bool = False) ->
     """Return the dtype of each weight in a checkpoint that fits `model`, under the model's own names."""
     if path.suffix.lower() == ".npz":
         return {}
-    state, _ = _in_timms_names(path, model, use_ema)
+    state, _ = _read_with_timm_names(path, model, use_ema)
     return {name: tensor.dtype for name, tensor in state.items()}
 
 
@@ -131,7 +130,7 @@ def _content(path: Path) -> object:
             raise ValueError(f"it starts with {start!r}" if start else "it is empty")
         if start.startswith(b"PK"):
             with zipfile.ZipFile(path) as archive:
-                _check_size(path, sum(each.file_size for each in archive.infolist()))
+                _check_size(path, sum(member.file_size for member in archive.infolist()))
         # timm's training checkpoints store their command line as an argparse.Namespace, which is harmless.
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
@@ -181,10 +180,10 @@ def most_bytes(file_bytes: int) -> int:
 
 def _check_size(path: Path, num_bytes: int) -> None:
     """Raise CheckpointError for a compressed file, or one of tensors that repeat few values, that would fill memory."""
-    own = path.stat().st_size
-    if num_bytes > most_bytes(own):
-        shown = f"{num_bytes / 2**20:,.0f} MiB, but the file has only {own / 2**20:,.1f} MiB"
-        raise CheckpointError(f"{path} was not loaded: its weights would take {shown}; it is damaged")
+    file_bytes = path.stat().st_size
+    if num_bytes > most_bytes(file_bytes):
+        sizes = f"{num_bytes / 2**20:,.0f} MiB, but the file has only {file_bytes / 2**20:,.1f} MiB"
+        raise CheckpointError(f"{path} was not loaded: its weights would take {sizes}; it is damaged")
 
 
 def without_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
@@ -201,15 +200,15 @@ def without_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str,
 
 def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransformer | Eva) -> None:
     """Resample position embeddings trained at another image size, as timm does for its own weights."""
-    have, want = state.get("pos_embed"), vit.pos_embed
-    if have is None or want is None or have.ndim != 3 or have.shape[1] == want.shape[1]:
+    found, current = state.get("pos_embed"), vit.pos_embed
+    if found is None or current is None or found.ndim != 3 or found.shape[1] == current.shape[1]:
         return
     prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
-    side = math.isqrt(max(0, have.shape[1] - prefix))
-    if (have.shape[0], have.shape[2]) != (1, want.shape[2]) or not side or prefix + side * side != have.shape[1]:
+    side = math.isqrt(max(0, found.shape[1] - prefix))
+    if (found.shape[0], found.shape[2]) != (1, current.shape[2]) or not side or prefix + side * side != found.shape[1]:
         return  # another width, or other prefix tokens: reported as a mismatch
     state["pos_embed"] = resample_abs_pos_embed(
-        have.float(),
+        found.float(),
         new_size=list(vit.patch_embed.grid_size),
         num_prefix_tokens=prefix,
         antialias=config_of(vit).get("model_type") not in NOT_SMOOTHED,
@@ -218,14 +217,14 @@ def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransforme
 
 def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
     """Raise CheckpointError, with one line on missing, unknown and misshapen weights, if there are any."""
-    own = model.state_dict()
+    weights = model.state_dict()
     wrong = {
         name: f"{name} is {_shape(state[name])} in the file and {_shape(tensor)} in the model"
-        for name, tensor in own.items()
+        for name, tensor in weights.items()
         if name in state and state[name].shape != tensor.shape
     }
-    places = ("head", *classifiers_of(model))
-    heads = [name for name in wrong if name.startswith(places) and state[name].shape[:1] != own[name].shape[:1]]
+    head_paths = ("head", *classifiers_of(model))
+    heads = [name for name in wrong if name.startswith(head_paths) and state[name].shape[:1] != weights[name].shape[:1]]
     problems = []
     if heads:
         classes = next((state[name].shape[0] for name in heads if state[name].ndim), "no")
@@ -234,14 +233,14 @@ def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> Non
     if others := [text for name, text in wrong.items() if name not in heads]:
         problems.append(listed(others, _SHOWN))
     for title, names in (
-        ("missing in the file", [name for name in own if name not in state and not name.endswith(_COUNTER)]),
-        ("unknown to the model", [name for name in state if name not in own]),
+        ("missing in the file", [name for name in weights if name not in state and not name.endswith(_COUNTER)]),
+        ("unknown to the model", [name for name in state if name not in weights]),
     ):
         if names:
             problems.append(f"{title}: {listed(names, _SHOWN)}")
-    fitting = sum(name in state and name not in wrong for name in own)
-    if fitting < len(own) / 2:
-        share = f"only {fitting} of the model's {len(own)} tensors are in it, by name and shape"
+    num_fitting = sum(name in state and name not in wrong for name in weights)
+    if num_fitting < len(weights) / 2:
+        share = f"only {num_fitting} of the model's {len(weights)} tensors are in it, by name and shape"
         problems.insert(
             0, f"{share}, so it is of another architecture or size (see --model), has other names, or is incomplete"
         )

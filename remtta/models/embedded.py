@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 EMBEDDED = "remtta-demo"
 """Its model name."""
 
 MODEL_NAME = "vit_tiny_patch16_224"
-MODEL_KWARGS: dict[str, Any] = {"img_size": 48, "patch_size": 6, "embed_dim": 128, "depth": 8, "num_heads": 4}
+MODEL_KWARGS: dict[str, int] = {"img_size": 48, "patch_size": 6, "embed_dim": 128, "depth": 8, "num_heads": 4}
 CLASS_NAMES: tuple[str, ...] = (
     *(f"speed limit {limit}" for limit in (20, 30, 50, 70, 80, 100)),
     "end of limits",

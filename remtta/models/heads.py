@@ -5,25 +5,18 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from remtta.errors import ModelError
 from remtta.models.card import labels_of
+from remtta.models.unwrapping import classifiers_of, is_timm_model
 from remtta.models.zero_shot import ZeroShotHead
 
 
-def classifiers_of(model: Any) -> dict[str, nn.Module]:
-    """Return the layers that compute a timm model's logits, by path: one, two if distilled, none of other models."""
-    found = model.get_classifier() if hasattr(model, "get_classifier") else ()
-    layers = found if isinstance(found, tuple) else (found,)
-    return {place: module for place, module in model.named_modules() if any(module is layer for layer in layers)}
-
-
 @contextlib.contextmanager
-def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[None]:
+def restricted_classes(model: nn.Module, numbers: Sequence[int] | None) -> Iterator[None]:
     """Restrict a timm classifier to some of its classes, in this order, within the block, if there are numbers.
 
     Losses and thresholds of every method then refer only to these classes. Raise ModelError if its logits are not
@@ -32,7 +25,7 @@ def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[No
     if numbers is None:
         yield
         return
-    if not (whole := _heads(model)):
+    if not (whole := _heads(model)) or not is_timm_model(model):
         raise ModelError(
             f"{type(model).__name__} is not a timm model, so its classes cannot be restricted; "
             "dataclasses.replace(dataset, restricted_to=None) leaves them whole"
@@ -40,7 +33,7 @@ def restricted_classes(model: Any, numbers: Sequence[int] | None) -> Iterator[No
     num_classes, config, labels = model.num_classes, model.pretrained_cfg, labels_of(model)
     names = None if labels is None else [labels[number] for number in numbers]
     try:
-        _put(model, {place: _restricted(head, place, numbers) for place, head in whole.items()})
+        _put(model, {path: _restricted(head, path, numbers) for path, head in whole.items()})
         model.num_classes = len(numbers)
         model.pretrained_cfg = {**config, "num_classes": len(numbers), "label_names": names}
         yield
@@ -76,20 +69,20 @@ def _is_of(name: str, heads: Mapping[str, nn.Module]) -> bool:
 
 def _heads(model: nn.Module) -> dict[str, nn.Module]:
     """Return zero-shot heads, or else the model's own classifiers, by path."""
-    of_texts = {place: module for place, module in model.named_modules() if isinstance(module, ZeroShotHead)}
-    return {**of_texts} or classifiers_of(model)
+    zero_shot = {path: module for path, module in model.named_modules() if isinstance(module, ZeroShotHead)}
+    return {**zero_shot} or classifiers_of(model)
 
 
 def _put(model: nn.Module, heads: dict[str, nn.Module]) -> None:
-    for place, head in heads.items():
-        model.set_submodule(place, head)
+    for path, head in heads.items():
+        model.set_submodule(path, head)
 
 
-def _restricted(head: nn.Module, place: str, numbers: Sequence[int]) -> nn.Module:
+def _restricted(head: nn.Module, path: str, numbers: Sequence[int]) -> nn.Module:
     if isinstance(head, ZeroShotHead):
         return head.restricted(numbers)
     if not isinstance(head, nn.Linear | nn.Conv2d):  # a convolution with one position, as in BiT
-        raise ModelError(f"the model's {place} is not a linear layer, so its classes cannot be restricted")
+        raise ModelError(f"the model's {path} is not a linear layer, so its classes cannot be restricted")
     kept, rows = copy.deepcopy(head), torch.tensor(list(numbers), device=head.weight.device)
     kept.weight = nn.Parameter(head.weight.detach()[rows], head.weight.requires_grad)
     if head.bias is not None:

@@ -19,14 +19,15 @@ from remtta.models.checkpoints import load_checkpoint
 from remtta.models.clip import load_zero_shot
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED, MODEL_KWARGS, MODEL_NAME
 from remtta.models.huggingface import weights_file
+from remtta.models.metadata import PretrainedConfig, TimmModel
 from remtta.models.preprocessing import check_preprocessing, image_size
 from remtta.models.prompts import is_zero_shot
-from remtta.models.text_embeddings import classify_by_texts
 from remtta.models.text_tower import OnTexts
-from remtta.models.unwrapping import config_of
+from remtta.models.unwrapping import config_of, is_timm_model
+from remtta.models.zero_shot import classify_by_texts
 from remtta.options import DEFAULT_MODEL, ModelOptions
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 def load_model(
@@ -71,7 +72,7 @@ def load_model(
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
         UsageError: If the name is unknown or a value is invalid.
     """
-    given = ModelOptions(
+    options = ModelOptions(
         name,
         checkpoint=checkpoint,
         use_ema=use_ema,
@@ -80,88 +81,86 @@ def load_model(
         labels=labels,
         prompts=prompts,
         text_embeddings=text_embeddings,
-        mean=_spread(mean, 3),
-        std=_spread(std, 3),
-        input_size=_spread(input_size, 2),
+        mean=_as_tuple(mean, 3),
+        std=_as_tuple(std, 3),
+        input_size=_as_tuple(input_size, 2),
         interpolation=interpolation,
         crop_pct=crop_pct,
     )
-    return load(given, device=device, on_texts=on_texts)
+    return load(options, device=device, on_texts=on_texts)
 
 
-def _spread(value: float | Sequence[float] | None, count: int) -> Any:
+def _as_tuple(value: float | Sequence[float] | None, count: int) -> Any:
     """Return several numbers as a tuple, and a single one `count` times."""
-    if isinstance(value, int | float):
-        return (value,) * count
-    return None if value is None else tuple(value)
+    if value is None:
+        return None
+    return (value,) * count if isinstance(value, int | float) else tuple(value)
 
 
-def load(given: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
+def load(options: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
     """Build a classifier with the options of the command line, as `load_model` does."""
-    given.check_files()
-    name = given.name or DEFAULT_MODEL
+    options.check_files()
+    name = options.name or DEFAULT_MODEL
     if name == EMBEDDED:
         names = ("use_ema", "num_classes", "model_kwargs", "input_size", "prompts", "text_embeddings")
-        if other := [f"--{name.replace('_', '-')}" for name in names if getattr(given, name)]:
+        if other := [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]:
             raise UsageError(f"{EMBEDDED} is one fixed model; leave {' and '.join(other)} out")
-        return _load_embedded(given, device)
-    place = select_device(device)
-    check_preprocessing(given.mean, given.std, given.interpolation, given.crop_pct)
-    if given.use_ema and given.checkpoint is None:
+        return _load_embedded(options, device)
+    chosen_device = select_device(device)
+    check_preprocessing(options.mean, options.std, options.interpolation, options.crop_pct)
+    if options.use_ema and options.checkpoint is None:
         raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
-    labels = read_labels(given.labels)
+    labels = read_labels(options.labels)
     if is_zero_shot(name):
-        return load_zero_shot(given, name, labels, place, on_texts)
-    if given.prompts is not None:
+        return load_zero_shot(options, name, labels, chosen_device, on_texts)
+    if options.prompts is not None:
         raise UsageError(f"--prompts are for zero-shot models (clip:...), and {name} has a head of its own")
-    pretrained = given.checkpoint is None
-    model: Any = create(name, given, pretrained=pretrained)
-    if given.text_embeddings is None:
-        _check_classifier(model, name, given.num_classes, pretrained=pretrained)
+    pretrained = options.checkpoint is None
+    model = create(name, options, pretrained=pretrained)
+    if options.text_embeddings is None:
+        _check_classifier(model, name, options.num_classes, pretrained=pretrained)
     elif labels is not None:
         raise UsageError("--text-embeddings have class names of their own; leave --labels out")
-    weights = weights_file(name, given.checkpoint)
-    known = {} if weights is None else load_checkpoint(model, weights, use_ema=given.use_ema)
-    if given.text_embeddings is not None:
-        labels = classify_by_texts(model, name, given.text_embeddings)
-    config = {**model.pretrained_cfg, **known, **given_preprocessing(given)}
-    if given.checkpoint is not None and not {"mean", "std"} & {*known, *given_preprocessing(given)} and ":" not in name:
-        _tell_assumed(given.checkpoint, name, config)
+    weights = weights_file(name, options.checkpoint)
+    known = {} if weights is None else load_checkpoint(model, weights, use_ema=options.use_ema)
+    if options.text_embeddings is not None:
+        labels = classify_by_texts(model, name, options.text_embeddings)
+    known |= given_preprocessing(options)
+    config = {**model.pretrained_cfg, **known}
+    if options.checkpoint is not None and not {"mean", "std"} & known.keys() and ":" not in name:
+        _log_assumed(options.checkpoint, name, config)
     config["input_size"] = (3, *image_size(model, config))
     config["label_names"] = (
         known_labels(model.num_classes, config) if labels is None else checked_labels(labels, model.num_classes)
     )
     if pretrained and ":" not in name and config.get("tag"):  # a later version of timm may have another default
         name = f"{name.partition('.')[0]}.{config['tag']}"
-    config["built_from"] = built_from(replace(given, name=name))
-    return _with_config(model.float().eval().to(place), config)
+    config["built_from"] = built_from(replace(options, name=name))
+    model.pretrained_cfg = model.default_cfg = config
+    return model.float().eval().to(chosen_device)
 
 
-def _tell_assumed(checkpoint: Path | str, name: str, config: Mapping[str, Any]) -> None:
+def _log_assumed(checkpoint: Path | str, name: str, config: PretrainedConfig) -> None:
     """Log the mean and standard deviation used for a file without them: models of the same shape differ in these."""
     mean, std = (" ".join(f"{value:.4g}" for value in config[key]) for key in ("mean", "std"))
     text = "%s does not record its preprocessing; using that of %s (--mean %s --std %s), which remtta doctor can check"
     _log.info(text, checkpoint, name, mean, std)
 
 
-def _load_embedded(given: ModelOptions, device: str | torch.device) -> nn.Module:
+def _load_embedded(options: ModelOptions, device: str | torch.device) -> nn.Module:
     """Return the demo's model, with the given options in place of its own."""
     names, half = ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation"), (0.5, 0.5, 0.5)
-    chosen = {name: value for name in names if (value := getattr(given, name)) is not None}
+    chosen = {name: value for name in names if (value := getattr(options, name)) is not None}
     built = ModelOptions(MODEL_NAME, num_classes=len(CLASS_NAMES), model_kwargs=MODEL_KWARGS, labels=CLASS_NAMES)
     with resources.as_file(resources.files("remtta.models") / "embedded.safetensors") as weights:
-        own = replace(built, checkpoint=weights, mean=half, std=half, crop_pct=1.0)
-        model = load(replace(own, **chosen), device=device)
-    return _with_config(model, {**config_of(model), "built_from": built_from(ModelOptions(EMBEDDED, given.checkpoint))})
-
-
-def _with_config(model: Any, config: dict[str, Any]) -> nn.Module:
-    """Write preprocessing, labels and origin into a model's `pretrained_cfg`."""
-    model.pretrained_cfg = model.default_cfg = config
+        embedded = replace(built, checkpoint=weights, mean=half, std=half, crop_pct=1.0)
+        model = load(replace(embedded, **chosen), device=device)
+    assert is_timm_model(model)
+    model.pretrained_cfg["built_from"] = built_from(ModelOptions(EMBEDDED, options.checkpoint))
     return model
 
 
-def _check_classifier(model: Any, name: str, num_classes: int | None, *, pretrained: bool) -> None:
+def _check_classifier(model: TimmModel, name: str, num_classes: int | None, *, pretrained: bool) -> None:
     config = config_of(model)
     if not model.num_classes:
         raise ModelError(f"{name} has no classifier head; choose a classifier, or give --checkpoint and --num-classes")

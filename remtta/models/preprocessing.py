@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torchvision.transforms.functional import normalize
 
 from remtta.errors import UsageError
+from remtta.models.metadata import PretrainedConfig
 from remtta.models.unwrapping import config_of, unwrap_model
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
@@ -81,8 +82,8 @@ class Preprocessing:
 def preprocessing_of(model: nn.Module) -> Preprocessing:
     """Return a model's preprocessing: its own input size, the rest from `config_of`, else ImageNet's."""
     config = resolve_model_data_config(model, pretrained_cfg=config_of(model))
-    inside = unwrap_model(model)
-    height, width = config["input_size"][1:] if inside.resizes else image_size(inside.module, config)
+    unwrapped = unwrap_model(model)
+    height, width = config["input_size"][1:] if unwrapped.resizes else image_size(unwrapped.module, config)
     return Preprocessing(
         input_size=(height, width),
         mean=tuple(config["mean"]),
@@ -112,6 +113,6 @@ def check_preprocessing(
         raise UsageError(f"crop-pct must be in (0, 1], got {crop_pct:g}")
 
 
-def image_size(model: nn.Module, config: Mapping[str, Any]) -> tuple[int, int]:
+def image_size(model: nn.Module, config: PretrainedConfig) -> tuple[int, int]:
     size = getattr(getattr(model, "patch_embed", None), "img_size", None) or config["input_size"][1:]
     return int(size[0]), int(size[1])

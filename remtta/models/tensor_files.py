@@ -1,20 +1,24 @@
-"""Tensors with a text header in a safetensors file, atomic and with a checksum. Imports torch only for tensors."""
+"""Tensors with a text header in a safetensors file, atomic and with a checksum; hashes of tensors, JSON and files.
+
+torch is imported only when there are tensors.
+"""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from remtta.files import write_atomically
-from remtta.models.hashing import tensors_sha256
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
 CHECKSUM = "content_sha256"
 """Header entry: a hash of the tensors and the other header entries."""
@@ -73,3 +77,32 @@ def content_sha256(header: Mapping[str, str], sha256: str) -> str:
     for name in sorted(header.keys() - {CHECKSUM}):
         digest.update(f"\n{len(name)} {name} {header[name]}".encode())
     return digest.hexdigest()
+
+
+def json_sha256(content: object) -> str:
+    """Return the hash of content as JSON."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def state_sha256(model: nn.Module) -> str:
+    """Return the hash of a model's whole state, in the order of names."""
+    return tensors_sha256(model.state_dict())
+
+
+def tensors_sha256(tensors: Mapping[str, Tensor] | Mapping[str, np.ndarray]) -> str:
+    """Return the hash of the names, dtypes, shapes and bytes of tensors or arrays, in the order of names."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        digest.update(f"{name} torch.{dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor | np.ndarray) -> memoryview:
+    if isinstance(tensor, np.ndarray):
+        return np.ascontiguousarray(tensor).reshape(-1).view(np.uint8).data
+    import torch
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

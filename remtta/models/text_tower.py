@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,14 @@ from torch.utils.checkpoint import checkpoint
 
 from remtta.errors import OutputError
 from remtta.files import cache_folder
-from remtta.models.hashing import state_sha256
 from remtta.models.prompts import filled
-from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
+from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors, state_sha256
+
+if TYPE_CHECKING:
+    from open_clip.model import CLIP
+
+Tokenizer = Callable[[list[str]], Tensor]
+"""A function from sentences to token numbers (N, context)."""
 
 OnTexts = Callable[[int, int], None]
 """Called with the number of sentences done, and the total."""
@@ -25,17 +30,17 @@ OnTexts = Callable[[int, int], None]
 _BATCH = 256  # sentences
 _EMBEDDINGS = "embeddings"
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 class TextTower:
     """The text half of an open_clip model, which is not part of the image model's state and parameters.
 
-    The tokenizer converts sentences to token numbers (N, context); `on_texts` is called with the progress.
+    `on_texts` is called with the progress.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Any, on_texts: OnTexts | None) -> None:
-        self.model: Any = model.eval().requires_grad_(False)
+    def __init__(self, model: CLIP, tokenizer: Tokenizer, on_texts: OnTexts | None) -> None:
+        self.model = model.eval().requires_grad_(False)
         self.tokenizer = tokenizer
         self.sha256 = state_sha256(model)
         self._on_texts = on_texts
@@ -74,7 +79,7 @@ class TextTower:
         """Replace every sentence's words from position `start` on by vectors (N, D), within the block."""
         end = start + len(vectors)
 
-        def replaced(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+        def replaced(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
             return torch.cat([output[:, :start], vectors.expand(len(output), -1, -1), output[:, end:]], dim=1)
 
         with self.words.register_forward_hook(replaced):
@@ -90,36 +95,36 @@ class TextTower:
 
     def of_classes(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
         """Return a normalised embedding (C, E) per class, averaged over the templates."""
-        return self._kept("mean", names, templates, lambda each: F.normalize(each.mean(1), dim=-1))
+        return self._cached("mean", names, templates, lambda embeddings: F.normalize(embeddings.mean(1), dim=-1))
 
     def of_templates(self, names: Sequence[str], templates: Sequence[str]) -> Tensor:
         """Return the embeddings (T, C, E) of each template separately."""
-        return self._kept("each", names, templates, lambda each: each).transpose(0, 1).contiguous()
+        return self._cached("each", names, templates, lambda embeddings: embeddings).transpose(0, 1).contiguous()
 
-    def _kept(
-        self, kind: str, names: Sequence[str], templates: Sequence[str], of: Callable[[Tensor], Tensor]
+    def _cached(
+        self, suffix: str, names: Sequence[str], templates: Sequence[str], reduce: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return the result of `of` for the embeddings (C', T, E) of some classes at a time, cached on disk."""
+        """Return the result of `reduce` for the embeddings (C', T, E) of some classes at a time, cached on disk."""
         tokens = self.tokens([filled(templates[0], name) for name in names]).tolist()
         content = self.texts_sha256(names, templates), repr(self.model), tokens  # equal weights can have other layers
         key = hashlib.sha256(repr(content).encode()).hexdigest()
-        path = cache_folder() / "text-embeddings" / f"{key}-{kind}.safetensors"
+        path = cache_folder() / "text-embeddings" / f"{key}-{suffix}.safetensors"
         if path.is_file():
             try:
                 return read_tensors(path)[1][_EMBEDDINGS].to(self.device)
             except (*UNREADABLE, KeyError) as error:
                 _log.debug("%s is damaged and computed again: %s", path, error)
-        at_once, parts = max(1, _BATCH // len(templates)), []
-        for start in range(0, len(names), at_once):
-            some = names[start : start + at_once]
-            sentences = [filled(template, name) for name in some for template in templates]
-            parts.append(of(self.encode(sentences).unflatten(0, (len(some), len(templates)))))
+        num_names, parts = max(1, _BATCH // len(templates)), []
+        for start in range(0, len(names), num_names):
+            batch = names[start : start + num_names]
+            sentences = [filled(template, name) for name in batch for template in templates]
+            parts.append(reduce(self.encode(sentences).unflatten(0, (len(batch), len(templates)))))
             if self._on_texts is not None:
-                self._on_texts((start + len(some)) * len(templates), len(names) * len(templates))
-        found = torch.cat(parts)
+                self._on_texts((start + len(batch)) * len(templates), len(names) * len(templates))
+        embeddings = torch.cat(parts)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            save_tensors(path, {_EMBEDDINGS: found.cpu()}, {})
+            save_tensors(path, {_EMBEDDINGS: embeddings.cpu()}, {})
         except (OSError, OutputError) as error:  # only a cache
             _log.debug("text embeddings cannot be cached: %s", error)
-        return found
+        return embeddings

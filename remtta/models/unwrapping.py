@@ -1,4 +1,4 @@
-"""Find a classifier inside its wrappers, its head and its layers by tracing one image through it."""
+"""Find the classifier inside wrappers, its head and its layers by tracing a forward pass of one image."""
 
 from __future__ import annotations
 
@@ -6,57 +6,49 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
-from weakref import WeakKeyDictionary
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from remtta.errors import ModelError, first_line
-from remtta.models.metadata import ModelWithMetadata, logits_in, output_of
+from remtta.models.metadata import (
+    ModelWithMetadata,
+    PretrainedConfig,
+    Shape,
+    Size,
+    TimmModel,
+    Trace,
+    logits_in,
+    metadata_of,
+    output_of,
+)
+
+_Calls = Mapping[str, tuple[object, object]]
+"""The input and output of each layer by its module path, in the order of their calls."""
 
 _SIZES = (224, 32, 64, 28, 96, 128, 160, 192, 240, 256, 288, 299, 320, 336, 384, 448, 512)
 """Image sides, in pixels, to try on a model whose config names no input size."""
 
 
-@dataclass(frozen=True)
-class Trace:
-    """The record of one image's forward pass through a model."""
-
-    place: str  # the classifier's module path in its wrappers; "" for the model itself
-    has_front: bool  # whether the wrappers change images before it
-    input_size: tuple[int, int]  # height and width of the image, in pixels
-    inner_size: tuple[int, int]  # those of the image that reaches the classifier, which a wrapper may resize
-    in_place: bool  # whether the model changes its input
-    num_classes: int
-    head: str | None  # module path of the layer that returns the logits, if there is one
-    calls: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]
-    """Shapes of each layer's input and output by its module path, in the order of their calls; () for values that are
-    not tensors."""
-
-
-_TRACES: WeakKeyDictionary[nn.Module, tuple[Any, Trace]] = WeakKeyDictionary()
-"""The trace of each model, and the modules that it consisted of."""
-
-
 class InputTransform:
-    """The part of the wrappers that changes images (B, 3, H, W) before the classifier inside."""
+    """The wrappers' own computation on images (B, 3, H, W), such as normalising, before the classifier."""
 
     def __init__(self, model: nn.Module, inner: nn.Module) -> None:
         self._model, self._inner = model, inner
 
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
-        """Return the input of the classifier inside."""
+        """Return the classifier's input."""
         with self._inner.register_forward_pre_hook(_stop):
             try:
                 self._model(images.clone())  # which it may change
             except _Reached as reached:
-                return reached.args[0]
+                return reached.images
         raise ModelError(f"{type(self._model).__name__} does not call the {type(self._inner).__name__} in it any more")
 
     @torch.no_grad()
-    def normalisation(self, size: tuple[int, int]) -> tuple[list[float], list[float]]:
+    def normalisation(self, size: Size) -> tuple[list[float], list[float]]:
         """Return mean and standard deviation per channel, for pixels in [0, 1], read off a black and a white image."""
         image = _image(self._inner, size)
         black, white = (self(torch.full_like(image, value)).mean((0, 2, 3)) for value in (0.0, 1.0))
@@ -69,13 +61,13 @@ class UnwrappedModel:
     """A classifier found in its wrappers."""
 
     module: nn.Module  # the classifier itself
-    given: nn.Module  # the model as it was given
-    front: InputTransform | None = None  # the part of the wrappers that changes images, if there is one
+    wrapped: nn.Module  # the model as it was given, with its wrappers
+    front: InputTransform | None = None  # what the wrappers do to images, if anything
 
     @property
     def is_timm(self) -> bool:
         """True if it has the interface of a timm model."""
-        return is_timm_model(self.module) and output_of(self.given) is None
+        return is_timm_model(self.module) and output_of(self.wrapped) is None
 
     @property
     def resizes(self) -> bool:
@@ -85,12 +77,12 @@ class UnwrappedModel:
     @property
     def trace(self) -> Trace:
         """The record of one image's forward pass."""
-        return trace_of(self.given)
+        return trace_of(self.wrapped)
 
     def logits(self, images: Tensor) -> Tensor:
-        """Return the logits (B, C) of images (B, 3, H, W) that have passed the front."""
+        """Return the logits (B, C) of images (B, 3, H, W) that `front` has transformed."""
         images = images.clone() if self.trace.in_place else images
-        return logits_in(self.module(images), output_of(self.given), self.module)
+        return logits_in(self.module(images), output_of(self.wrapped), self.module)
 
 
 def unwrap_model(model: nn.Module) -> UnwrappedModel:
@@ -99,27 +91,27 @@ def unwrap_model(model: nn.Module) -> UnwrappedModel:
     A wrapper is skipped if it has no weights of its own and returns the output of the model inside. Raise ModelError if
     it is not an image classifier; the message says what to do.
     """
-    outer = _unwrapped(model)
+    outer = _without_wrappers(model)
     if not isinstance(outer, nn.Module):
         got = type(outer).__name__
         raise ModelError(f"the model must be a torch.nn.Module, got {got}; remtta.load_model builds one by name")
     if is_timm_model(outer) and output_of(model) is None:
         return UnwrappedModel(outer, model)
     trace = trace_of(model)
-    module = outer.get_submodule(trace.place)
-    return UnwrappedModel(module, model, InputTransform(outer, module) if trace.has_front else None)
+    module = outer.get_submodule(trace.path)
+    return UnwrappedModel(module, model, InputTransform(outer, module) if trace.changes_images else None)
 
 
-def config_of(model: nn.Module) -> dict[str, Any]:
+def config_of(model: nn.Module) -> PretrainedConfig:
     """Return a model's own metadata on labels, preprocessing and origin, in the form of timm's `pretrained_cfg`."""
-    inside = unwrap_model(model)
-    config = dict(getattr(inside.module, "pretrained_cfg", None) or {})
-    if not inside.is_timm or inside.resizes:
-        config["input_size"] = (3, *inside.trace.input_size)
-    if not inside.is_timm:
-        names = getattr(getattr(inside.module, "config", None), "id2label", None) or {}  # transformers'
+    unwrapped = unwrap_model(model)
+    config = dict(getattr(unwrapped.module, "pretrained_cfg", None) or {})
+    if not unwrapped.is_timm or unwrapped.resizes:
+        config["input_size"] = (3, *unwrapped.trace.input_size)
+    if not unwrapped.is_timm:
+        names = getattr(getattr(unwrapped.module, "config", None), "id2label", None) or {}  # transformers'
         config |= {} if list(names.values())[:1] in ([], ["LABEL_0"]) else {"label_names": names}
-    if inside.front is not None:
+    if unwrapped.front is not None:
         config |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if isinstance(model, ModelWithMetadata) and model.preprocessing is not None:
         config |= {**asdict(model.preprocessing), "input_size": (3, *model.preprocessing.input_size)}
@@ -130,84 +122,99 @@ def config_of(model: nn.Module) -> dict[str, Any]:
 
 def num_classes_of(model: nn.Module) -> int:
     """Return the number of classes of a classifier, 0 for a timm model without a head."""
-    inside = unwrap_model(model)
-    return classes_of_timm(inside.module) if inside.is_timm else inside.trace.num_classes
+    unwrapped = unwrap_model(model)
+    return classes_of_timm(unwrapped.module) if unwrapped.is_timm else unwrapped.trace.num_classes
 
 
-def classes_of_timm(module: Any) -> int:
+def classes_of_timm(module: nn.Module) -> int:
     """Return the number of classes of a timm model's head, which may have been replaced; 0 without a head."""
-    head = module.get_classifier() if hasattr(module, "get_classifier") else None
+    head: object = getattr(module, "get_classifier", tuple)()
     layers = list(head) if isinstance(head, nn.Sequential) else [head]
     sizes = [layer.out_features for layer in layers if isinstance(layer, nn.Linear)]
     return sizes[-1] if sizes else int(getattr(module, "num_classes", 0) or 0)
 
 
-def is_timm_model(model: nn.Module) -> bool:
+def is_timm_model(model: nn.Module) -> TypeGuard[TimmModel]:
     """Return True if a model has the interface of a timm model."""
     return hasattr(type(model), "get_classifier") and hasattr(model, "num_classes")  # PEFT's wrappers forward names
+
+
+def classifiers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the layers that compute a timm model's logits, by path: one, two if distilled, none of other models."""
+    found: object = getattr(model, "get_classifier", tuple)()
+    layers = found if isinstance(found, tuple) else (found,)
+    return {path: module for path, module in model.named_modules() if any(module is layer for layer in layers)}
 
 
 def trace_of(model: nn.Module) -> Trace:
     """Send an image through a model, in eval mode, and record the pass; raise ModelError if it takes no image or
     returns no logits; the message says what to do.
     """
-    modules, (traced, trace) = [*map(id, model.modules())], _TRACES.get(model, (None, None))
-    if trace is None or traced != modules:  # a head may have been replaced since
+    modules, known = [*map(id, model.modules())], metadata_of(model)
+    if known.trace is None or known.traced_modules != modules:  # a head may have been replaced since
         modes = {layer: layer.training for layer in model.modules()}
         try:
-            trace = _traced(model)
+            known.trace, known.traced_modules = _traced(model), modules
         finally:
             for layer, mode in modes.items():
                 layer.training = mode
-        _TRACES[model] = modules, trace
-    return trace
+    return known.trace
 
 
 def _traced(model: nn.Module) -> Trace:
-    outer = _unwrapped(model)
+    outer, output = _without_wrappers(model), output_of(model)
     if isinstance(outer, torch.jit.ScriptModule) or "eval" in vars(outer):  # the latter of torch.export
         kind = type(outer).__name__
         raise ModelError(f"{kind} is a program of torch.jit or torch.export; give the model that it was made from")
-    outer.eval()
-    output = output_of(model)
+    images, after, returned, calls = _run_at_usual_size(outer.eval(), model)
+    logits = logits_in(returned, output, outer)
+    _check_logits(logits, outer, selected=output is not None)
+    path, changed = _classifier_path(outer, calls, images, returned, None if output else logits)
+    start = f"{path}." if path else ""
+    inner_calls = {name.removeprefix(start): call for name, call in calls.items() if name.startswith(start)}
+    inner_images = calls[path][0] if changed else images
+    return Trace(
+        path=path,
+        changes_images=changed,
+        input_size=_size(images),
+        inner_size=_size(inner_images),
+        in_place=not _equal(after, images),
+        num_classes=logits.shape[1],
+        head=_head_path(outer.get_submodule(path), inner_calls, logits),
+        shapes={name: (_shape(entered), _shape(left)) for name, (entered, left) in inner_calls.items()},
+    )
+
+
+def _run_at_usual_size(model: nn.Module, wrapped: nn.Module) -> tuple[Tensor, Tensor, object, _Calls]:
+    """Return images of the first size that the model takes, before and after the pass, its output and its calls."""
     problem: Exception | None = None
-    for size in _sizes(model):
-        images = _image(outer, size)
-        given = images.clone()
+    for size in _sizes(wrapped):
+        images = _image(model, size)
+        entered = images.clone()
         try:
-            returned, calls = _run(outer, given)
+            return images, entered, *_run(model, entered)
         except Exception as error:  # whatever a model raises at an image of a size that it does not take
             problem = problem or error
-            continue
-        logits = logits_in(returned, output, outer)
-        _check_logits(logits, outer, given=output is not None)
-        place, changed = _place_in(outer, calls, images, returned, None if output else logits)
-        start = f"{place}." if place else ""
-        own = {name.removeprefix(start): call for name, call in calls.items() if name.startswith(start)}
-        shapes = {name: (_shape(entered), _shape(left)) for name, (entered, left) in own.items()}
-        head = _head_in(outer, place, own, logits)
-        height, width = (calls[place][0] if changed else images).shape[2:]
-        return Trace(place, changed, size, (height, width), not _equal(given, images), logits.shape[1], head, shapes)
     assert problem is not None
     why = first_line(problem)
     raise ModelError(
-        f"{type(outer).__name__} takes no image (1, 3, H, W) of a usual size ({why}); for another size, "
+        f"{type(model).__name__} takes no image (1, 3, H, W) of a usual size ({why}); for another size, "
         "use remtta.Adapter(model, preprocessing=remtta.Preprocessing((H, W)))"
     )
 
 
-def _run(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, tuple[Any, Any]]]:
-    """Return a model's output, and each layer's input and output in the order of their calls."""
-    calls: dict[str, tuple[Any, Any]] = {}
-    entered: dict[str, Any] = {}
+def _run(model: nn.Module, images: Tensor) -> tuple[object, _Calls]:
+    """Return a model's output, and its layers' calls."""
+    calls: dict[str, tuple[object, object]] = {}
+    inputs_of: dict[str, object] = {}
 
-    def enter(name: str, layer: nn.Module, inputs: Any) -> None:
+    def enter(name: str, layer: nn.Module, inputs: tuple[object, ...]) -> None:
         value = inputs[0] if inputs else None
-        entered[name] = value.clone() if isinstance(value, Tensor) else value  # it may be changed in place
+        inputs_of[name] = value.clone() if isinstance(value, Tensor) else value  # it may be changed in place
 
-    def leave(name: str, layer: nn.Module, inputs: Any, output: Any) -> None:
+    def leave(name: str, layer: nn.Module, inputs: object, output: object) -> None:
         calls.pop(name, None)  # its last call counts
-        calls[name] = (entered[name], output)
+        calls[name] = (inputs_of[name], output)
 
     with torch.no_grad(), contextlib.ExitStack() as hooks:
         for name, layer in model.named_modules():
@@ -216,8 +223,8 @@ def _run(model: nn.Module, images: Tensor) -> tuple[Any, dict[str, tuple[Any, An
         return model(images), calls
 
 
-def _place_in(
-    model: nn.Module, calls: Mapping[str, tuple[Any, Any]], images: Tensor, returned: Any, logits: Tensor | None
+def _classifier_path(
+    model: nn.Module, calls: _Calls, images: Tensor, returned: object, logits: Tensor | None
 ) -> tuple[str, bool]:
     """Return the path of the classifier inside, and True if its input differs from the model's.
 
@@ -227,46 +234,54 @@ def _place_in(
     for name, (entered, left) in calls.items():
         layer = model.get_submodule(name)
         takes_images = isinstance(entered, Tensor) and entered.ndim == 4 and entered.shape[1] == 3
-        answers = left is returned or (logits is not None and _equal(getattr(left, "logits", left), logits))
-        if takes_images and answers and len(list(layer.parameters())) == num_weights:
+        classifies = left is returned or (logits is not None and _equal(getattr(left, "logits", left), logits))
+        if takes_images and classifies and len(list(layer.parameters())) == num_weights:
             changed = not _equal(entered, images)
             if changed or is_timm_model(layer):
                 return name, changed
     return "", False
 
 
-def _head_in(model: nn.Module, place: str, calls: Mapping[str, tuple[Any, Any]], logits: Tensor) -> str | None:
-    module = model.get_submodule(place)
+def _head_path(module: nn.Module, calls: _Calls, logits: Tensor) -> str | None:
     for name in reversed(list(calls)):
         layer, left = module.get_submodule(name), calls[name][1]
-        linear = isinstance(layer, nn.Linear | nn.Conv2d) and isinstance(left, Tensor)
-        if linear and _equal(left if left.ndim < 3 else left.flatten(1), logits):
+        if not isinstance(layer, nn.Linear | nn.Conv2d) or not isinstance(left, Tensor):
+            continue
+        if _equal(left if left.ndim < 3 else left.flatten(1), logits):
             return name
     return None
 
 
-def _shape(value: Any) -> tuple[int, ...]:
+def _shape(value: object) -> Shape:
     return tuple(value.shape) if isinstance(value, Tensor) else ()
 
 
-def _check_logits(logits: Tensor, model: nn.Module, *, given: bool) -> None:
-    """Raise ModelError if they are probabilities; `given` is whether a function of the caller selected them."""
+def _size(images: object) -> Size:
+    _, _, height, width = _shape(images)
+    return height, width
+
+
+def _check_logits(logits: Tensor, model: nn.Module, *, selected: bool) -> None:
+    """Raise ModelError if they are probabilities; `selected` is whether a function of the caller selected them."""
     shares = not logits.is_meta and logits.shape[1] > 1 and bool((logits >= 0).all())
     if shares and torch.allclose(logits.sum(1), torch.ones_like(logits[:, 0]), atol=1e-4):
-        what, how = f"{type(model).__name__} returns", "remtta.Adapter(model, output=lambda p: p.clamp(min=1e-9).log())"
-        if given:
-            what, how = "output= selects", "add .clamp(min=1e-9).log()"
-        raise ModelError(f"{what} probabilities, and their logarithms are needed: {how}")
+        what, remedy = (
+            f"{type(model).__name__} returns",
+            "remtta.Adapter(model, output=lambda p: p.clamp(min=1e-9).log())",
+        )
+        if selected:
+            what, remedy = "output= selects", "add .clamp(min=1e-9).log()"
+        raise ModelError(f"{what} probabilities, and their logarithms are needed: {remedy}")
 
 
-def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
+def _sizes(model: nn.Module) -> Iterator[Size]:
     """Yield the image sizes to try, the most likely first."""
     if isinstance(model, ModelWithMetadata) and model.preprocessing is not None:
         yield model.preprocessing.input_size
         return
     names = ("image_size", "img_size")
     for layer in model.modules():
-        named = [getattr(each, name, None) for each in (layer, getattr(layer, "config", None)) for name in names]
+        named = [getattr(owner, name, None) for owner in (layer, getattr(layer, "config", None)) for name in names]
         named.append((getattr(layer, "pretrained_cfg", None) or {}).get("input_size", ())[1:])
         for size in named:
             if isinstance(size, int) or (isinstance(size, tuple | list) and len(size) == 2):
@@ -274,7 +289,7 @@ def _sizes(model: nn.Module) -> Iterator[tuple[int, int]]:
     yield from ((side, side) for side in _SIZES)
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def _without_wrappers(model: nn.Module) -> nn.Module:
     """Return the model without wrappers that only run it (parallel, compiled) or describe it."""
     while True:
         if isinstance(model, ModelWithMetadata | nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -285,18 +300,17 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             return model
 
 
-def _image(model: nn.Module, size: tuple[int, int]) -> Tensor:
+def _image(model: nn.Module, size: Size) -> Tensor:
     """Return an image (1, 3, H, W) of different pixels, with the weights' device and dtype."""
-    values = torch.linspace(0, 1, 3 * size[0] * size[1]).view(1, 3, *size)
-    return values.to(floating_weight(model, values))
+    return torch.linspace(0, 1, 3 * size[0] * size[1]).view(1, 3, *size).to(floating_weight(model))
 
 
-def floating_weight(model: nn.Module, default: Tensor | None = None) -> Any:
+def floating_weight(model: nn.Module) -> Tensor:
     """Return the first weight of a model that has a floating-point dtype, which its images have, too."""
-    return next((weight for weight in model.parameters() if weight.is_floating_point()), default)
+    return next((weight for weight in model.parameters() if weight.is_floating_point()), torch.empty(0))
 
 
-def _equal(value: Any, tensor: Tensor) -> bool:
+def _equal(value: object, tensor: Tensor) -> bool:
     if not isinstance(value, Tensor) or value.shape != tensor.shape:
         return False
     return value is tensor or (not tensor.is_meta and torch.equal(value, tensor))
@@ -305,6 +319,10 @@ def _equal(value: Any, tensor: Tensor) -> bool:
 class _Reached(Exception):
     """Raised with the images that reach the model inside, to end the forward pass there."""
 
+    def __init__(self, images: Tensor) -> None:
+        super().__init__()
+        self.images = images
 
-def _stop(layer: nn.Module, inputs: Any) -> None:
+
+def _stop(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
     raise _Reached(inputs[0])

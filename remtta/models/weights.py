@@ -41,8 +41,8 @@ class AdaptedWeights:
                 raise ModelError(f"{name} was made under torch.inference_mode; build the model outside of it")
         self.parameters = dict(named)
         self._tracked: dict[str, Tensor] = {**named, **moving}
-        self._own = frozenset(self._tracked)
-        self._everything = {**frozen, **self._tracked}
+        self._initial = frozenset(self._tracked)
+        self._all = {**frozen, **self._tracked}
         self._source = self.copy()
         self.committed: Committed = (self._zeros(), 0)
 
@@ -128,16 +128,16 @@ class AdaptedWeights:
         """Set the weights to `source + delta`, the result of `num_updates` updates; raise DeltaError if a name is
         unknown or a shape is wrong; nothing is changed then.
         """
-        check_delta(delta, self._everything)
+        check_delta(delta, self._all)
         self.reset()
-        for name in self._tracked.keys() - self._own - delta.keys():  # of an earlier delta
+        for name in self._tracked.keys() - self._initial - delta.keys():  # of an earlier delta
             del self._tracked[name], self._source[name]
         for name in delta.keys() - self._tracked.keys():
-            self._tracked[name] = self._everything[name]
-            self._source[name] = self._everything[name].detach().clone()
-        moved = self._zeros() | {name: tensor.to(self._source[name]) for name, tensor in delta.items()}
-        self._put_delta(moved)
-        self.committed = (moved, num_updates)
+            self._tracked[name] = self._all[name]
+            self._source[name] = self._all[name].detach().clone()
+        whole_delta = self._zeros() | {name: tensor.to(self._source[name]) for name, tensor in delta.items()}
+        self._put_delta(whole_delta)
+        self.committed = (whole_delta, num_updates)
 
     def _zeros(self) -> dict[str, Tensor]:
         return {name: torch.zeros_like(source) for name, source in self._source.items()}

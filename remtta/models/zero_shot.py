@@ -1,17 +1,25 @@
-"""The head of a zero-shot model, whose classes are text embeddings of their names."""
+"""The head of a zero-shot model, whose classes are text embeddings of their names, and the file of these."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.errors import ModelError
+from remtta.errors import CheckpointError, ModelError
+from remtta.models.metadata import TimmModel
+from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
 from remtta.models.text_tower import TextTower
+from remtta.models.unwrapping import classifiers_of
+
+_FORMAT = "remtta text embeddings"
+_EMBEDDINGS, _SCALE, _BIAS = "embeddings", "logit_scale", "logit_bias"
 
 
 @dataclass(frozen=True)
@@ -84,12 +92,12 @@ class ZeroShotHead(nn.Module):
     @contextlib.contextmanager
     def using(self, embeddings: Tensor) -> Iterator[None]:
         """Use other class embeddings (C, E) within the block."""
-        own = self.embeddings
-        self.embeddings = embeddings.to(own)
+        original = self.embeddings
+        self.embeddings = embeddings.to(original)
         try:
             yield
         finally:
-            self.embeddings = own
+            self.embeddings = original
 
     def restricted(self, numbers: Sequence[int]) -> ZeroShotHead:
         """Return a head with some of the classes, in this order, that shares the projection."""
@@ -120,34 +128,88 @@ def checkpoint_state(model: nn.Module) -> dict[str, Tensor]:
     the weights.
     """
     state: dict[str, Tensor] = model.state_dict()
-    for place, head in model.named_modules():
+    for path, head in model.named_modules():
         if isinstance(head, ZeroShotHead):
-            return _timms(state, place) if head.texts.source is None else _open_clips(state, place, head)
+            return _timm_state(state, path) if head.texts.source is None else _open_clip_state(state, path, head)
     return state
 
 
-def _timms(state: dict[str, Tensor], place: str) -> dict[str, Tensor]:
-    projection = f"{place}.projection."
+def _timm_state(state: dict[str, Tensor], head_path: str) -> dict[str, Tensor]:
+    projection = f"{head_path}.projection."
     return {
-        name.replace(projection, f"{place}."): tensor
+        name.replace(projection, f"{head_path}."): tensor
         for name, tensor in state.items()
-        if name.startswith(projection) or not name.startswith(f"{place}.")
+        if name.startswith(projection) or not name.startswith(f"{head_path}.")
     }
 
 
-def _open_clips(state: dict[str, Tensor], place: str, head: ZeroShotHead) -> dict[str, Tensor]:
-    written: dict[str, Tensor] = dict(head.texts.tower.model.state_dict())
+def _open_clip_state(state: dict[str, Tensor], head_path: str, head: ZeroShotHead) -> dict[str, Tensor]:
+    converted: dict[str, Tensor] = dict(head.texts.tower.model.state_dict())
     names = head.texts.image_names
     for name, tensor in state.items():
         if name in names:
-            written[f"visual.{names[name]}"] = _in_shape(names[name], tensor)
-        elif not name.startswith(f"{place}.") and tensor.any():
+            converted[f"visual.{names[name]}"] = _in_open_clip_shape(names[name], tensor)
+        elif not name.startswith(f"{head_path}.") and tensor.any():
             raise ModelError(f"open_clip's image tower has no {name}, which a delta changes, and cannot be written")
-    return written
+    return converted
 
 
-def _in_shape(name: str, tensor: Tensor) -> Tensor:
+def _in_open_clip_shape(name: str, tensor: Tensor) -> Tensor:
     """Convert a weight of timm's ViT to open_clip's shape."""
     if name == "proj":
         return tensor.T
     return tensor[0].squeeze(0) if name in ("class_embedding", "positional_embedding") else tensor
+
+
+def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:
+    """Write a zero-shot head's class embeddings, scale, bias and their origin; raise OutputError if that fails."""
+    texts = head.texts
+    header = {
+        "format": _FORMAT,
+        "model": model,
+        "names": json.dumps(texts.names),
+        "prompts": json.dumps(texts.templates),
+        "text_tower_sha256": texts.tower.sha256,
+        "texts_sha256": texts.sha256.hex(),
+    }
+    tensors = {_EMBEDDINGS: head.embeddings, _SCALE: head.scale, _BIAS: head.bias}
+    save_tensors(path, {name: tensor.detach().cpu() for name, tensor in tensors.items()}, header)
+
+
+def _read_text_embeddings(path: str | Path) -> tuple[dict[str, Tensor], ClassTexts]:
+    try:
+        header, tensors = read_tensors(path)
+    except UNREADABLE as error:
+        raise CheckpointError(f"--text-embeddings: {path} cannot be read: {error}") from error
+    if header.get("format") != _FORMAT:
+        raise CheckpointError(f"--text-embeddings: {path} was not written by remtta text-embed")
+    try:
+        names, templates = (tuple(map(str, json.loads(header[name]))) for name in ("names", "prompts"))
+        texts = ClassTexts(names, templates, None, bytes.fromhex(header["texts_sha256"]))
+        match = tensors[_EMBEDDINGS].ndim == 2 and len(tensors[_EMBEDDINGS]) == len(names)
+        valid = match and all(tensors[name].isfinite().all() for name in (_EMBEDDINGS, _SCALE, _BIAS))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"--text-embeddings: {path} is damaged: {error!r}") from error
+    if not valid:
+        raise CheckpointError(f"--text-embeddings: {path} is damaged: names and embeddings do not match")
+    return tensors, texts
+
+
+def classify_by_texts(model: TimmModel, name: str, path: str | Path) -> list[str]:
+    """Make a timm image tower classify by the embeddings in a file, in place; return the class names.
+
+    A classifier with as many outputs as the embeddings' size is used as the projection; one that was removed means
+    there is none. Raise CheckpointError if the file is invalid; ModelError if the model's embeddings have another size.
+    """
+    tensors, texts = _read_text_embeddings(path)
+    path_of_head, projection = next(iter(classifiers_of(model).items()), ("", None))
+    width = getattr(projection, "out_features", model.num_features)
+    if projection is None or width != tensors[_EMBEDDINGS].shape[1]:
+        raise ModelError(
+            f"{name} has image embeddings of size {width}, and {path} has class embeddings of size "
+            f"{tensors[_EMBEDDINGS].shape[1]}; use the image tower that belongs to the text tower"
+        )
+    head = ZeroShotHead(projection, tensors[_EMBEDDINGS].float(), tensors[_SCALE], tensors[_BIAS], texts)
+    model.set_submodule(path_of_head, head)
+    model.num_classes = len(texts.names)
+    return list(texts.names)

@@ -20,7 +20,7 @@ from remtta.engines.interrupts import Interrupts
 from remtta.engines.processes import DIED, WorkersDied
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.methods.settings import METHOD_TABLE
-from remtta.models.hashing import state_sha256
+from remtta.models.tensor_files import state_sha256
 from remtta.options import RunOptions
 from remtta.pipeline.build import AdaptationConfig
 from remtta.report.inspection import describe_folder

@@ -23,9 +23,9 @@ from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError, RemttaError
 from remtta.methods.settings import method_config
 from remtta.models.card import card_of
-from remtta.models.hashing import state_sha256
 from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.models.tensor_files import state_sha256
 from tests.backbones.tiny_models import tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.methods.making import QUICK, pipeline_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers import freeze_batch_norm_2d
+from timm.layers import BatchNormAct2d, freeze_batch_norm_2d
 from torch import Tensor, nn
 
 from remtta.backbones.batchnorm import HALF_LIFE, BatchStatistics, batch_norms, running_statistics
@@ -18,7 +18,7 @@ from remtta.errors import DeltaError, ModelError
 from remtta.methods.norm import NORM, NORMConfig
 from remtta.methods.settings import method_config
 from remtta.methods.source import Source
-from remtta.models.hashing import state_sha256
+from remtta.models.tensor_files import state_sha256
 from tests.backbones.tiny_models import pictures, tiny
 from tests.methods.making import descend, entropies, pipeline_of, predicted
 
@@ -112,6 +112,33 @@ def test_the_gradient_runs_through_the_batchs_part_of_a_blend() -> None:
     with BatchStatistics(batch_norms(layer), "batch", 3):
         (gradient,) = torch.autograd.grad((weights * layer(x)).sum(), x)
     torch.testing.assert_close(gradient, expected, atol=1e-9, rtol=1e-9)
+
+
+class ChannelsLast(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.movedim(-1, 1)).movedim(1, -1)
+
+
+class Functional(nn.BatchNorm2d):
+    def forward(self, input: Tensor) -> Tensor:
+        images = input.movedim(-1, 1)
+        out = nn.functional.batch_norm(images, self.running_mean, self.running_var, self.weight, self.bias)
+        return out.movedim(1, -1)
+
+
+@pytest.mark.parametrize("kind", ["batch", "recent"])
+@pytest.mark.parametrize("make", [BatchNormAct2d, ChannelsLast, Functional])
+def test_layers_with_a_forward_pass_of_ones_own_normalise_by_the_same_statistics(make: Any, kind: Any) -> None:
+    layer, plain, images = make(3).eval(), nn.BatchNorm2d(3).eval(), 5 * torch.randn(6, 3, 4, 4) + 2
+    found = []
+    for each in (layer, plain):
+        statistics = BatchStatistics(batch_norms(each), kind, None)
+        statistics.expect(6)
+        last = isinstance(each, ChannelsLast | Functional)
+        with statistics:
+            out = each(images.movedim(1, -1)).movedim(-1, 1) if last else each(images)
+        found.append([out.relu(), *statistics.state().values()])
+    torch.testing.assert_close(found[0], found[1])
 
 
 @pytest.mark.parametrize(

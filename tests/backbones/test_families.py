@@ -8,12 +8,9 @@ import peft
 import pytest
 import timm
 import torch
-from timm.layers import HybridEmbed
 from timm.models.beit import Beit
 from timm.models.eva import Eva
-from timm.models.vision_transformer import ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
-from timm.models.vision_transformer_hybrid import ConvStem
-from torch import Tensor, nn
+from torch import Tensor
 
 from remtta import REM, REMConfig
 from remtta.backbones.families import backbone_of
@@ -22,97 +19,20 @@ from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
 from remtta.methods.settings import method_config
-from tests.conftest import NUM_CLASSES, TINY, copied, random_images, tiny_vit
+from tests.backbones.tiny_models import SMALL, TRANSFORMERS, image_size, images_for, transformer
+from tests.conftest import TINY, random_images, tiny_vit
 from tests.methods.making import QUICK, pipeline_of, predicted, views_of
 
-SIZE, PATCH = 32, 8
-SMALL: dict[str, Any] = {"img_size": SIZE, "patch_size": PATCH, "embed_dim": 48, "depth": 2, "num_heads": 3}
-STEM: dict[str, Any] = {"img_size": 64, "embed_dim": 48, "depth": 2, "num_heads": 3}
-
-
-def conv_stem(**kwargs: Any) -> nn.Module:
-    """As in MobileCLIP: convolutions with batch norms, and no projection."""
-    stem = ConvStem(channels=(12, 24, 48), stride=(4, 2, 2), kernel_size=(4, 2, 2), padding=0)
-    embed: nn.Module = HybridEmbed(stem, proj=False, **kwargs)
-    return embed
-
-
-MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "average pool": ("vit_base_patch16_gap_224", SMALL),
-    "class token, average pool": ("vit_tiny_patch16_224", {**SMALL, "global_pool": "avg"}),
-    "largest values": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "max"}),
-    "attention pool": ("vit_base_patch16_siglip_224", SMALL),
-    "registers, attention pool": ("vit_so150m_patch16_reg4_map_256", {**SMALL, "mlp_ratio": 2}),
-    "pool of all tokens": ("vit_so150m_patch16_reg4_map_256", {**SMALL, "mlp_ratio": 2, "pool_include_prefix": True}),
-    "refined pool": ("vit_base_patch16_gap_224", {**SMALL, "global_pool": "prr"}),
-    "DINOv2 with registers": ("vit_base_patch14_reg4_dinov2", SMALL),
-    "distilled": ("deit_tiny_distilled_patch16_224", SMALL),
-    "gated layers": ("vit_tiny_patch16_224", {**SMALL, "qk_norm": True, "init_values": 0.3, "scale_attn_norm": True}),
-    "norm before": ("vit_tiny_patch16_224", {**SMALL, "pre_norm": True, "no_embed_class": True, "qkv_bias": False}),
-    "post-norm": ("vit_tiny_patch16_224", {**SMALL, "block_fn": ResPostBlock}),
-    "parallel": ("vit_tiny_patch16_224", {**SMALL, "block_fn": ParallelScalingBlock}),
-    "parallel, no biases": (
-        "vit_tiny_patch16_224",
-        {**SMALL, "block_fn": ParallelScalingBlock, "qkv_bias": False, "qk_norm": True},
-    ),
-    "parallel branches": ("vit_tiny_patch16_224", {**SMALL, "block_fn": ParallelThingsBlock}),
-    "hybrid": ("vit_tiny_r_s16_p8_224", {**STEM, "patch_size": 2}),
-    "hybrid with batch norms": ("vit_tiny_patch16_224", {**STEM, "patch_size": 1, "embed_layer": conv_stem}),
-    "any size": ("vit_tiny_patch16_224", {**SMALL, "dynamic_img_size": True}),
-    "EVA": ("eva_giant_patch14_224", {**SMALL, "mlp_ratio": 2}),
-    "post-norm EVA": ("eva02_enormous_patch14_clip_224", {**SMALL, "mlp_ratio": 2}),
-    "EVA-02": ("eva02_small_patch14_336", SMALL),
-    "EVA-02, apart": ("eva02_base_patch14_448", {**SMALL, "qk_norm": True}),
-    "DINOv3": ("vit_small_patch16_dinov3", SMALL),
-    "DINOv3 with biases": ("vit_small_patch16_dinov3_qkvb", SMALL),
-    "rotary": ("vit_small_patch16_rope_224", SMALL),
-    "rotary by block": ("vit_small_patch16_rope_mixed_224", SMALL),
-    "Perception Encoder": ("vit_pe_core_small_patch16_384", SMALL),
-    "pool alone": ("vit_pe_core_gigantic_patch14_448", {**SMALL, "attn_pool_num_heads": 3, "mlp_ratio": 2}),
-    "pool and registers": (
-        "vit_pe_core_gigantic_patch14_448",
-        {**SMALL, "attn_pool_num_heads": 3, "mlp_ratio": 2, "num_reg_tokens": 2},
-    ),
-    "shared keys": ("vit_small_patch16_rope_224", {**SMALL, "num_heads": 4, "num_kv_heads": 2, "qkv_fused": False}),
-    "BEiT": ("beit_base_patch16_224", SMALL),
-    "BEiT, one bias": ("beit_base_patch16_224", {**SMALL, "use_rel_pos_bias": False, "use_shared_rel_pos_bias": True}),
-    "BEiT, both": ("beit_base_patch16_224", {**SMALL, "use_shared_rel_pos_bias": True, "use_abs_pos_emb": True}),
-    "BEiT, class token": ("beit_base_patch16_224", {**SMALL, "global_pool": "token", "init_values": None}),
-}
 NO_ATTENTION = {"average pool", "largest values", "refined pool"}
-POOLED = {name for name in MODELS if "attention pool" in name or name.startswith("pool ")}
-DYNAMIC = {name for name in MODELS if name.startswith(("any size", "DINOv3"))}
-
-
-@copied
-def make(name: str) -> Any:
-    """A random model of a family, in every weight, so that a bias or a position that is left out shows."""
-    torch.manual_seed(0)
-    architecture, changes = MODELS[name]
-    model = timm.create_model(architecture, pretrained=False, num_classes=NUM_CLASSES, **changes)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *image_size(name))}
-    return model.eval()
-
-
-def image_size(name: str) -> tuple[int, int]:
-    side: int = MODELS[name][1].get("img_size", SIZE)
-    return side, side
-
-
-def images_for(name: str, count: int = 3, seed: int = 1) -> Tensor:
-    return random_images(count, seed, size=image_size(name)[0])
-
-
+POOLED = {name for name in TRANSFORMERS if "attention pool" in name or name.startswith("pool ")}
+DYNAMIC = {name for name in TRANSFORMERS if name.startswith(("any size", "DINOv3"))}
 EACH_FAMILY = ["DINOv2 with registers", "attention pool", "DINOv3", "BEiT"]
-every_model = pytest.mark.parametrize("name", MODELS)
+every_model = pytest.mark.parametrize("name", TRANSFORMERS)
 
 
 @every_model
 def test_the_plain_view_has_timms_own_logits(name: str) -> None:
-    model, images = make(name), images_for(name)
+    model, images = transformer(name), images_for(name)
     backbone = backbone_of(model)
     with torch.no_grad():
         expected = model(images)
@@ -180,19 +100,22 @@ def some_masks(count: int, patches: int, keep: int) -> Tensor:
 
 @every_model
 def test_a_masked_view_is_timms_own_blocks_on_the_tokens_kept(name: str) -> None:
-    model, images = make(name), images_for(name)
+    model, images = transformer(name), images_for(name)
     backbone = backbone_of(model)
     kept = some_masks(len(images), backbone.num_patches, keep=11)
     with torch.no_grad():
         masked = backbone.classify(backbone.embed(images), kept)
         torch.testing.assert_close(masked, written_out(model, images, kept), atol=1e-5, rtol=1e-5)
         assert not torch.allclose(masked, backbone.logits(images), atol=1e-4)
+        for block in model.blocks if isinstance(model, Beit) else ():
+            block.attn.fused_attn = False
+        torch.testing.assert_close(backbone.classify(backbone.embed(images), kept), masked, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(DYNAMIC))
 def test_images_of_another_shape_keep_the_positions_of_their_own_grid(name: str) -> None:
-    model = make(name)
-    backbone, images = backbone_of(model), torch.randn(2, 3, 5 * PATCH, 3 * PATCH)
+    model = transformer(name)
+    backbone, images = backbone_of(model), torch.randn(2, 3, 5 * 8, 3 * 8)
     assert backbone.input_size is None
     kept = some_masks(2, 15, keep=9)
     with torch.no_grad():
@@ -235,7 +158,7 @@ def pool_map(model: Any, images: Tensor) -> Tensor:
 
 @every_model
 def test_patches_are_ranked_by_what_the_model_attends_to_or_else_by_their_features(name: str) -> None:
-    model, images = make(name), images_for(name)
+    model, images = transformer(name), images_for(name)
     backbone, prefix = backbone_of(model), model.num_prefix_tokens
     with torch.no_grad():
         strengths: list[Tensor] = []
@@ -272,7 +195,7 @@ def norms_of(model: Any, blocks: int) -> set[str]:
 
 @pytest.mark.parametrize("name", ["BEiT", "hybrid", "EVA-02, apart", "parallel"])
 def test_an_update_moves_the_norms_of_the_first_blocks(name: str) -> None:
-    model, source = make(name), make(name).state_dict()
+    model, source = transformer(name), transformer(name).state_dict()
     rem = REM(model, REMConfig((0.0, 0.25), lr=0.01))
     before = predicted(rem, images_for(name))
     assert torch.equal(rem(images_for(name)), before)
@@ -282,7 +205,7 @@ def test_an_update_moves_the_norms_of_the_first_blocks(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["EVA-02, apart", "hybrid", "hybrid with batch norms", "norm before"])
 def test_all_norms_are_those_of_the_stem_the_blocks_and_the_head(name: str) -> None:
-    model = make(name)
+    model = transformer(name)
     chosen = {part.rpartition(".")[0] for part in adapted_norms(backbone_of(model), "all")}
     if name == "EVA-02, apart":
         inner = {f"blocks.0.{part}" for part in ("attn.q_norm", "attn.k_norm", "mlp.norm")}
@@ -298,7 +221,7 @@ def test_all_norms_are_those_of_the_stem_the_blocks_and_the_head(name: str) -> N
 )
 def test_methods_that_reach_in_between_the_blocks_take_every_family(name: str, method: str) -> None:
     config = method_config(method, QUICK.get(method, {}), batch_size=3)
-    adapted = pipeline_of(method, make(name), config)
+    adapted = pipeline_of(method, transformer(name), config)
     before = predicted(adapted, images_for(name))
     for seed in (1, 2):
         assert torch.isfinite(adapted(images_for(name, seed=seed))).all()
@@ -307,17 +230,17 @@ def test_methods_that_reach_in_between_the_blocks_take_every_family(name: str, m
 
 @pytest.mark.parametrize("name", EACH_FAMILY)
 def test_a_method_that_adds_tokens_needs_blocks_that_take_nothing_else(name: str) -> None:
-    backbone = backbone_of(make(name))
+    backbone = backbone_of(transformer(name))
     assert isinstance(backbone, Transformer)
     if name == "DINOv2 with registers":
-        pipeline_of("foa", make(name), method_config("foa", {}, batch_size=3))
+        pipeline_of("foa", transformer(name), method_config("foa", {}, batch_size=3))
         return
     plain = isinstance(backbone, ViT)
     told = (
         "reads other tokens" if plain else f"blocks of {type(backbone.module).__name__} need a position for each token"
     )
     with pytest.raises(ModelError, match=told):
-        pipeline_of("foa", make(name), method_config("foa", {}, batch_size=3))
+        pipeline_of("foa", transformer(name), method_config("foa", {}, batch_size=3))
 
 
 def test_what_cannot_be_masked_is_refused_in_a_line() -> None:

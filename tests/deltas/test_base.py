@@ -12,7 +12,7 @@ import torch
 from remtta import Delta, adapt_stream, apply_delta, load_base, load_delta, load_model, save_delta
 from remtta.deltas.base_model import base_options
 from remtta.errors import DeltaError, UsageError
-from remtta.models.hashing import state_sha256
+from remtta.models.tensor_files import state_sha256
 from remtta.options import ModelOptions
 from tests.conftest import NUM_CLASSES, TINY
 

@@ -16,7 +16,7 @@ from remtta.methods.rdumb import RDumbConfig
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.methods.source import SourceConfig
-from remtta.models.hashing import state_sha256
+from remtta.models.tensor_files import state_sha256
 from remtta.options import EvalOptions, GuardOptions
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.prediction import Prediction

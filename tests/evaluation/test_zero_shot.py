@@ -4,7 +4,7 @@ import pytest
 
 from remtta import apply_delta, load_delta, load_model
 from remtta.methods.settings import ZERO_SHOT
-from remtta.models.hashing import state_sha256
+from remtta.models.tensor_files import state_sha256
 from tests.command import remtta_here
 from tests.conftest import draw_folder
 from tests.models.tiny_clip import tiny_clip

@@ -29,8 +29,8 @@ from remtta.export.onnx_models import write_onnx
 from remtta.export.timm_folders import write_timm
 from remtta.files import check_not_input
 from remtta.models.card import card_of, labels_of
-from remtta.models.hashing import state_sha256
 from remtta.models.huggingface import weights_place
+from remtta.models.tensor_files import state_sha256
 from remtta.models.zero_shot import ZeroShotHead
 from tests.command import Started, dies_while_it_exports, refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY, raising, random_images, tiny_vit

@@ -11,10 +11,10 @@ from remtta import Delta, load_base, load_model
 from remtta.deltas.delta import check_base
 from remtta.errors import CheckpointError, DeltaError, DownloadError, ModelError, UsageError
 from remtta.methods.settings import method_config
-from remtta.models.hashing import state_sha256
 from remtta.models.heads import restricted_classes
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import TEMPLATES
+from remtta.models.tensor_files import state_sha256
 from remtta.models.text_tower import TextTower
 from remtta.models.zero_shot import checkpoint_state, zero_shot_head
 from tests.conftest import raising, random_images

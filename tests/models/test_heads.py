@@ -9,8 +9,7 @@ from torch import nn
 from remtta import REM, REMConfig
 from remtta.errors import ModelError
 from remtta.models.heads import restricted_classes
-from tests.backbones.test_families import images_for, make
-from tests.backbones.tiny_models import pictures, tiny
+from tests.backbones.tiny_models import images_for, pictures, tiny, transformer
 from tests.conftest import NUM_CLASSES, tiny_vit
 
 TRANSFORMERS = ("distilled", "attention pool", "BEiT")
@@ -20,7 +19,7 @@ TRANSFORMERS = ("distilled", "attention pool", "BEiT")
 @torch.no_grad()
 def test_every_family_answers_with_the_chosen_classes_and_then_with_all(family: str) -> None:
     known = family in TRANSFORMERS
-    model: Any = make(family) if known else tiny(family)
+    model: Any = transformer(family) if known else tiny(family)
     images = images_for(family) if known else pictures(2)
     whole, config = model(images), model.pretrained_cfg
     with restricted_classes(model, [5, 0, 3]):

@@ -14,9 +14,9 @@ from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, DeiTIm
 from remtta.backbones.families import backbone_of
 from remtta.errors import CheckpointError, UsageError
 from remtta.models.card import card_of, labels_of
-from remtta.models.hashing import state_sha256
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
+from remtta.models.tensor_files import state_sha256
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, draw_folder, draw_image
 from tests.models.other_libraries import LABELS, TRANSFORMERS, randomised, saved

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.models import precision as linear
+from remtta.models import precision
+from remtta.models.metadata import Bf16Weights
 from remtta.models.precision import ForwardContext, LinearLayers
 from tests.conftest import TINY, raising, random_images, tiny_vit
 
@@ -32,9 +33,9 @@ def model() -> Any:
 
 @pytest.fixture
 def no_cached_product() -> Iterator[None]:
-    linear._product.cache_clear()
+    precision.linear_product.cache_clear()
     yield
-    linear._product.cache_clear()
+    precision.linear_product.cache_clear()
 
 
 @pytest.mark.usefixtures("no_cached_product")
@@ -44,12 +45,12 @@ def test_logits_and_every_gradient_are_those_of_torch_with_and_without_onednn(
 ) -> None:
     caplog.set_level(logging.DEBUG, "remtta")
     if not onednn:
-        monkeypatch.setattr(linear, "_onednn", raising(RuntimeError("no such operator")))
+        monkeypatch.setattr(precision, "onednn_linear", raising(RuntimeError("no such operator")))
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     images = random_images(3, seed=1)
     logits, grads = gradients(model, images, LinearLayers())
     plain_logits, plain_grads = gradients(model, images, None)
-    assert onednn or linear._product(torch.float32) is F.linear
+    assert onednn or precision.linear_product(torch.float32) is F.linear
     torch.testing.assert_close(logits, plain_logits, rtol=1e-5 * onednn, atol=1e-5 * onednn)
     assert grads.keys() == dict(model.named_parameters()).keys()
     torch.testing.assert_close(grads, plain_grads, rtol=1e-4 * onednn, atol=1e-5 * onednn)
@@ -71,24 +72,26 @@ def test_bf16_is_near_and_leaves_the_head_exact(model: Any) -> None:
 
 def test_frozen_weights_are_converted_once_and_again_when_changed() -> None:
     frozen, learning = nn.Parameter(torch.ones(4, 4), requires_grad=False), nn.Parameter(torch.ones(4, 4))
-    layers, x = LinearLayers("bf16"), torch.ones(2, 4)
-    with layers:
-        first = layers._in_bf16(frozen)
-        assert layers._in_bf16(frozen) is first
-        assert layers._in_bf16(learning) is not layers._in_bf16(learning)
+    converted: Bf16Weights = {}
+    with LinearLayers("bf16", converted=converted):
+        F.linear(torch.ones(2, 4), frozen)
+        ((_, _, first),) = converted.values()
+        for weight in (learning, frozen):
+            F.linear(torch.ones(2, 4), weight)
+            assert [copy is first for _, _, copy in converted.values()] == [True]
         with torch.no_grad():
             frozen.mul_(2)
-            assert F.linear(x, frozen).tolist() == [[8.0] * 4] * 2
+            assert F.linear(torch.ones(2, 4), frozen).tolist() == [[8.0] * 4] * 2
         with torch.inference_mode():
-            assert F.linear(x, frozen).tolist() == [[8.0] * 4] * 2
+            assert F.linear(torch.ones(2, 4), frozen).tolist() == [[8.0] * 4] * 2
 
 
 @pytest.mark.parametrize("shape", [(4,), (2, 3, 4), (2, 0, 4)])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_any_shape_of_input(shape: tuple[int, ...], precision: str) -> None:
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_any_shape_of_input(shape: tuple[int, ...], dtype: str) -> None:
     weight = torch.arange(12.0).view(3, 4)
     x = torch.ones(shape, requires_grad=True)
-    with LinearLayers(precision):
+    with LinearLayers(dtype):
         y = F.linear(x, weight, bias=torch.ones(3))
     assert y.shape == (*shape[:-1], 3)
     assert torch.equal(y.detach().float(), F.linear(x, weight, torch.ones(3)).detach())
@@ -113,9 +116,9 @@ def test_without_avx512_the_products_are_torchs_and_bf16_warns(
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
     with caplog.at_level(logging.WARNING, "remtta"):
-        assert linear._product(torch.float32) is F.linear
+        assert precision.linear_product(torch.float32) is F.linear
         assert not caplog.records
-        assert linear._product(torch.bfloat16) is F.linear
+        assert precision.linear_product(torch.bfloat16) is F.linear
     assert "use --precision fp32" in caplog.text
 
 

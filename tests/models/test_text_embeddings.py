@@ -19,8 +19,8 @@ from remtta.errors import CheckpointError, DeltaError, ModelError, UsageError
 from remtta.export import formats
 from remtta.export.adapted import ExportableModel
 from remtta.models.card import labels_of
-from remtta.models.hashing import state_sha256
 from remtta.models.loading import load, load_model
+from remtta.models.tensor_files import state_sha256
 from remtta.models.zero_shot import checkpoint_state
 from remtta.options import ModelOptions
 from tests.command import refusal_of, remtta_here

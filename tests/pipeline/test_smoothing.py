@@ -107,7 +107,9 @@ def test_certain_predictions_stay_finite() -> None:
     logits = torch.full((500, CLASSES), -1e4)
     logits[torch.arange(500), torch.from_numpy(in_runs()[:500])] = 1e4
     logits[200] = torch.nan  # one frame that is not predicted
-    assert torch.isfinite(notify(Smoother(CLASSES), logits)).all(1).tolist() == [progress != 200 for progress in range(500)]
+    assert torch.isfinite(notify(Smoother(CLASSES), logits)).all(1).tolist() == [
+        progress != 200 for progress in range(500)
+    ]
 
 
 def decisive_vit() -> Any:

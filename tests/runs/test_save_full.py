@@ -11,7 +11,7 @@ from remtta import RunOptions, adapt_stream, apply_delta, load_delta
 from remtta.errors import UsageError
 from remtta.evaluation.evaluating import evaluate
 from remtta.methods.settings import METHOD_TABLE, method_config
-from remtta.models.hashing import state_sha256
+from remtta.models.tensor_files import state_sha256
 from remtta.options import EvalOptions
 from tests.conftest import same_tensors, tiny_vit
 from tests.evaluation.trees import open_tree, write_tree
