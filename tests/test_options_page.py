@@ -29,10 +29,10 @@ Row = tuple[str, str, str]
 
 
 def row_of(command: str, parameter: Any) -> Row:
-    member = COMMANDS[command].callback.members[parameter.name]
-    option = member.option
+    field = COMMANDS[command].callback.fields[parameter.name]
+    option = field.option
     names = [*parameter.opts, *parameter.secondary_opts]
-    choices = "|".join(map(str, get_args(member.type) if get_origin(member.type) is Literal else ()))
+    choices = "|".join(map(str, get_args(field.type) if get_origin(field.type) is Literal else ()))
     shown = "" if parameter.is_flag else parameter.metavar or choices
     first = f"`{f'{names[0]} {shown}'.strip()}`".replace("|", r"\|")
     more = f" ([more]({option.more}))" if option and option.more else ""

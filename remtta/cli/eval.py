@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli.classifiers import load_classifier, load_start, load_torch
-from remtta.cli.running import RunningOptions
+from remtta.cli.running import RunningOptions, load_start, load_torch
 from remtta.errors import UsageError
 from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
@@ -35,7 +34,7 @@ _Model = Annotated[
 ]
 _Running = Annotated[RunningOptions, Subset("device", "compile_model", "threads", "verbose", "quiet", "debug")]
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class TableOptions:
     def scenario(self, options: EvalOptions) -> EvalOptions:
         """Return the options with the scenario of a short flag; raise UsageError if several are given."""
         flags = {"continual": self.continual, "episodic": self.episodic}
-        requested = {name for name, given in flags.items() if given}
+        requested = {name for name, is_set in flags.items() if is_set}
         requested |= {options.scenario} - {EvalOptions.scenario}
         if len(requested) > 1:
             raise UsageError(f"choose one scenario, got {', '.join(sorted(requested))}")
@@ -96,12 +95,12 @@ def evaluate(
 
       remtta eval photos_c --domains fog,snow --model vit_small_patch16_224 --output table1
     """
-    with running.command() as interrupts, ExitStack() as during:
+    with running.command() as interrupts, ExitStack() as stack:
         options = table.scenario(options)
         if not root.is_dir():
             why = "not a folder; a list is --labels-file" if root.exists() else "no such folder"
             raise UsageError(f"{root}: {why}")
-        output = during.enter_context(table.folder(options))
+        output = stack.enter_context(table.folder(options))
         check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
@@ -113,8 +112,7 @@ def evaluate(
         check_source_data(map(method_of, configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)
         start = load_start(methods.shared.delta, output, overwrite=options.overwrite)
-        chosen = _with_classes(root, _with_protocol(model, options), data)
-        classifier = load_classifier(chosen, running.device, start=start, quiet=running.quiet)
+        classifier = running.load_classifier(_with_classes(root, _with_protocol(model, options), data), start)
         dataset = _open(root, classifier, data, options)
         running.compile(classifier)
         preprocessing = choose_preprocessing(classifier, dataset, resize=data.resize, protocol=options.protocol)
@@ -130,7 +128,7 @@ def evaluate(
             interrupts=interrupts,
         )
         typer.echo(plain_table(results))
-        running.tell(str(output / TABLE))
+        running.print_message(str(output / TABLE))
         if table.plots:
             from remtta.evaluation.plots import draw_plots
 
@@ -138,15 +136,15 @@ def evaluate(
 
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
-    """Return the model options with a protocol's input settings, where none are given."""
+    """Return the model options, completed by a protocol's input settings."""
     from remtta.evaluation.protocols import INPUTS
 
     if options.protocol is None:
         return model
     if model.name == EMBEDDED:
         raise UsageError(f"{EMBEDDED} takes images of 48 pixels; leave --protocol out")
-    fixed = INPUTS[options.protocol]
-    return replace(model, **{name: value for name, value in fixed.items() if getattr(model, name) is None})
+    inputs = INPUTS[options.protocol]
+    return replace(model, **{name: value for name, value in inputs.items() if getattr(model, name) is None})
 
 
 def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOptions:

@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from remtta._version import __version__
@@ -26,7 +26,7 @@ TOLERANCE = 1e-4
 
 BATCHES = (1, 7)
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class ExportableModel:
     base: Mapping[str, Tensor]  # the source weights
     card: ModelCard  # the adapted model's
     delta: Delta
-    inputs: Sequence[str | Path | None]  # files or folders of base and delta, as far as they are known
+    inputs: Sequence[str | Path | None]  # files or folders of base and delta, if known
 
     @property
     def facts(self) -> dict[str, str]:
@@ -61,7 +61,7 @@ class ExportableModel:
         return torch.randn(count, 3, *self.card.preprocessing.input_size, generator=generator)
 
     @torch.inference_mode()
-    def check(self, program: str, answer: Callable[[Tensor], Any]) -> None:
+    def check(self, program: str, predict: Callable[[Tensor], ArrayLike]) -> None:
         """Compare another program's logits (B, C) of images (B, 3, H, W) with torch's, for batches of 1 and 7; raise
         RemttaError if a difference, relative to the largest logit if that exceeds 1, is larger than `TOLERANCE`.
         """
@@ -69,7 +69,7 @@ class ExportableModel:
         for count in BATCHES:
             images = self.images(count)
             expected = self.model(images).numpy()
-            got = np.asarray(answer(images))
+            got = np.asarray(predict(images))
             if got.shape != expected.shape:
                 raise RemttaError(
                     f"{program} returns {tuple(got.shape)} for {counted(count, 'image')}, torch {tuple(expected.shape)}"

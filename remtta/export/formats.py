@@ -1,70 +1,231 @@
-"""The export formats by name; an export's files appear all together or not at all."""
+"""Write the adapted model as ONNX, PEFT or timm files; they appear all together or not at all."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
+import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+import timm
+import torch
+from numpy.typing import ArrayLike
 from safetensors import SafetensorError
+from timm.models._hub import save_config_for_hf  # its public save_for_hf refuses weights that layers share
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from remtta.errors import OutputError, UsageError, needed
+from remtta.backbones.norms import norm_modules
+from remtta.deltas.delta import save_weights
+from remtta.errors import OutputError, RemttaError, UsageError, first_line, needed
 from remtta.export.adapted import ExportableModel
-from remtta.export.onnx_models import FILE, write_onnx
-from remtta.export.peft_adapters import write_peft
-from remtta.export.timm_folders import write_timm
 from remtta.files import FolderLock, check_can_hold, check_not_input, writing
+from remtta.models.card import card_of
+from remtta.models.heads import classifiers_of
+from remtta.models.loading import load_model
+from remtta.models.unwrapping import config_of
+from remtta.models.zero_shot import ZeroShotHead
 
 Format = Literal["onnx", "peft", "timm"]
 
-_Write = Callable[[ExportableModel, Path], None]
-_WRITERS: Mapping[Format, _Write] = {"onnx": write_onnx, "peft": write_peft, "timm": write_timm}
-_PACKAGES: Mapping[Format, Sequence[str]] = {"onnx": ("onnx", "onnxruntime", "onnxscript"), "peft": ("peft",)}
-_MAIN: Mapping[Format, str] = {"onnx": FILE, "peft": "adapter_config.json", "timm": "config.json"}
+_ONNX_FILE = "model.onnx"
+_MAX_ONNX_BYTES = 2**31 - 1  # of a protobuf message
 
 
-def export(adapted: ExportableModel, form: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
+def write_onnx(adapted: ExportableModel, folder: Path) -> None:
+    """Write `model.onnx`: normalised images (B, 3, H, W) to logits (B, C), for any B. Raise UsageError if a package is
+    missing, or the model is too large for one file; RemttaError if the model cannot be exported, or its logits differ
+    from torch's.
+    """
+    onnx = needed("onnx", "export", "an export")
+    proto = _to_onnx(adapted)
+    properties = {entry.key: entry.value for entry in proto.metadata_props}
+    onnx.helper.set_model_props(proto, {**properties, **adapted.facts})
+    if proto.ByteSize() > _MAX_ONNX_BYTES:
+        raise UsageError(
+            f"the model takes {proto.ByteSize() / 1e9:.1f} GB, and one ONNX file holds at most 2; use --format timm"
+        )
+    content = proto.SerializeToString()
+    adapted.check("onnxruntime", _onnx_predictor(content))
+    (folder / _ONNX_FILE).write_bytes(content)
+
+
+def _onnx_predictor(content: bytes) -> Callable[[Tensor], ArrayLike]:
+    """Return a function that predicts with onnxruntime."""
+    runtime = needed("onnxruntime", "export", "an export")
+    try:
+        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        name = session.get_inputs()[0].name
+    except Exception as error:  # its own exceptions, which onnxruntime does not expose
+        raise RemttaError(f"onnxruntime cannot load it: {_described(error)}") from error
+
+    def predict(images: Tensor) -> ArrayLike:
+        try:
+            return session.run(None, {name: images.numpy()})[0]
+        except Exception as error:
+            raise RemttaError(f"onnxruntime cannot run it on {len(images)} images: {_described(error)}") from error
+
+    return predict
+
+
+def _to_onnx(adapted: ExportableModel) -> Any:
+    # Other attention kernels cannot be exported if they have a bias.
+    with warnings.catch_warnings(action="ignore"), sdpa_kernel(SDPBackend.MATH):
+        try:
+            # Not optimised, so that tensors keep the model's names; runtimes optimise when they load.
+            program = torch.onnx.export(
+                adapted.model,
+                (adapted.images(2),),
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+            )
+        except Exception as error:  # anything, e.g. from code not made for tracing
+            reason = _described(error.__cause__ or error)  # torch's message only says how to report it
+            raise RemttaError(
+                f"torch cannot export {adapted.delta.model} to ONNX: {reason}; use --format timm"
+            ) from error
+    assert program is not None
+    proto = program.model_proto
+    del proto.graph.value_info[:]  # intermediate shapes, which onnxruntime's quantiser cannot handle
+    return proto
+
+
+def _described(error: BaseException) -> str:
+    return f"{type(error).__name__}: {first_line(error)[:200]}"
+
+
+def write_peft(adapted: ExportableModel, folder: Path) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors`, for `PeftModel.from_pretrained(base, folder)`. Raise
+    UsageError if PEFT is missing, or the delta changes something that LayerNorm tuning cannot represent; RemttaError if
+    PEFT's logits differ from the adapted model's.
+    """
+    peft = needed("peft", "export", "an export")
+    layers = sorted({name.rpartition(".")[0] for name in adapted.delta.tensors})
+    tunable = {
+        name
+        for name, module in norm_modules(adapted.model).items()
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm)
+    }
+    heads = tuple(f"{name}." for name in classifiers_of(adapted.model))  # of centred logits; stored as whole layers
+    if others := [name for name in layers if name not in tunable and not f"{name}.".startswith(heads)]:
+        raise UsageError(
+            f"the delta changes {others[0] or 'weights'} ({len(others)} layers in all), and LayerNorm tuning keeps "
+            "neither running statistics nor other weights than the norms' and the head's; use --format timm or onnx"
+        )
+    base = copy.deepcopy(adapted.model)
+    base.load_state_dict(dict(adapted.base))
+    config = peft.LNTuningConfig(target_modules=f"({'|'.join(map(re.escape, layers))})", inference_mode=True)
+    tuned = peft.get_peft_model(copy.deepcopy(base), config)
+    with torch.no_grad():
+        for name, parameter in adapted.model.named_parameters():
+            if name in adapted.delta.tensors:
+                layer, _, part = name.rpartition(".")
+                tuned.get_submodule(f"base_model.model.{layer}.ln_tuning_layers.default").get_parameter(part).copy_(
+                    parameter
+                )
+    tuned.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # a template to fill in
+    adapted.check("PEFT", peft.PeftModel.from_pretrained(base, str(folder)).eval())
+
+
+def write_timm(adapted: ExportableModel, folder: Path) -> None:
+    """Write `config.json` and `model.safetensors`, and verify them by loading them with timm and remtta. Raise
+    UsageError if timm cannot build such a model; RemttaError if the loaded model is not the adapted model.
+    """
+    model: Any = adapted.model
+    config = config_of(model)
+    if "architecture" not in config or any(isinstance(module, ZeroShotHead) for module in model.modules()):
+        raise UsageError(
+            "--format timm takes neither zero-shot models nor folders saved by transformers; use --format onnx, or "
+            "remtta apply"
+        )
+    model.pretrained_cfg = {name: value for name, value in config.items() if name not in ("built_from", "label_names")}
+    try:
+        labels = {"label_names": list(adapted.card.labels)} if adapted.card.labels else {}
+        facts = {name: value for name, value in adapted.facts.items() if name not in ("labels", "preprocessing")}
+        save_config_for_hf(model, str(folder / "config.json"), model_config={**labels, "remtta": facts})
+        save_weights(folder / "model.safetensors", model)
+    finally:
+        model.pretrained_cfg = config
+    name = f"local-dir:{folder}"
+    try:
+        reloaded = timm.create_model(name, pretrained=True).eval()
+        card = card_of(load_model(name))
+    except Exception as error:  # timm raises many types
+        raise RemttaError(
+            f"timm cannot load its own export of {adapted.delta.model}: {error}; try --format onnx"
+        ) from error
+    expected = adapted.card
+    if (card.sha256, card.preprocessing, card.labels) != (expected.sha256, expected.preprocessing, expected.labels):
+        raise RemttaError(f"timm loads its own export of {adapted.delta.model} as a different model; use --format onnx")
+    adapted.check("timm", reloaded)
+
+
+@dataclass(frozen=True)
+class _Writer:
+    write: Callable[[ExportableModel, Path], None]
+    packages: Sequence[str]  # optional dependencies
+    main_file: str
+
+
+_WRITERS: dict[Format, _Writer] = {
+    "onnx": _Writer(write_onnx, ("onnx", "onnxruntime", "onnxscript"), _ONNX_FILE),
+    "peft": _Writer(write_peft, ("peft",), "adapter_config.json"),
+    "timm": _Writer(write_timm, (), "config.json"),
+}
+
+
+def export_model(adapted: ExportableModel, format: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
     """Write the adapted model to a folder in a format, and verify it there; return the files. Raise UsageError if a
     package is missing, files exist already or are those of the model or the delta, another process writes to the
     folder, or the format cannot hold the model; OutputError if a file cannot be written; RemttaError if the export
     fails, or its logits differ from the model's.
     """
-    for package in _PACKAGES.get(form, ()):
+    writer = _WRITERS[format]
+    main_file = output / writer.main_file
+    for package in writer.packages:
         needed(package, "export", "an export")
     check_can_hold(output, "the folder of an export", "--output")
-    if not overwrite and (output / _MAIN[form]).exists():  # before the work; any other file is noticed after it
-        raise UsageError(f"{output / _MAIN[form]} exists; choose another --output or add --overwrite")
-    with writing(output), _place(output) as place:
+    if not overwrite and main_file.exists():  # checked before the work, other files after it
+        raise UsageError(f"{main_file} exists; choose another --output or add --overwrite")
+    with writing(output), _hidden_folder(output) as folder:
         try:
-            _WRITERS[form](adapted, place)
+            writer.write(adapted, folder)
         except SafetensorError as error:  # what safetensors raises on a full disk
             raise OutputError(f"{output} cannot be written: {error}") from error
-        made = sorted(place.iterdir())
-        for path in made:  # safetensors makes files that only their owner can read
-            shutil.copymode(place / _MAIN[form], path)
-        taken = [output / path.name for path in made if (output / path.name).exists()]
-        if taken and not overwrite:
-            raise UsageError(f"{taken[0]} exists; choose another --output or add --overwrite")
-        for path in taken:
+        files = sorted(folder.iterdir())
+        for path in files:  # safetensors makes files that only their owner can read
+            shutil.copymode(folder / writer.main_file, path)
+        existing = [output / path.name for path in files if (output / path.name).exists()]
+        if existing and not overwrite:
+            raise UsageError(f"{existing[0]} exists; choose another --output or add --overwrite")
+        for path in existing:
             check_not_input(path, "--output", adapted.inputs)
-        for path in taken:  # all first, so that a kill leaves no mix of new and old files
+        for path in existing:  # all first, so that a kill leaves no mix of new and old files
             path.unlink()
-        for path in made:
+        for path in files:
             os.replace(path, output / path.name)
-    return [output / path.name for path in made]
+    return [output / path.name for path in files]
 
 
 @contextlib.contextmanager
-def _place(output: Path) -> Iterator[Path]:
-    """Create an empty hidden folder to write to, in place of what a killed export left."""
-    lock, place = FolderLock(output), output / ".export"
+def _hidden_folder(output: Path) -> Iterator[Path]:
+    """Create an empty hidden folder to write to, replacing one that a killed export left."""
+    lock, folder = FolderLock(output), output / ".export"
     try:
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        yield place
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        yield folder
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         lock.release()

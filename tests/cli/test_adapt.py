@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from remtta.cli.progress import progress
+from remtta.cli.reporting import run_progress
 from remtta.runs.progress import RunProgress
 from remtta.runs.summary import RunSummary
 from tests.command import refusal_of, remtta_here
@@ -25,7 +25,7 @@ def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
     caplog.set_level("INFO", logger="remtta")
     clock = iter((0.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    with progress(500, hidden=False) as advance:
+    with run_progress(500, hidden=False) as advance:
         for frames in (50, 100, 150, 200):
             advance(RunSummary(Path("run"), RunProgress(frames=frames, updates=frames // 50, seconds=10)))
     assert caplog.messages == [
@@ -43,7 +43,7 @@ def test_on_a_terminal_a_bar_tells_it_without_colours_if_they_are_not_wanted(
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress(500, hidden=False) as advance:
+    with run_progress(500, hidden=False) as advance:
         advance(RunSummary(Path("run"), RunProgress(frames=50, updates=1, seconds=10)))
     assert "50/500" in terminal.getvalue() and "1 update" in terminal.getvalue()
     assert bool(re.search(r"\x1b\[[\d;]*m", terminal.getvalue())) == coloured

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from remtta.cli import classifiers
-from remtta.cli.classifiers import load_torch
+from remtta.cli import running
+from remtta.cli.running import load_torch
 from remtta.errors import UsageError
 from remtta.options import ModelOptions
 from tests.runs.tiny import adapt_tiny
@@ -16,7 +16,7 @@ def test_slow_imports_are_announced(
 ) -> None:
     caplog.set_level("INFO", "remtta")
     imported: list[str] = []
-    monkeypatch.setattr(classifiers, "import_uncollected", imported.append)
+    monkeypatch.setattr(running, "import_uncollected", imported.append)
     load_torch("some.module", ModelOptions("vit_tiny_patch16_224"))
     assert caplog.text == "" and imported == ["some.module"]  # torch is there
     monkeypatch.delitem(sys.modules, "torch")

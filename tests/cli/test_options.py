@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from remtta.cli import COMMANDS
-from remtta.cli.groups import flat
+from remtta.cli.parameters import flatten
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE
 from remtta.options import LiveOptions, StreamOptions
@@ -21,7 +21,7 @@ from tests.conftest import TINY_OPTIONS
 from tests.evaluation.trees import write_tree
 
 OPTIONS: dict[str, dict[str, OptionField]] = {
-    name: {member.flag: member for member in flat(command).members.values() if member.option}  # type: ignore[attr-defined]
+    name: {field.flag: field for field in flatten(command).fields.values() if field.option}  # type: ignore[attr-defined]
     for name, command in COMMANDS.items()
 }
 
