@@ -159,8 +159,7 @@ class EvalOptions:
     resume: Annotated[
         bool,
         in_output(
-            "Continue the evaluation in --output, or start a new one; methods and seeds may be added.",
-            common=True,
+            "Continue the evaluation in --output, or start a new one; methods and seeds may be added.", common=True
         ),
     ] = False
     protocol: Annotated[
