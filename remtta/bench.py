@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from remtta.backbones.families import compile_blocks
 from remtta.guard.guard import guarded
@@ -74,7 +74,7 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
         for name, subject in prepared.items():
             times[name].append(_timed(subject, device))
     del prepared
-    medians = {name: tuple(map(statistics.median, zip(*taken, strict=True))) for name, taken in times.items()}
+    medians = {name: tuple(map(statistics.median, zip(*timings, strict=True))) for name, timings in times.items()}
     plain_s, _ = medians[FORWARD]
     return [
         Measurement(
@@ -101,7 +101,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     height, width = preprocessing_of(model).input_size
     images = torch.randn(options.batch_size, 3, height, width, device=device)
     if subject == FORWARD:
-        return Prepared(lambda: _forward(model, images), model)
+        return Prepared(torch.no_grad()(lambda: model(images)), model)
     settings: dict[str, object] = {"precision": options.precision}
     if options.mask_ratios and subject in ("rem", "remtta"):
         settings["mask_ratios"] = options.mask_ratios
@@ -128,11 +128,6 @@ def _model(options: ModelOptions) -> nn.Module:
     if options.input_size is not None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *options.input_size)}
     return model
-
-
-@torch.no_grad()
-def _forward(model: nn.Module, images: Tensor) -> Tensor:
-    return model(images)
 
 
 def _timed(subject: Prepared, device: torch.device) -> tuple[float, float]:

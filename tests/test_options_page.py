@@ -6,12 +6,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import typer
-
-from remtta.cli import app
+from tests.command import command_line
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
-MAIN: Any = typer.main.get_command(app)  # of the Click that Typer brings along, which has no types
+MAIN = command_line()
 COMMANDS: dict[str, Any] = MAIN.commands
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 TABLE = re.compile(r"(<!-- options: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from remtta.adapt.planning import AdaptationConfig
     from remtta.adapt.stream_group import StreamGroupSummary
-    from remtta.runs.run_writer import Viewer
     from remtta.runs.summary import RunSummary
     from remtta.streams.sources import Stream
     from remtta.watching.metrics import Metrics
@@ -161,16 +160,13 @@ class AdaptOptions:
             if run.overwrite:
                 check_not_input(self.annotate, "--annotate", [frames.name])
 
-    @contextlib.contextmanager
-    def serve_metrics(self) -> Iterator[Metrics | None]:
-        """Serve the run's metrics during the block, if requested."""
+    def serve_metrics(self) -> contextlib.AbstractContextManager[Metrics | None]:
+        """Serve the run's metrics during a block, if requested."""
         if self.metrics is None:
-            yield None
-            return
+            return contextlib.nullcontext()
         from remtta.watching.metrics import Metrics, parse_metrics_address
 
-        with contextlib.closing(Metrics(parse_metrics_address(self.metrics))) as metrics:
-            yield metrics
+        return contextlib.closing(Metrics(parse_metrics_address(self.metrics)))
 
     def adapt(
         self,
@@ -200,7 +196,8 @@ class AdaptOptions:
                 on_batch=on_batch,
                 interrupts=interrupts,
             )
-        with self._viewers(folder, resume=config.options.resume, overwrite=config.options.overwrite) as viewers:
+        with contextlib.ExitStack() as stack:
+            viewers = self._viewers(folder, config.options)
             return adapt_stream(
                 classifier,
                 frames,
@@ -214,22 +211,15 @@ class AdaptOptions:
                 health=self.health,
                 metrics=metrics,
                 on_batch=on_batch,
-                viewers=viewers,
+                viewers=[stack.enter_context(contextlib.closing(viewer)) for viewer in viewers],
                 interrupts=interrupts,
             )
 
-    @contextlib.contextmanager
-    def _viewers(self, folder: Path, *, resume: bool, overwrite: bool) -> Iterator[list[Viewer]]:
-        """Yield the run's viewers, which are closed at the end."""
-        with contextlib.ExitStack() as stack:
-            viewers: list[Viewer] = []
-            if self.mqtt:
-                publisher = Publisher(parse_topic(self.mqtt), folder, resume=resume)
-                viewers.append(stack.enter_context(contextlib.closing(publisher)))
-            if self.annotate is not None:
-                video = AnnotatedVideo(check_video(self.annotate, folder, overwrite=overwrite, resume=resume))
-                viewers.append(stack.enter_context(contextlib.closing(video)))
-            yield viewers
+    def _viewers(self, folder: Path, run: RunOptions) -> Iterator[Publisher | AnnotatedVideo]:
+        if self.mqtt:
+            yield Publisher(parse_topic(self.mqtt), folder, resume=run.resume)
+        if self.annotate is not None:
+            yield AnnotatedVideo(check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume))
 
 
 def adapt(

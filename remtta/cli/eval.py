@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     from remtta.evaluation.domains import Dataset
 
 
-_Model = Annotated[
-    ModelOptions,
-    Subset(
-        *("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "labels", "prompts", "text_embeddings"),
-        *("mean", "std", "input_size", "interpolation", "crop_pct"),
-    ),
-]
-_Running = Annotated[RunningOptions, Subset("device", "compile_model", "threads", "verbose", "quiet", "debug")]
-
 _log = logging.getLogger(__name__)
 
 
@@ -80,10 +71,10 @@ def evaluate(
     ],
     data: DataOptions,
     options: EvalOptions,
-    model: _Model,
+    model: ModelOptions,
     methods: MethodsOptions,
     table: TableOptions,
-    running: _Running,
+    running: Annotated[RunningOptions, Subset("device", "compile_model", "threads", "verbose", "quiet", "debug")],
 ) -> None:
     """Compare methods on labelled domains: error per domain, mean, calibration, speed.
 

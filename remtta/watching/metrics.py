@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from remtta.runs.budget import Latencies
     from remtta.runs.run import Run
 
-_PATIENCE_S, _MOST_CLIENTS = 10.0, 16
+IDLE_TIMEOUT_S, MAX_CLIENTS = 10.0, 16
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histograms' buckets; exact to within 4 %, the width of a bin of `Latencies`."""
@@ -64,8 +64,8 @@ class Metrics:
             where, why = f"{address[0]}:{address[1]}", getattr(error, "strerror", None) or error
             raise UsageError(f"--metrics {where}: {why}; choose another port, or a host of this machine") from error
         # Clients that are idle, gone or too many must not use up the file descriptors that the run needs.
-        self._server.RequestHandlerClass = type("_", (self._server.RequestHandlerClass,), {"timeout": _PATIENCE_S})
-        self._server.verify_request = lambda request, address: _num_clients() < _MOST_CLIENTS
+        self._server.RequestHandlerClass = type("_", (self._server.RequestHandlerClass,), {"timeout": IDLE_TIMEOUT_S})
+        self._server.verify_request = lambda request, address: _num_clients() < MAX_CLIENTS
         self._server.handle_error = lambda request, address: None
 
     def collect(self) -> Iterator[Metric]:

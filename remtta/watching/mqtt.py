@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 5.0  # for the broker to take the rest at the end
 _POLL_S, _SAVE_EVERY_S = 0.05, 1.0
 _MAX_IN_FLIGHT = 200  # messages not yet confirmed by the broker
-_RETRY_S = (1, 30)
+RETRY_S = (1, 30)
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Publisher:
             self._client.username_pw_set(topic.user, topic.password)
         if topic.secure:
             self._client.tls_set()
-        self._client.reconnect_delay_set(*_RETRY_S)
+        self._client.reconnect_delay_set(*RETRY_S)
         self._client.on_connect = self._log_connection
         self._client.on_connect_fail = lambda client, data: self._warn(f"cannot be reached ({sys.exception()})")
         self._client.on_disconnect = lambda client, data, flags, reason, more: self._warn(f"is lost ({reason})")
