@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -58,12 +58,6 @@ class TableOptions:
             raise UsageError(f"choose one scenario, got {', '.join(sorted(requested))}")
         return replace(options, scenario=requested.pop()) if requested else options
 
-    def folder(self, options: EvalOptions) -> AbstractContextManager[Path]:
-        """Return a context manager for the folder of the results; raise UsageError if --resume lacks --output."""
-        if options.resume and self.output is None:
-            raise UsageError("--resume continues the evaluation in a folder; name it with --output")
-        return run_folder(self.output)
-
 
 def evaluate(
     root: Annotated[
@@ -91,7 +85,9 @@ def evaluate(
         if not root.is_dir():
             why = "not a folder; a list is --labels-file" if root.exists() else "no such folder"
             raise UsageError(f"{root}: {why}")
-        output = stack.enter_context(table.folder(options))
+        if options.resume and table.output is None:
+            raise UsageError("--resume continues the evaluation in a folder; name it with --output")
+        output = stack.enter_context(run_folder(table.output))
         check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)

@@ -38,7 +38,10 @@ def flatten(command: Callable[..., None]) -> Callable[..., None]:
         option_field(name, hints[name], MISSING if parameter.default is parameter.empty else parameter.default)
         for name, parameter in inspect.signature(command).parameters.items()
     ]
-    fields = sorted((field for group in groups for field in _expand(group)), key=_panel_index)
+    fields = sorted(
+        (field for group in groups for field in _expand(group)),
+        key=lambda field: PANELS.index(field.option.panel) if field.option and field.option.panel else -1,
+    )
     parameters = [_typer_parameter(field) for field in fields]
 
     @functools.wraps(command)
@@ -57,28 +60,18 @@ def _expand(field: OptionField) -> Iterator[OptionField]:
         yield from (replace(setting, command_default=None) for setting in _settings(passed))
     elif field.is_group:
         options = [option for nested in option_fields(field.type) for option in _expand(nested)]
-        subset = field.first(Subset)
-        yield from _select(options, subset) if subset else options
+        subset = field.first(Subset) or Subset(*(option.name for option in options))
+        if unknown := subset.names - {option.name for option in options}:
+            raise TypeError(f"no options of the group: {', '.join(sorted(unknown))}")
+        for option in options:
+            if option.name in subset.names:
+                yield replace(option, command_default=subset.defaults.get(option.name, option.command_default))
     elif field.option or field.first(typer.models.ArgumentInfo):
         yield field
 
 
 def _settings(passed: PassedSettings) -> list[OptionField]:
     return [field for field in option_fields(passed.config) if field.option]
-
-
-def _select(options: list[OptionField], subset: Subset) -> Iterator[OptionField]:
-    if unknown := subset.names - {option.name for option in options}:
-        raise TypeError(f"no options of the group: {', '.join(sorted(unknown))}")
-    for option in options:
-        if option.name in subset.names:
-            yield replace(option, command_default=subset.defaults.get(option.name, option.command_default))
-
-
-def _panel_index(field: OptionField) -> int:
-    """Return the position of an option's panel in `--help`; arguments come first."""
-    panel = field.option.panel if field.option else None
-    return PANELS.index(panel) if panel else -1
 
 
 def _build(field: OptionField, values: Mapping[str, object]) -> object:

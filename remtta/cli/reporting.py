@@ -208,7 +208,7 @@ def progress(
 
         def show(done: int, total: int | None, detail: str, rate: float) -> None:
             counts = f"{done} {unit}" if total is None else f"{done}/{total}"
-            speed = _joined(f"{rate:.1f} {rate_unit}/s", detail)
+            speed = f"{rate:.1f} {rate_unit}/s" + (f", {detail}" if detail else "")
             bar.update(task, completed=done, total=total, done=counts, rate=speed)
 
         yield show
@@ -222,11 +222,7 @@ def _progress_lines(unit: str, rate_unit: str) -> ShowProgress:
         nonlocal next_line_at
         if time.monotonic() >= next_line_at:
             next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
-            of_all = "" if total is None else f" of {total}"
-            _log.info("%s", _joined(f"{done}{of_all} {unit}", detail, f"{rate:.1f} {rate_unit}/s"))
+            counts = f"{done} {unit}" if total is None else f"{done} of {total} {unit}"
+            _log.info("%s%s, %.1f %s/s", counts, f", {detail}" if detail else "", rate, rate_unit)
 
     return show
-
-
-def _joined(*parts: str) -> str:
-    return ", ".join(filter(None, parts))

@@ -89,35 +89,8 @@ def load_base(delta: Delta, *, device: str | torch.device = "cpu", **overrides: 
 
 def _safe_options(delta: Delta, chosen: Mapping[str, object]) -> dict[str, object]:
     """Return the options that may be taken from a header, where the user has chosen some."""
+    _check_header(delta, chosen)
     options = delta.model_options
-    if (strange := sorted(set(options) - set(_OPTIONS))) or not delta.model:
-        what = f"unknown model options: {', '.join(strange)}" if strange else "no model"
-        raise DeltaError(f"the delta's header holds {what}; it was not made by remtta")
-    kwargs = options.get("model_kwargs") or {}
-    if not isinstance(kwargs, Mapping):
-        raise DeltaError("the delta's header holds model arguments that are not a mapping")
-    refused = sorted(name for name, value in kwargs.items() if not _is_safe(name, value))
-    if refused and not chosen.get("model_kwargs"):
-        raise DeltaError(
-            f"the delta's header asks for model arguments that a file may not set: {', '.join(refused)[:80]}; "
-            "if you trust them, name all with --model-kwargs"
-        )
-    prompts = options.get("prompts")
-    is_template = prompts in TEMPLATES if isinstance(prompts, str) else _is_text(prompts)  # a file is not allowed
-    if not (is_template and _is_text(options.get("labels"))):
-        raise DeltaError("the delta's header holds class names or templates that are not text")
-    classes, size = options.get("num_classes"), options.get("input_size")
-    if not (isinstance(classes, int | None) and _is_safe("num_classes", classes)):
-        raise DeltaError("the delta's header asks for an absurd number of classes; it was refused")
-    sides: Any = [1, 1] if size is None else size
-    is_pair = isinstance(sides, list | tuple) and len(sides) == 2
-    if not (is_pair and all(type(side) is int and 0 < side <= _MAX_NUMBER for side in sides)):
-        raise DeltaError("the delta's header asks for an absurd input size; it was refused")
-    preprocessing: dict[str, Any] = {name: delta.preprocessing.get(name) for name in _PREPROCESSING}
-    try:
-        check_preprocessing(**preprocessing)
-    except (UsageError, TypeError, ValueError) as error:
-        raise DeltaError(f"the delta's header holds a preprocessing that is no preprocessing: {error}") from error
     checkpoint = chosen.get("checkpoint") or _recorded_checkpoint(delta)
     if options.get("checkpoint") and not checkpoint:
         raise UsageError(
@@ -134,6 +107,38 @@ def _safe_options(delta: Delta, chosen: Mapping[str, object]) -> dict[str, objec
     if options.get("text_embeddings") and not chosen.get("text_embeddings"):
         raise UsageError("the delta was made with text embeddings from a file; name it with --text-embeddings")
     return {**options, "checkpoint": checkpoint, "text_embeddings": None, "use_ema": options.get("use_ema") is True}
+
+
+def _check_header(delta: Delta, chosen: Mapping[str, object]) -> None:
+    """Raise DeltaError if a header holds something that remtta never writes, or model arguments that are not safe."""
+    options = delta.model_options
+    if (strange := sorted(set(options) - set(_OPTIONS))) or not delta.model:
+        what = f"unknown model options: {', '.join(strange)}" if strange else "no model"
+        raise DeltaError(f"the delta's header holds {what}; it was not made by remtta")
+    kwargs = options.get("model_kwargs") or {}
+    if not isinstance(kwargs, Mapping):
+        raise DeltaError("the delta's header holds model arguments that are not a mapping")
+    refused = sorted(name for name, value in kwargs.items() if not _is_safe(name, value))
+    if refused and not chosen.get("model_kwargs"):
+        raise DeltaError(
+            f"the delta's header asks for model arguments that a file may not set: {', '.join(refused)[:80]}; "
+            "if you trust them, name all with --model-kwargs"
+        )
+    prompts, classes, size = options.get("prompts"), options.get("num_classes"), options.get("input_size")
+    is_template = prompts in TEMPLATES if isinstance(prompts, str) else _is_text(prompts)  # a file is not allowed
+    if not (is_template and _is_text(options.get("labels"))):
+        raise DeltaError("the delta's header holds class names or templates that are not text")
+    if not (isinstance(classes, int | None) and _is_safe("num_classes", classes)):
+        raise DeltaError("the delta's header asks for an absurd number of classes; it was refused")
+    sides: Any = [1, 1] if size is None else size
+    is_pair = isinstance(sides, list | tuple) and len(sides) == 2
+    if not (is_pair and all(type(side) is int and 0 < side <= _MAX_NUMBER for side in sides)):
+        raise DeltaError("the delta's header asks for an absurd input size; it was refused")
+    preprocessing: dict[str, Any] = {name: delta.preprocessing.get(name) for name in _PREPROCESSING}
+    try:
+        check_preprocessing(**preprocessing)
+    except (UsageError, TypeError, ValueError) as error:
+        raise DeltaError(f"the delta's header holds a preprocessing that is no preprocessing: {error}") from error
 
 
 def _is_text(value: object) -> bool:

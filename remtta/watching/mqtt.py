@@ -140,7 +140,9 @@ class Publisher:
         while time.monotonic() < deadline:
             if self._started.is_set():
                 self._send_new()
-                self._count_confirmed()
+                while self._in_flight and self._in_flight[0][0] in self._confirmed:
+                    message, self._sent = self._in_flight.popleft()
+                    self._confirmed.discard(message)
             if self._closing.is_set():
                 if not self._started.is_set() or not self._num_unsent:
                     break
@@ -161,11 +163,6 @@ class Publisher:
             while len(self._in_flight) < _MAX_IN_FLIGHT and (line := file.readline()).endswith(b"\n"):
                 self._read += len(line)
                 self._in_flight.append((self._client.publish(self._topic.name, line.rstrip(), qos=1).mid, self._read))
-
-    def _count_confirmed(self) -> None:
-        while self._in_flight and self._in_flight[0][0] in self._confirmed:
-            message, self._sent = self._in_flight.popleft()
-            self._confirmed.discard(message)
 
     def _save(self) -> None:
         if self._sent != self._saved:

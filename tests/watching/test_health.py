@@ -38,11 +38,16 @@ def test_the_file_is_replaced_whole_again_and_again(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_later_does_not_end_the_run(tmp_path: Path) -> None:
-    path, calls = tmp_path / "there" / "health.json", list[int]()
-    health = HealthFile(path, lambda: {"calls": calls.append(1)}, every_s=0.01)
+    path, calls = tmp_path / "there" / "health.json", [0]
+
+    def report() -> dict[str, Any]:
+        calls[0] += 1
+        return {}
+
+    health = HealthFile(path, report, every_s=0.01)
     path.parent.rename(tmp_path / "gone")
-    before = len(calls)
-    assert happens(lambda: len(calls) > before + 2)  # at least one write has failed by then
+    before = calls[0]
+    assert happens(lambda: calls[0] > before + 2)  # at least one write has failed by then
     (tmp_path / "gone").rename(path.parent)
     path.unlink()
     assert happens(path.exists)
