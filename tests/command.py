@@ -170,13 +170,13 @@ def in_a_session() -> None:
 
 def dies_while_it_exports() -> None:
     """Be a process that is killed when half of the model is written; for `before`."""
-    from remtta.export import formats
+    from remtta import export
 
     def half(path: Path, model: object) -> None:
         path.write_bytes(bytes(1000))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    vars(formats)["save_weights"] = half
+    vars(export)["save_weights"] = half
 
 
 def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path, code: int = 2) -> str:

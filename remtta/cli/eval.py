@@ -18,6 +18,7 @@ from remtta.models.embedded import EMBEDDED
 from remtta.options import DEFAULT_MODEL, DataOptions, EvalOptions, ModelOptions
 from remtta.options.option import Subset, in_output, in_protocol
 from remtta.runs.folder import RESULTS, check_folder, run_folder
+from remtta.runs.tables import TABLE, plain_table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,7 +95,6 @@ def evaluate(
         from remtta.evaluation.evaluating import evaluate as measure
         from remtta.evaluation.protocols import choose_preprocessing
         from remtta.methods.source_data import check_source_data
-        from remtta.runs.tables import TABLE, plain_table
 
         check_source_data(map(method_of, configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)

@@ -126,8 +126,7 @@ def export(
         load_torch("remtta.deltas.base_model", model, run)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import load_delta
-        from remtta.export.adapted import adapted_model
-        from remtta.export.formats import export_model
+        from remtta.export import adapted_model, export_model
 
         delta = load_delta(run)
         adapted = adapted_model(delta, base_options(delta, model))

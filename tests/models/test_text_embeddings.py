@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta, apply_delta, check_base, load_delta
 from remtta.errors import CheckpointError, DeltaError, ModelError, UsageError
-from remtta.export import formats
-from remtta.export.adapted import ExportableModel
+from remtta.export import ExportableModel
 from remtta.methods.method import build_method
 from remtta.models.card import labels_of
 from remtta.models.hashing import state_sha256
@@ -111,7 +110,7 @@ def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(
         exported.append(state_sha256(adapted.model))
         return []
 
-    monkeypatch.setattr(formats, "export_model", write)
+    monkeypatch.setattr("remtta.export.export_model", write)
     assert remtta_here(*export, "onnx") == 0 and exported == [state_sha256(model)]
 
 

@@ -23,9 +23,7 @@ from torch import Tensor, nn
 from remtta import Delta, apply_delta, load_delta, load_model, save_delta
 from remtta.backbones.norms import norm_modules
 from remtta.errors import OutputError, RemttaError, UsageError
-from remtta.export import formats
-from remtta.export.adapted import ExportableModel
-from remtta.export.formats import export_model, write_onnx, write_timm
+from remtta.export import ExportableModel, export_model, write_onnx, write_timm
 from remtta.files import check_not_input
 from remtta.models.card import card_of, labels_of
 from remtta.models.hashing import state_sha256
@@ -201,7 +199,7 @@ def test_the_weights_that_an_export_is_made_of_are_not_replaced(
 
 def test_a_full_disk_is_named_with_the_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-    monkeypatch.setattr(formats, "save_weights", raising(full))
+    monkeypatch.setattr("remtta.export.save_weights", raising(full))
     model = ExportableModel(tiny_vit(), {}, card_of(tiny_vit()), load_delta(place / "1.safetensors"), ())
     with pytest.raises(OutputError, match=r"out cannot be written: .*No space left"):
         export_model(model, "timm", tmp_path / "out")
