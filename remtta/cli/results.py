@@ -52,7 +52,7 @@ def _lines(content: _Json) -> list[str]:
     if "evaluation" in content:
         lines += [*_fact_lines(evaluation_facts(content)), "", *_result_lines(content["evaluation"])]
     if "site" in content:
-        lines += _site_lines(content["site"], alive=content["alive"])
+        lines += _stream_group_lines(content["site"], alive=content["alive"])
     if "run" in content:
         lines += _fact_lines(run_facts(content))
     if "delta" in content:
@@ -64,7 +64,7 @@ def _fact_lines(facts: dict[str, str]) -> list[str]:
     return [f"{name:<12} {text}" for name, text in facts.items()]
 
 
-def _site_lines(site: _Json, *, alive: bool | None) -> list[str]:
+def _stream_group_lines(site: _Json, *, alive: bool | None) -> list[str]:
     from remtta.report.facts import state_of
 
     streams = site["streams"]
