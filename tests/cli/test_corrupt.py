@@ -80,7 +80,7 @@ def test_every_file_holds_what_the_library_makes(photos: Path, tmp_path: Path) -
     source = load_image(photos / "dog" / "dog_2.png")
     for name in names:
         expected = corrupt(source, name, 5, generator_of(7, name, 5, "dog/dog_2.png"))
-        assert np.array_equal(load_image(out / name / "5" / "dog" / "dog_2.png"), expected), name
+        assert np.array_equal(np.asarray(load_image(out / name / "5/dog/dog_2.png")), np.asarray(expected)), name
 
 
 def test_an_unlabelled_folder_and_a_single_image_have_no_class_level(frames: Path, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_size_and_format(tmp_path: Path) -> None:
 def test_prepare_resizes_and_crops_as_imagenet_c_does() -> None:
     image = draw_image(0, 500, 375)
     expected = image.resize((341, 256), Image.Resampling.BILINEAR).crop((58, 16, 282, 240))
-    assert np.array_equal(prepare(image, 224), expected)
+    assert prepare(image, 224) == expected
     assert prepare(image, None) is image
     assert prepare(draw_image(0, 3, 1000), 7).size == (7, 7)
     assert prepare(draw_image(0, 32_000, 1), 224).size == (224, 224)
