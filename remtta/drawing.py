@@ -1,4 +1,4 @@
-"""Shared by the pictures that are drawn with matplotlib: colours and running errors."""
+"""What plots with matplotlib share: colours, settings and running errors."""
 
 from __future__ import annotations
 
@@ -18,18 +18,17 @@ COLOURS = {
 }
 """Colours of methods, the same in every plot."""
 
-
-AS_IT_IS: Any = {"text.usetex": False, "text.parse_math": False}  # matplotlib types its keys as literals
-"""Settings of matplotlib with which names are no formulas, whatever a user's matplotlibrc says."""
+PLAIN_TEXT: Any = {"text.usetex": False, "text.parse_math": False}  # matplotlib types its keys as literals
+"""Settings of matplotlib that show names as they are, not as formulas, whatever a user's matplotlibrc says."""
 
 
 def running_error(missed: Sequence[int], window: int | None = None) -> np.ndarray:
-    """Return the error in percent of the `window` images around each image; at both ends, of those that there are.
+    """Return the error in percent of the `window` images around each image; at both ends, of those that exist.
 
     `missed` says of each image whether it was misclassified, in order. The default window is a quarter of the images,
     but at least 20 and at most 200.
     """
     window = window or min(200, max(20, len(missed) // 4))
-    total, places = np.cumsum([0, *missed]), np.arange(len(missed))
-    starts, stops = np.maximum(0, places - window // 2), np.minimum(len(missed), places + (window + 1) // 2)
+    total, positions = np.cumsum([0, *missed]), np.arange(len(missed))
+    starts, stops = np.maximum(0, positions - window // 2), np.minimum(len(missed), positions + (window + 1) // 2)
     return 100 * (total[stops] - total[starts]) / (stops - starts)

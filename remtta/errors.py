@@ -19,7 +19,7 @@ import difflib
 import importlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any
+from types import ModuleType
 
 _SECRETS = re.compile(
     r"(?i)((?:pas|pwd|psw|secret|token|signature|credential)[\w.%-]{0,32}=|(?<![^\W_])(?:pw|auth|api_?key|key|sig|jwt)=)"
@@ -64,13 +64,13 @@ class OutputError(RemttaError):
 
 
 def check(holds: bool, name: str, value: object, rule: str) -> None:
-    """Raise UsageError, with the name of a setting, its value and the rule, unless the rule holds."""
+    """Raise UsageError with the name of a setting, its value and the rule, unless the rule holds."""
     if not holds:
         raise UsageError(f"{name} must be {rule}, got {value}")
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for a name that is none of these, with the closest of them."""
+    """Return the error for an unknown name, with the closest known one."""
     names = list(known)
     close = difflib.get_close_matches(str(name).lower(), names, n=1)
     meant = f"did you mean {close[0]}? Available:" if close else "choose"
@@ -88,12 +88,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def listed(items: Sequence[str], most: int) -> str:
-    """Return the first items, at most so many, and the number of the others: "a, b and 3 more"."""
+    """Return at most `most` items, and the number of the others: "a, b and 3 more"."""
     rest = len(items) - most
     return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
-def needed(module: str, extra: str, what: str) -> Any:
+def needed(module: str, extra: str, what: str) -> ModuleType:
     """Import an optional dependency; raise UsageError, with the feature and its extra, if it is missing."""
     try:
         return importlib.import_module(module)

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,17 @@ except ImportError:  # Windows
     fcntl = None
 
 LOCK = ".lock"
-_TRIES, _PAUSE_S = 5, 0.02
+_WAIT_S = 0.1  # for a lock, since another process's `is_locked` may hold it for a moment
 IN_USE = "another run is writing to {}; choose another --output, or wait for it"
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 def cache_folder() -> Path:
     """Return the cache folder, which may be deleted: $REMTTA_CACHE, else remtta in $XDG_CACHE_HOME or ~/.cache."""
-    if own := os.environ.get("REMTTA_CACHE"):
-        return Path(own)
+    if folder := os.environ.get("REMTTA_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta"
 
 
@@ -64,8 +64,8 @@ def check_can_hold(folder: Path, what: str, option: str) -> None:
     """
     nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
-        held = "it" if nearest == folder else folder
-        raise UsageError(f"{nearest} is a file, so {held} cannot be {what}; choose another {option}")
+        subject = "it" if nearest == folder else folder
+        raise UsageError(f"{nearest} is a file, so {subject} cannot be {what}; choose another {option}")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise OutputError(f"{nearest} is not writable; make it so, or choose another {option}")
 
@@ -81,8 +81,8 @@ def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_
         raise UsageError(f"{option} {path} must end in {suffix}")
     if path.is_dir():
         raise UsageError(f"{option} {path} is a folder; name a file")
-    will_be_there = made_by_then is not None and os.path.realpath(path.parent) == os.path.realpath(made_by_then)
-    if not will_be_there and not path.parent.is_dir():
+    will_exist = made_by_then is not None and os.path.realpath(path.parent) == os.path.realpath(made_by_then)
+    if not will_exist and not path.parent.is_dir():
         raise UsageError(f"{option}: {path.parent}: no such folder; make it first")
     if path.exists() and not overwrite:
         raise UsageError(f"{path} exists; choose another {option} or add --overwrite")
@@ -90,10 +90,10 @@ def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_
 
 def check_not_input(path: Path, option: str, inputs: Iterable[str | Path | None]) -> None:
     """Raise UsageError if there is a file of this name that is one of a command's inputs, or lies in one."""
-    places = (path, *path.resolve().parents) if path.exists() else ()
-    for needed in inputs:
-        if needed and Path(needed).exists() and any(place.samefile(needed) for place in places):
-            raise UsageError(f"{option} {path} would replace its own input {needed}; choose another")
+    nested = (path, *path.resolve().parents) if path.exists() else ()
+    for source in inputs:
+        if source and Path(source).exists() and any(folder.samefile(source) for folder in nested):
+            raise UsageError(f"{option} {path} would replace its own input {source}; choose another")
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
@@ -134,10 +134,10 @@ def remove_leftovers(folder: Path, names: Sequence[str], *, untouched_for_s: flo
         return
     with contextlib.suppress(OSError):  # leftovers that cannot be removed are harmless
         for path in list(folder.iterdir()):
-            found = re.fullmatch(r"\.(.+)\.(\d{1,9})\.tmp", path.name, re.DOTALL)
-            if not found or not any(fnmatchcase(found[1], name) for name in names):
+            match = re.fullmatch(r"\.(.+)\.(\d{1,9})\.tmp", path.name, re.DOTALL)
+            if not match or not any(fnmatchcase(match[1], name) for name in names):
                 continue
-            if not _is_alive(int(found[2])) and time.time() - path.stat().st_mtime >= untouched_for_s:
+            if not _is_alive(int(match[2])) and time.time() - path.stat().st_mtime >= untouched_for_s:
                 path.unlink()
                 _log.debug("removed %s, which a killed process left behind", path)
 
@@ -152,7 +152,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Write a JSON file atomically; raise OutputError if the file cannot be written."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
@@ -180,38 +180,31 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path) -> None:
+        from filelock import FileLock, Timeout  # here, since the import takes 70 ms
+
         self._path = folder / LOCK
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
         with writing(self._path):
             if self._path.is_symlink():  # do not write through a link
                 self._path.unlink()
-            self._file = open(self._path, "ab")  # noqa: SIM115 - open as long as the lock is held
-        if fcntl is None:  # Windows: no locking
-            return
+            self._path.touch()
+        self._lock = FileLock(self._path, timeout=_WAIT_S, thread_local=False, fallback_to_soft=False)
         try:
-            held = self._taken()
+            self._lock.acquire(poll_interval=_WAIT_S / 5)
+        except Timeout:
+            raise UsageError(IN_USE.format(folder)) from None
         except OSError:  # a file system without locks, such as some network drives
             _log.debug("%s cannot be locked", folder)
-            return
-        if not held:
-            self._file.close()
-            raise UsageError(IN_USE.format(folder))
-
-    def _taken(self) -> bool:
-        """Try to acquire the lock; another process's `is_locked` may hold it for a moment."""
-        for _ in range(_TRIES):
-            with contextlib.suppress(BlockingIOError, FileNotFoundError):
-                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return os.path.samestat(os.fstat(self._file.fileno()), os.stat(self._path))  # else just released
-            time.sleep(_PAUSE_S)
-        return False
 
     def release(self) -> None:
         """Release the lock."""
-        with contextlib.suppress(OSError):  # if the disk is gone, no lock is needed
+        # Remove the file before unlocking: afterwards it may be that of the next holder. It stays if the disk is gone,
+        # or on Windows, which removes no open files.
+        with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._lock.release()
 
 
 def _sync_folder(folder: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PROCESSORS = Path("/proc/cpuinfo")  # on Linux only
-_OWN, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+_PROCESS_CGROUPS, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 _FILES = {  # of control groups of version 2 and 1
     "memory": (("memory.max",), ("memory.limit_in_bytes",)),
     "cpu": (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")),
@@ -50,15 +50,15 @@ def num_cores() -> int:
 
 def _limits(controller: str) -> Iterator[list[int]]:
     """Yield the limits of this process's control groups, of either version."""
-    newer, older = _FILES[controller]
+    version_2, version_1 = _FILES[controller]
     with contextlib.suppress(OSError):
-        for line in _OWN.read_text().splitlines():
+        for line in _PROCESS_CGROUPS.read_text().splitlines():
             _, controllers, name = line.split(":", 2)
             if controllers and controller not in controllers.split(","):
                 continue
-            root, files = (_CGROUPS / controller, older) if controllers else (_CGROUPS, newer)
-            place = root / name.lstrip("/")
-            for folder in (place, *place.parents):
+            root, files = (_CGROUPS / controller, version_1) if controllers else (_CGROUPS, version_2)
+            innermost = root / name.lstrip("/")
+            for folder in (innermost, *innermost.parents):
                 if folder.is_relative_to(root):
                     with contextlib.suppress(OSError, ValueError):  # missing, or "max"
                         yield [int(number) for file in files for number in (folder / file).read_text().split()]

@@ -50,18 +50,18 @@ def test_a_failing_write_leaves_the_earlier_file_and_nothing_else(
         monkeypatch.setattr(os, failing, full)
     with pytest.raises(KeyboardInterrupt if failing == "interrupt" else OutputError) as caught:
         write_atomically(path, write)
-    told = f"{path} cannot be written: {os.strerror(errno.ENOSPC)}; free some space"
-    assert failing == "interrupt" or str(caught.value).startswith(told)
+    message = f"{path} cannot be written: {os.strerror(errno.ENOSPC)}; free some space"
+    assert failing == "interrupt" or str(caught.value).startswith(message)
     assert path.read_text() == "earlier"
     assert os.listdir(tmp_path) == ["out.txt"]
 
 
-@pytest.mark.parametrize("place", ["absent/out.txt", "file/out.txt", "folder", "n" * 300])
-def test_a_place_that_takes_no_file_is_an_output_error(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["absent/out.txt", "file/out.txt", "folder", "n" * 300])
+def test_a_path_that_cannot_be_a_file_is_an_output_error(name: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
     (tmp_path / "folder").mkdir()
     with pytest.raises(OutputError, match=r"cannot be written: \w+"):
-        write_atomically(tmp_path / place, lambda temporary: temporary.write_text("whole"))
+        write_atomically(tmp_path / name, lambda temporary: temporary.write_text("whole"))
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
 
 
@@ -98,7 +98,16 @@ def test_a_reserve_holds_its_room_until_it_is_released(tmp_path: Path) -> None:
         RunFolder(tmp_path / "absent").reserve_space(1)
 
 
-def test_a_look_at_the_lock_does_not_stop_a_run_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
+def test_a_file_system_without_locks_takes_a_run(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(code, os.strerror(code))))
+    lock = FolderLock(tmp_path)
+    assert is_locked(tmp_path) is None
+    lock.release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_checking_the_lock_does_not_stop_a_run_from_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".lock").write_bytes(b"")
     looking = open(tmp_path / ".lock", "rb")  # noqa: SIM115 - closed while the other one waits
     fcntl.flock(looking, fcntl.LOCK_SH)
@@ -108,15 +117,15 @@ def test_a_look_at_the_lock_does_not_stop_a_run_from_starting(tmp_path: Path, mo
     lock.release()
 
 
-@pytest.mark.parametrize("how", [{}, {"overwrite": True}, {"resume": True}])
-def test_a_folder_in_use_is_reported_before_anything_else(how: Any, frames: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}])
+def test_a_folder_in_use_is_reported_before_anything_else(options: Any, frames: Path, tmp_path: Path) -> None:
     adapt_stream(tiny_vit(), frames, tmp_path / "run")
     lock = FolderLock(tmp_path / "run")
     assert is_locked(tmp_path / "run")
     with pytest.raises(UsageError, match="another run is writing to"):
         FolderLock(tmp_path / "run")
     with pytest.raises(UsageError, match="another run is writing to"):
-        adapt_stream(None, frames, tmp_path / "run", options=RunOptions(**how))  # type: ignore[arg-type]
+        adapt_stream(None, frames, tmp_path / "run", options=RunOptions(**options))  # type: ignore[arg-type]
     lock.release()
     assert is_locked(tmp_path / "run") is False
     (tmp_path / "run" / ".lock").touch()  # as a killed process leaves it
@@ -166,14 +175,13 @@ def test_what_killed_processes_left_is_removed_and_nothing_else(tmp_path: Path) 
     remove_leftovers(tmp_path / "absent", ["*"])
 
 
-@pytest.mark.parametrize("how", ["resume", "overwrite"])
-def test_a_run_removes_what_a_killed_one_was_writing(how: str, frames: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{"resume": True}, {"overwrite": True}])
+def test_a_run_removes_what_a_killed_one_was_writing(options: Any, frames: Path, tmp_path: Path) -> None:
     folder, health = tmp_path / "run", tmp_path / "health[1].json"
     adapt_stream(tiny_vit(), frames, folder)
     killed_while_writing(folder / "state.safetensors", folder / "mqtt.json", folder / "mine.txt", health)
     assert len(list(tmp_path.rglob(".*.tmp"))) == 4
-    again: Any = {how: True}
-    adapt_stream(tiny_vit(), frames, folder, options=RunOptions(**again), health=health)
+    adapt_stream(tiny_vit(), frames, folder, options=RunOptions(**options), health=health)
     [kept] = tmp_path.rglob(".*.tmp")
     assert kept.name.startswith(".mine.txt.")
 

@@ -45,14 +45,14 @@ def test_a_container_has_what_its_control_groups_allow(
     if "cpu,cpuacct:" in own:
         (tmp_path / "cpu").symlink_to("cpu,cpuacct")
     (tmp_path / "own").write_text(own)
-    monkeypatch.setattr(machine, "_OWN", tmp_path / "own")
+    monkeypatch.setattr(machine, "_PROCESS_CGROUPS", tmp_path / "own")
     monkeypatch.setattr(machine, "_CGROUPS", tmp_path)
     monkeypatch.setattr(machine, "usable_cores", lambda: 16)
     assert (num_cores(), machine_bytes()) == (-(-quota // 100_000), 300 * MIB)
 
 
 def test_without_control_groups_all_usable_cores_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_OWN", tmp_path / "missing")
+    monkeypatch.setattr(machine, "_PROCESS_CGROUPS", tmp_path / "missing")
     assert num_cores() == usable_cores() >= 1
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.corruptions.choices import CorruptOptions, parse_corruptions
+from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError
 from remtta.evaluation.datasets import read_image_list
@@ -27,7 +27,7 @@ from remtta.models.tensor_files import CHECKSUM, read_tensors, save_tensors
 from remtta.options.option import option_fields, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key
 from tests.conftest import tiny_vit
-from tests.streams.test_sources import paths_in
+from tests.streams.pipes import paths_in
 
 TEXTS = st.text(max_size=40) | st.from_regex(r"[0-9,.\-+eE_ ]{0,12}", fullmatch=True) | st.just("9" * 5000)
 
@@ -50,11 +50,17 @@ def test_sizes_mean_what_they_say(number: int, unit: str) -> None:
 [MASK_RATIOS] = [member for member in option_fields(REMConfig) if member.name == "mask_ratios"]
 
 
+def mask_ratios_in(text: str) -> tuple[float, ...]:
+    config = method_config("rem", {"mask_ratios": read_value(MASK_RATIOS, text)}, batch_size=8)
+    assert isinstance(config, REMConfig)
+    return config.mask_ratios
+
+
 @pytest.mark.parametrize(
     "read",
     [
         lambda text: read_size(text) >= 0,
-        lambda text: method_config("rem", {"mask_ratios": read_value(MASK_RATIOS, text)}, batch_size=8),
+        lambda text: mask_ratios_in(text)[0] == 0,
         lambda text: adapted_norms(backbone_of(tiny_vit()), text),
         lambda text: CorruptOptions(corruptions=parse_corruptions(text)).corruptions,
     ],
@@ -69,15 +75,13 @@ def test_any_text_is_read_or_refused(read: Callable[[str], object], text: str) -
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=1, max_size=6, unique=True).map(sorted))
 def test_mask_ratios_come_back_as_written(ratios: list[float]) -> None:
-    text = ",".join(map(repr, [0.0, *ratios]))
-    config = method_config("rem", {"mask_ratios": read_value(MASK_RATIOS, text)}, batch_size=8)
-    assert isinstance(config, REMConfig) and config.mask_ratios == (0.0, *ratios)
+    assert mask_ratios_in(",".join(map(repr, [0.0, *ratios]))) == (0.0, *ratios)
 
 
 @given(st.lists(TEXTS | st.builds("{}={}".format, st.sampled_from(["lr", "a", "if"]), TEXTS), max_size=3))
 @example(["a=" + "(" * 1000])
 @example(["a=" + "-" * 20000 + "1"])
-def test_pairs(pairs: list[str]) -> None:
+def test_any_pairs_are_read_or_refused(pairs: list[str]) -> None:
     with read_or_refused():
         assert all(name.isidentifier() for name in read_pairs(pairs, "--set"))
 
@@ -106,9 +110,9 @@ NAMES = st.binary(min_size=1, max_size=30).filter(lambda name: b"\0" not in name
 
 @given(st.lists(NAMES, max_size=8), st.sampled_from([b"\0", b"\n", b"\r\n"]))
 def test_any_name_comes_through_a_pipe(names: list[bytes], end: bytes) -> None:
-    fit = [name for name in names if end == b"\0" or not (b"\n" in name or name.endswith(b"\r"))]
-    content = b"".join(name + end for name in fit)
-    assert [os.fsencode(name) for name in paths_in(content, end == b"\0")] == fit
+    valid = [name for name in names if end == b"\0" or not (b"\n" in name or name.endswith(b"\r"))]
+    content = b"".join(name + end for name in valid)
+    assert [os.fsencode(name) for name in paths_in(content, end == b"\0")] == valid
 
 
 @given(st.binary(max_size=200), st.booleans())
@@ -118,14 +122,14 @@ def test_no_bytes_on_a_pipe_are_a_crash(content: bytes, null_separated: bool) ->
 
 
 @given(st.lists(st.text(max_size=12), min_size=3, max_size=3))
-def test_the_order_of_names_is_one(names: list[str]) -> None:
+def test_natural_order_is_total(names: list[str]) -> None:
     first, second, third = sorted(names, key=natural_key)
     assert natural_key(first) <= natural_key(second) <= natural_key(third)
     assert (natural_key(names[0]) == natural_key(names[1])) == (names[0] == names[1])
 
 
 @given(st.binary(max_size=100) | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass")))
-def test_label_files_and_image_lists(tmp_path: Path, content: bytes) -> None:
+def test_any_label_file_and_image_list_is_read_or_refused(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "lines.txt"
     file.write_bytes(content)
     with read_or_refused():

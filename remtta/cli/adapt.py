@@ -29,8 +29,8 @@ from remtta.watching.mqtt import Publisher, parse_topic
 if TYPE_CHECKING:
     from torch import nn
 
-    from remtta.adapt.planning import AdaptationConfig
     from remtta.adapt.stream_group import StreamGroupSummary
+    from remtta.pipeline.build import AdaptationConfig
     from remtta.runs.summary import RunSummary
     from remtta.streams.sources import Stream
     from remtta.watching.metrics import Metrics
@@ -285,8 +285,8 @@ def _load(
     delta, source_data = method.shared.delta, method.shared.source_data
     settings = None if METHOD_TABLE[method.method].kind is None else method.config(run.batch_size)
     load_torch("remtta.adapt.one_stream", model, delta)
-    from remtta.adapt.planning import AdaptationConfig
     from remtta.methods.source_data import check_source_data
+    from remtta.pipeline.build import AdaptationConfig
 
     settings = settings or method.config(run.batch_size)  # some methods' settings need torch
     check_source_data([method.method], source_data, calibrates=run.estimate is not None)

@@ -42,8 +42,8 @@ def demo(drive: DriveOptions, running: Annotated[RunningOptions, Subset("threads
     """
     with running.command() as interrupts, contextlib.ExitStack() as stack:
         _log.info("loading torch ...")
-        from remtta.demo.bad_weather import CONDITIONS
         from remtta.demo.drive import FRAMES_PER_CONDITION, run_demo
+        from remtta.demo.signs import CONDITIONS
 
         running.set_threads()
         frames = drive.frames or FRAMES_PER_CONDITION

@@ -1,7 +1,13 @@
 """The 15 standard and 4 hold-out corruptions of ImageNet-C and CIFAR-10-C, written from their description.
 
 Source: Hendrycks and Dietterich, "Benchmarking Neural Network Robustness to Common Corruptions and Perturbations",
-ICLR 2019. Importing this package loads no numpy; `corrupt` does, when it is first called.
+ICLR 2019.
+
+A corruption is a function in `blur`, `weather` or `digital`. It takes a float32 image of shape (H, W, 3) in [0, 1], a
+random generator, the image's size relative to the reference size (`scale`), and its own parameters. It leaves the input
+unchanged and may return values outside [0, 1], which are clipped afterwards.
+
+Importing this package loads no numpy; `corrupt` does, when it is first called.
 """
 
 from __future__ import annotations
@@ -56,8 +62,8 @@ def corrupt(
             raise unknown("corruption", part, CORRUPTIONS)
     check(severity in SEVERITIES, "severity", severity, "1 to 5")
     check(image.mode == "RGB", "image", image.mode, "RGB (see PIL.Image.Image.convert)")
+    from remtta.corruptions.blur import MAX_SIDE
     from remtta.corruptions.digital import to_float, to_image
-    from remtta.corruptions.filters import MAX_SIDE
 
     check(max(image.size) <= MAX_SIDE, "image", f"{image.width}x{image.height}", f"at most {MAX_SIDE} pixels a side")
     short_side = min(image.size)
@@ -70,7 +76,7 @@ def corrupt(
 
 
 def function_of(name: str) -> Callable[..., np.ndarray]:
-    """Return a corruption's function (image, rng, scale, **parameters) of arrays; see `noise`."""
-    from remtta.corruptions import blur, digital, noise, weather
+    """Return the function (image, rng, scale, **parameters) of this name."""
+    from remtta.corruptions import blur, digital, weather
 
-    return getattr(next(module for module in (noise, blur, weather, digital) if hasattr(module, name)), name)
+    return {**vars(blur), **vars(weather), **vars(digital)}[name]

@@ -1,4 +1,4 @@
-"""Brightness, contrast, saturation, elastic distortion, pixelation and JPEG; `noise` explains the signature."""
+"""Noise, brightness, contrast, saturation, elastic distortion, pixelation and JPEG."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import io
 import numpy as np
 from PIL import Image
 
-from remtta.corruptions import filters
-from remtta.corruptions.filters import Array, cv2
+from remtta.corruptions.blur import Array, cv2, gaussian_filter
+from remtta.corruptions.weather import canvas_shape, resized_to
 
 
 def to_float(image: Image.Image) -> Array:
@@ -19,6 +19,29 @@ def to_float(image: Image.Image) -> Array:
 def to_image(pixels: Array) -> Image.Image:
     """Convert an array of shape (H, W, 3) to an 8-bit RGB image, clipping to [0, 1] and rounding to nearest."""
     return Image.fromarray(np.rint(pixels.clip(0, 1) * 255).astype(np.uint8))
+
+
+def gaussian_noise(image: Array, rng: np.random.Generator, scale: float, *, std: float) -> Array:
+    """Add Gaussian noise, like a sensor in low light."""
+    return image + np.float32(std) * rng.standard_normal(image.shape, dtype=np.float32)
+
+
+def shot_noise(image: Array, rng: np.random.Generator, scale: float, *, photons: float) -> Array:
+    """Draw photon counts from a Poisson distribution; a white pixel gets `photons` on average."""
+    return (rng.poisson(image * photons) / photons).astype(np.float32)
+
+
+def impulse_noise(image: Array, rng: np.random.Generator, scale: float, *, share: float) -> Array:
+    """Add salt-and-pepper noise: set a share of the values to 1 or 0, half of them each."""
+    draw = rng.random(image.shape, dtype=np.float32)
+    noisy = np.where(draw < share, np.float32(1), image)
+    noisy[draw < share / 2] = 0
+    return noisy
+
+
+def speckle_noise(image: Array, rng: np.random.Generator, scale: float, *, std: float) -> Array:
+    """Add Gaussian noise proportional to the value."""
+    return image * (1 + np.float32(std) * rng.standard_normal(image.shape, dtype=np.float32))
 
 
 def brightness(image: Array, rng: np.random.Generator, scale: float, *, added: float) -> Array:
@@ -73,9 +96,9 @@ def _random_affine(image: Array, rng: np.random.Generator, shift: float) -> Arra
 
 def _displacement(image: Array, rng: np.random.Generator, scale: float, strength: float, sigma: float) -> Array:
     """Return smoothed noise in image pixels, shape (H, W)."""
-    noise = rng.uniform(-1, 1, filters.canvas_shape(image, scale)).astype(np.float32)
-    smooth = filters.gaussian(noise, sigma, truncate=3.0, reflect=True)
-    return filters.fit(smooth, image) * np.float32(strength * scale)
+    noise = rng.uniform(-1, 1, canvas_shape(image, scale)).astype(np.float32)
+    smooth = gaussian_filter(noise, sigma, truncate=3.0, reflect=True)
+    return resized_to(smooth, image) * np.float32(strength * scale)
 
 
 def pixelate(image: Array, rng: np.random.Generator, scale: float, *, fraction: float) -> Array:

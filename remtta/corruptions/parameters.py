@@ -144,5 +144,5 @@ def parameter_set_of(short_side: int) -> ParameterSet:
 
 
 def parts_of(name: str) -> list[str]:
-    """Names of the corruptions that are applied in a row under a name: two of "fog+gaussian_noise", one of "fog"."""
+    """Return the parts of a combination: ["fog", "snow"] for "fog+snow", ["fog"] for "fog"."""
     return name.split("+")

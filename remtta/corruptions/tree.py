@@ -10,23 +10,21 @@ import warnings
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from remtta.corruptions.choices import CorruptOptions
-from remtta.corruptions.source_images import SourceImage, find_images
-from remtta.corruptions.tree_record import claim, finish
-from remtta.corruptions.worker import Outcome, corrupt_file
+from remtta.corruptions.image_files import Outcome, SourceImage, corrupt_file, find_images
+from remtta.corruptions.manifest import TreeManifest
+from remtta.corruptions.options import CorruptOptions
 from remtta.engines.cluster import connected, on_ray
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import in_processes
 from remtta.errors import StreamError, counted
 from remtta.machine import num_cores
-from remtta.streams.opencv import load_opencv
+from remtta.streams.capture import load_opencv
 
 _CHUNKS_PER_JOB = 16  # at least, so that no process works long after the others are done
 _LARGEST_CHUNK = 16  # images; handing out larger chunks saves next to nothing
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -62,6 +60,18 @@ class TreeSummary:
         parts += [f"{len(self.skipped)} skipped"] if self.skipped else []
         return f"{', '.join(parts)}, {self.images_per_s:.1f} images/s; {self.destination}"
 
+    def outcome(self) -> dict[str, object]:
+        """Return the counts for corrupt.json."""
+        return {
+            "exit_reason": "done" if self.signum is None else signal.Signals(self.signum).name,
+            "images": self.num_images,
+            "finished": self.finished,
+            "written": self.written,
+            "kept": self.kept,
+            "skipped": [{"source": name, "error": error} for name, error in self.skipped],
+            "seconds": round(self.seconds, 3),
+        }
+
 
 def corrupt_tree(
     source: Path,
@@ -89,7 +99,8 @@ def corrupt_tree(
     images = find_images(source, destination, options.limit)
     if options.engine == "ray":
         connected()  # before anything is touched
-    contents = claim(destination, source, options)
+    manifest = TreeManifest(destination, source, options)
+    manifest.create()
     summary = TreeSummary(destination, len(images))
     started = time.monotonic()
     try:
@@ -103,23 +114,11 @@ def corrupt_tree(
     except Stopped as stop:
         summary.signum = stop.signum
     with interrupts.finishing():
-        finish(destination, source, options, contents, _outcome(summary))
+        manifest.finish(summary.outcome())
     if len(summary.skipped) == summary.num_images:
         name, error = summary.skipped[0]
         raise StreamError(f"no readable image ({summary.num_images} failed); the first, {name}: {error}")
     return summary
-
-
-def _outcome(summary: TreeSummary) -> dict[str, Any]:
-    return {
-        "exit_reason": "done" if summary.signum is None else signal.Signals(summary.signum).name,
-        "images": summary.num_images,
-        "finished": summary.finished,
-        "written": summary.written,
-        "kept": summary.kept,
-        "skipped": [{"source": name, "error": error} for name, error in summary.skipped],
-        "seconds": round(summary.seconds, 3),
-    }
 
 
 def _outcomes(

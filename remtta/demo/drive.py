@@ -14,8 +14,7 @@ from PIL import Image
 
 from remtta.adapt.one_stream import adapt_stream
 from remtta.deltas import DELTA
-from remtta.demo.bad_weather import CONDITIONS
-from remtta.demo.signs import render_sign
+from remtta.demo.signs import CONDITIONS, render_sign
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import UsageError
 from remtta.files import writing
@@ -31,11 +30,11 @@ FRAMES_PER_CONDITION = 400
 METHODS = ("source", "remtta")
 FRAMES, LABELLED = "frames", "labelled"
 WINDOW = 80
-"""Frames that the picture's curve is a mean over."""
+"""Number of frames over which the picture's curve is averaged."""
 
 _STREAM_SEED = 77  # separates the drive from the training images, which are seeded with a single number
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,7 @@ class DemoResult:
         outcomes = zip(self.frames, self.wrong[method], strict=True)
         errors = {}
         for condition, group in groupby(outcomes, key=lambda outcome: outcome[0].condition):
-            wrong = [missed for _, missed in group]
+            wrong = [is_wrong for _, is_wrong in group]
             errors[condition] = 100 * sum(wrong) / len(wrong)
         return {**errors, "mean": sum(errors.values()) / len(errors)}
 
@@ -107,13 +106,10 @@ def run_demo(
 
     _clear_folder(output, overwrite)
     if frames_per_condition < WINDOW:
-        _log.warning(
+        text = (
             "%d frames of each condition are few for the picture, whose curve is a mean over %d; take --frames %d or "
-            "more",
-            frames_per_condition,
-            WINDOW,
-            2 * WINDOW,
         )
+        _log.warning(text + "more", frames_per_condition, WINDOW, 2 * WINDOW)
     _log.info("drawing %d frames under %d conditions", frames_per_condition * len(CONDITIONS), len(CONDITIONS))
     with writing(output / FRAMES):
         frames = draw_drive(output, frames_per_condition, seed)
@@ -143,13 +139,13 @@ def _clear_folder(output: Path, overwrite: bool) -> None:
     if (output / LABELLED).is_dir() and not overwrite:
         raise UsageError(f"{output} holds an earlier demo; choose another --output, or replace it with --overwrite")
     check_folder(output, overwrite=overwrite)
-    own = {FRAMES: {_folder_of(condition) for condition in CONDITIONS}, LABELLED: set(CONDITIONS)}
-    for name, parts in own.items():
-        if others := sorted(path for path in (output / name).glob("*") if path.name not in parts):
-            raise UsageError(f"{others[0]} is not from a demo, and would be deleted; choose another --output")
+    subfolders = {FRAMES: {_folder_of(condition) for condition in CONDITIONS}, LABELLED: set(CONDITIONS)}
+    for name, expected in subfolders.items():
+        if unexpected := sorted(path for path in (output / name).glob("*") if path.name not in expected):
+            raise UsageError(f"{unexpected[0]} is not from a demo, and would be deleted; choose another --output")
     with writing(output):
         output.mkdir(parents=True, exist_ok=True)
-        for name in own:
+        for name in subfolders:
             shutil.rmtree(output / name, ignore_errors=True)  # a shorter drive must not keep old frames
             (output / name).mkdir()
 
@@ -162,13 +158,13 @@ def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[Drive
     """Draw the frames of a drive into `folder/frames`, in order, and write `folder/labels.csv` for `remtta eval`."""
     rng = np.random.default_rng([_STREAM_SEED, seed])
     frames = []
-    for condition, change in CONDITIONS.items():
-        place = folder / FRAMES / _folder_of(condition)
-        place.mkdir(parents=True, exist_ok=True)
+    for condition, transform in CONDITIONS.items():
+        subfolder = folder / FRAMES / _folder_of(condition)
+        subfolder.mkdir(parents=True, exist_ok=True)
         for number in range(frames_per_condition):
             label = int(rng.integers(len(CLASS_NAMES)))
-            path = place / f"{number:04d}.png"
-            Image.fromarray(change(render_sign(label, rng), rng)).save(path, compress_level=1)
+            path = subfolder / f"{number:04d}.png"
+            Image.fromarray(transform(render_sign(label, rng), rng)).save(path, compress_level=1)
             frames.append(DriveFrame(path, condition, label))
     lines = [f"{frame.path.relative_to(folder)},{CLASS_NAMES[frame.label]}\n" for frame in frames]
     (folder / "labels.csv").write_text("".join(lines), encoding="utf-8")
@@ -176,11 +172,11 @@ def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[Drive
 
 
 def label_drive(folder: Path, frames: Sequence[DriveFrame]) -> None:
-    """Lay the frames out as `folder/labelled/<condition>/<class>/`, a tree that `remtta eval` reads."""
+    """Link the frames as `folder/labelled/<condition>/<class>/`, a tree that `remtta eval` reads."""
     for frame in frames:
-        place = folder / LABELLED / frame.condition / CLASS_NAMES[frame.label]
-        place.mkdir(parents=True, exist_ok=True)
+        link = folder / LABELLED / frame.condition / CLASS_NAMES[frame.label] / frame.path.name
+        link.parent.mkdir(parents=True, exist_ok=True)
         try:
-            (place / frame.path.name).hardlink_to(frame.path)
+            link.hardlink_to(frame.path)
         except OSError:  # a file system without hard links
-            shutil.copyfile(frame.path, place / frame.path.name)
+            shutil.copyfile(frame.path, link)

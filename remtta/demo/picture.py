@@ -15,12 +15,14 @@ from PIL import Image
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
-from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import WINDOW
-from remtta.drawing import AS_IT_IS, COLOURS, running_error
+from remtta.demo.signs import CONDITIONS
+from remtta.drawing import COLOURS, PLAIN_TEXT, running_error
 from remtta.files import write_atomically
+from remtta.methods.build import create_method
 from remtta.methods.losses import entropy
 from remtta.methods.rem import REM
+from remtta.methods.settings import REMConfig
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
@@ -35,7 +37,7 @@ _RIGHT, _WRONG = "#14783c", "#be2828"
 _STRIPES = (70, 235)  # greys of a removed patch; at least one stands out on any image
 
 
-@rc_context(AS_IT_IS)
+@rc_context(PLAIN_TEXT)
 def draw_picture(result: DemoResult) -> None:
     """Draw a demo's running errors, and one masked frame per condition, into its picture."""
     figure = Figure(figsize=(9.6, 8.4), dpi=100, layout="constrained")
@@ -69,46 +71,46 @@ def _draw_errors(figure: FigureBase, result: DemoResult) -> None:
 @torch.no_grad()
 def _draw_masks(figure: FigureBase, result: DemoResult) -> None:
     """Draw a frame of each condition as every view sees it, with the prediction and its entropy."""
-    rem = REM(load_model(EMBEDDED))
+    rem = create_method(REM, load_model(EMBEDDED), REMConfig())
     rem.load_delta(load_delta(result.output / "remtta" / DELTA).tensors)
     frames = [_example(result, condition) for condition in CONDITIONS]
     images = [np.array(Image.open(frame.path)) for frame in frames]
     pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-    views, masks = rem.objective.views(preprocessing_of(rem.net.model).normalise(pixels))
+    views, masks = rem.views(preprocessing_of(rem.model.model).normalise(pixels))
     figure.suptitle(
         "What the masks hide, with the adapted model's prediction (green: right, red: wrong)\n"
         "and its entropy in nats, which REM trains to rise as more is hidden",
         fontsize=10,
     )
     panels = figure.subplots(len(views), len(frames))
-    for line, logits, kept, ratio in zip(panels, views, [None, *masks], rem.objective.config.mask_ratios, strict=True):
-        line[0].set_ylabel(f"{ratio:.0%}\nmasked", rotation=0, ha="right", va="center", fontsize=8)
-        guesses, nats = logits.argmax(1).tolist(), entropy(logits).abs().tolist()
-        for place, (axes, frame) in enumerate(zip(line, frames, strict=True)):
-            image, guess = images[place], guesses[place]
+    for row, logits, kept, ratio in zip(panels, views, [None, *masks], rem.config.mask_ratios, strict=True):
+        row[0].set_ylabel(f"{ratio:.0%}\nmasked", rotation=0, ha="right", va="center", fontsize=8)
+        predictions, entropies = logits.argmax(1).tolist(), entropy(logits).abs().tolist()
+        for column, (axes, frame) in enumerate(zip(row, frames, strict=True)):
+            image, prediction = images[column], predictions[column]
             if kept is not None:
-                image = paint_over(image, kept[place].tolist(), rem.net.backbone.patch_size)
+                image = hatch_masked(image, kept[column].tolist(), rem.model.backbone.patch_size)
             axes.imshow(image)
-            colour = _RIGHT if guess == frame.label else _WRONG
-            axes.set_xlabel(f"{CLASS_NAMES[guess]}\n{nats[place]:.2f}", color=colour, fontsize=8)
+            colour = _RIGHT if prediction == frame.label else _WRONG
+            axes.set_xlabel(f"{CLASS_NAMES[prediction]}\n{entropies[column]:.2f}", color=colour, fontsize=8)
             axes.set(xticks=[], yticks=[])
 
 
-def paint_over(pixels: np.ndarray, kept: Collection[int], patch_size: tuple[int, int]) -> np.ndarray:
+def hatch_masked(pixels: np.ndarray, kept: Collection[int], patch_size: tuple[int, int]) -> np.ndarray:
     """Return an image (H, W, 3), in uint8, with all patches but the kept ones, by index, hatched in two greys."""
     painted, (height, width) = pixels.copy(), patch_size
-    down, across = np.indices(pixels.shape[:2])
-    hatching = np.array(_STRIPES, dtype=np.uint8)[(down + across) // max(1, min(patch_size) // 4) % 2][..., None]
+    y, x = np.indices(pixels.shape[:2])
+    hatching = np.array(_STRIPES, dtype=np.uint8)[(y + x) // max(1, min(patch_size) // 4) % 2][..., None]
     rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
     for position in set(range(rows * columns)).difference(kept):
         row, column = divmod(position, columns)
-        place = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
-        painted[place] = hatching[place]
+        patch = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
+        painted[patch] = hatching[patch]
     return painted
 
 
 def _example(result: DemoResult, condition: str) -> DriveFrame:
     """Return the last frame of a condition that remtta predicted correctly, else the last one."""
     outcomes = zip(result.frames, result.wrong["remtta"], strict=True)
-    frames = [(missed, frame) for frame, missed in outcomes if frame.condition == condition]
-    return next((frame for missed, frame in reversed(frames) if not missed), frames[-1][1])
+    frames = [(is_wrong, frame) for frame, is_wrong in outcomes if frame.condition == condition]
+    return next((frame for is_wrong, frame in reversed(frames) if not is_wrong), frames[-1][1])

@@ -1,25 +1,26 @@
-"""Road signs drawn by seeded code: the labelled images of the demo.
+"""Road signs and weather drawn by seeded code: the labelled images of the demo.
 
-There are no photographs, so the images carry no licence but the project's own. Each sign is drawn once at high
-resolution, then placed on a random roadside background with random perspective, size, position and daylight.
+There are no photographs, so the images carry no licence but the project's own. A sign is drawn once at high
+resolution, then placed on a random roadside background with random perspective, size, position and daylight. The model
+was trained on none of the conditions except "clear" (examples/train_demo_model.py).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from functools import cache
-from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from remtta.models.embedded import CLASS_NAMES
 
 IMAGE_SIZE = 48
 """Height and width of a rendered image, in pixels."""
 
-_TEMPLATE_SIZE = 192  # signs are drawn this large, in units of _UNIT below
-_UNIT = _TEMPLATE_SIZE / 100  # the drawing functions use a 100 x 100 canvas
+_TEMPLATE_SIZE = 192  # signs are drawn this large, for a canvas of 100 x 100
+_UNIT = _TEMPLATE_SIZE / 100
 
 _RED = (190, 25, 35)
 _BLUE = (20, 75, 160)
@@ -29,45 +30,50 @@ _BLACK = (25, 25, 25)
 
 Point = tuple[float, float]
 Colour = tuple[int, int, int]
-Shape = tuple[Any, ...]
-"""The name of a `_Canvas` method, and its arguments."""
+Shape = Callable[[ImageDraw.ImageDraw], None]
+"""Draws a shape on a 100 x 100 canvas with its centre at (50, 50) and y pointing down."""
 
 
-class _Canvas:
-    """A 100 x 100 drawing surface with its centre at (50, 50) and y pointing down."""
+def _scaled(points: Iterable[Point]) -> list[Point]:
+    return [(x * _UNIT, y * _UNIT) for x, y in points]
 
-    def __init__(self) -> None:
-        self.image = Image.new("RGBA", (_TEMPLATE_SIZE, _TEMPLATE_SIZE), (0, 0, 0, 0))
-        self._draw = ImageDraw.Draw(self.image)
 
-    def disc(self, radius: float, colour: Colour, centre: Point = (50, 50)) -> None:
-        x, y = centre
-        box = [(x - radius) * _UNIT, (y - radius) * _UNIT, (x + radius) * _UNIT, (y + radius) * _UNIT]
-        self._draw.ellipse(box, fill=colour)
+def _disc(radius: float, colour: Colour, centre: Point = (50, 50)) -> Shape:
+    x, y = centre
+    box = _scaled([(x - radius, y - radius), (x + radius, y + radius)])
+    return lambda draw: draw.ellipse(box, fill=colour)
 
-    def polygon(self, points: list[Point], colour: Colour) -> None:
-        self._draw.polygon([(x * _UNIT, y * _UNIT) for x, y in points], fill=colour)
 
-    def regular(self, corners: int, radius: float, turn: float, colour: Colour) -> None:
-        """Draw a regular polygon; `turn` is the angle of its first corner in degrees."""
-        angles = [math.radians(turn + 360 * k / corners) for k in range(corners)]
-        self.polygon([(50 + radius * math.cos(a), 50 + radius * math.sin(a)) for a in angles], colour)
+def _polygon(points: Iterable[Point], colour: Colour) -> Shape:
+    return lambda draw: draw.polygon(_scaled(points), fill=colour)
 
-    def line(self, points: list[Point], width: float, colour: Colour) -> None:
-        scaled = [(x * _UNIT, y * _UNIT) for x, y in points]
-        self._draw.line(scaled, fill=colour, width=round(width * _UNIT), joint="curve")
 
-    def text(self, text: str, size: float, colour: Colour) -> None:
+def _regular_polygon(corners: int, radius: float, turn: float, colour: Colour) -> Shape:
+    """Return a regular polygon; `turn` is the angle of its first corner in degrees."""
+    return _polygon([_polar(radius, turn + 360 * corner / corners) for corner in range(corners)], colour)
+
+
+def _polar(radius: float, angle: float) -> Point:
+    """Return the point at a distance and an angle in degrees from the centre."""
+    return 50 + radius * math.cos(math.radians(angle)), 50 + radius * math.sin(math.radians(angle))
+
+
+def _line(points: Iterable[Point], width: float, colour: Colour) -> Shape:
+    return lambda draw: draw.line(_scaled(points), fill=colour, width=round(width * _UNIT), joint="curve")
+
+
+def _text(text: str, size: float, colour: Colour) -> Shape:
+    def draw_text(draw: ImageDraw.ImageDraw) -> None:
+        centre, stroke = (50 * _UNIT, 50 * _UNIT), round(1.2 * _UNIT)
         font = ImageFont.load_default(size * _UNIT)
-        stroke = round(1.2 * _UNIT)
-        self._draw.text(
-            (50 * _UNIT, 50 * _UNIT), text, fill=colour, font=font, anchor="mm", stroke_width=stroke, stroke_fill=colour
-        )
+        draw.text(centre, text, fill=colour, font=font, anchor="mm", stroke_width=stroke, stroke_fill=colour)
+
+    return draw_text
 
 
-_RED_RING: list[Shape] = [("disc", 48, _RED), ("disc", 37, _WHITE)]
-_NO_PARKING: list[Shape] = [("disc", 48, _RED), ("disc", 37, _BLUE), ("line", [(24, 24), (76, 76)], 10, _RED)]
-_WARNING: list[Shape] = [("regular", 3, 54, -90, _RED), ("regular", 3, 37, -90, _WHITE)]
+_RED_RING: list[Shape] = [_disc(48, _RED), _disc(37, _WHITE)]
+_NO_PARKING: list[Shape] = [_disc(48, _RED), _disc(37, _BLUE), _line([(24, 24), (76, 76)], 10, _RED)]
+_WARNING: list[Shape] = [_regular_polygon(3, 54, -90, _RED), _regular_polygon(3, 37, -90, _WHITE)]
 
 
 def _arrow(turn: float) -> list[Shape]:
@@ -78,48 +84,44 @@ def _arrow(turn: float) -> list[Shape]:
         return 50 + along * cos - across * sin, 50 + along * sin + across * cos
 
     shaft, head = [at(-32, 0), at(14, 0)], [at(34, 0), at(6, -21), at(6, 21)]
-    return [("disc", 48, _BLUE), ("line", shaft, 11, _WHITE), ("polygon", head, _WHITE)]
+    return [_disc(48, _BLUE), _line(shaft, 11, _WHITE), _polygon(head, _WHITE)]
 
 
 def _roundabout() -> list[Shape]:
     """Return three curved arrows on a blue disc."""
-
-    def at(radius: float, angle: float) -> Point:
-        return 50 + radius * math.cos(math.radians(angle)), 50 + radius * math.sin(math.radians(angle))
-
-    shapes: list[Shape] = [("disc", 48, _BLUE)]
+    shapes = [_disc(48, _BLUE)]
     for turn in (0.0, 120.0, 240.0):
-        shapes.append(("line", [at(24, turn + step) for step in range(0, 75, 15)], 9, _WHITE))
-        shapes.append(("polygon", [at(24, turn + 92), at(36, turn + 58), at(12, turn + 58)], _WHITE))
+        shapes.append(_line([_polar(24, turn + step) for step in range(0, 75, 15)], 9, _WHITE))
+        shapes.append(_polygon([_polar(24, turn + 92), _polar(36, turn + 58), _polar(12, turn + 58)], _WHITE))
     return shapes
 
 
 _SIGNS: dict[str, list[Shape]] = {
-    **{f"speed limit {n}": [*_RED_RING, ("text", f"{n}", 46, _BLACK)] for n in (20, 30, 50, 70, 80)},
-    "speed limit 100": [*_RED_RING, ("text", "100", 34, _BLACK)],
-    "end of limits": [("disc", 48, _BLACK), ("disc", 44, _WHITE), ("line", [(78, 22), (22, 78)], 12, _BLACK)],
-    "stop": [("regular", 8, 49, 22.5, _WHITE), ("regular", 8, 46, 22.5, _RED), ("text", "STOP", 30, _WHITE)],
-    "give way": [("regular", 3, 54, 90, _RED), ("regular", 3, 33, 90, _WHITE)],
-    "priority road": [("regular", 4, 49, 0, _WHITE), ("regular", 4, 35, 0, _YELLOW)],
-    "no entry": [("disc", 48, _RED), ("line", [(20, 50), (80, 50)], 18, _WHITE)],
+    **{f"speed limit {n}": [*_RED_RING, _text(f"{n}", 46, _BLACK)] for n in (20, 30, 50, 70, 80)},
+    "speed limit 100": [*_RED_RING, _text("100", 34, _BLACK)],
+    "end of limits": [_disc(48, _BLACK), _disc(44, _WHITE), _line([(78, 22), (22, 78)], 12, _BLACK)],
+    "stop": [_regular_polygon(8, 49, 22.5, _WHITE), _regular_polygon(8, 46, 22.5, _RED), _text("STOP", 30, _WHITE)],
+    "give way": [_regular_polygon(3, 54, 90, _RED), _regular_polygon(3, 33, 90, _WHITE)],
+    "priority road": [_regular_polygon(4, 49, 0, _WHITE), _regular_polygon(4, 35, 0, _YELLOW)],
+    "no entry": [_disc(48, _RED), _line([(20, 50), (80, 50)], 18, _WHITE)],
     "no vehicles": _RED_RING,
     "no parking": _NO_PARKING,
-    "no stopping": [*_NO_PARKING, ("line", [(76, 24), (24, 76)], 10, _RED)],
+    "no stopping": [*_NO_PARKING, _line([(76, 24), (24, 76)], 10, _RED)],
     "turn left": _arrow(180),
     "turn right": _arrow(0),
     "straight ahead": _arrow(270),
     "roundabout": _roundabout(),
-    "danger": [*_WARNING, ("line", [(50, 34), (50, 56)], 8, _BLACK), ("disc", 4.5, _BLACK, (50, 66))],
-    "crossroads": [*_WARNING, ("line", [(50, 32), (50, 68)], 8, _BLACK), ("line", [(35, 54), (65, 54)], 8, _BLACK)],
+    "danger": [*_WARNING, _line([(50, 34), (50, 56)], 8, _BLACK), _disc(4.5, _BLACK, (50, 66))],
+    "crossroads": [*_WARNING, _line([(50, 32), (50, 68)], 8, _BLACK), _line([(35, 54), (65, 54)], 8, _BLACK)],
     "bend left": [
         *_WARNING,
-        ("line", [(58, 69), (58, 54), (42, 46)], 7, _BLACK),
-        ("polygon", [(34, 42), (47, 38), (42, 53)], _BLACK),
+        _line([(58, 69), (58, 54), (42, 46)], 7, _BLACK),
+        _polygon([(34, 42), (47, 38), (42, 53)], _BLACK),
     ],
     "bend right": [
         *_WARNING,
-        ("line", [(42, 69), (42, 54), (58, 46)], 7, _BLACK),
-        ("polygon", [(66, 42), (53, 38), (58, 53)], _BLACK),
+        _line([(42, 69), (42, 54), (58, 46)], 7, _BLACK),
+        _polygon([(66, 42), (53, 38), (58, 53)], _BLACK),
     ],
 }
 """The shapes of each sign, in drawing order."""
@@ -127,11 +129,11 @@ _SIGNS: dict[str, list[Shape]] = {
 
 @cache
 def _template(label: int) -> Image.Image:
-    canvas = _Canvas()
-    for shape, *how in _SIGNS[CLASS_NAMES[label]]:
-        getattr(canvas, shape)(*how)
-    # Half size: close to what the camera sees, so the bilinear placement below does not alias.
-    return canvas.image.reduce(2)
+    image = Image.new("RGBA", (_TEMPLATE_SIZE, _TEMPLATE_SIZE), (0, 0, 0, 0))
+    draw = ImageDraw.Draw(image)
+    for draw_shape in _SIGNS[CLASS_NAMES[label]]:
+        draw_shape(draw)
+    return image.reduce(2)  # close to what the camera sees, so that the bilinear placement below does not alias
 
 
 def _background(rng: np.random.Generator) -> Image.Image:
@@ -181,3 +183,50 @@ def render_sign(label: int, rng: np.random.Generator) -> np.ndarray:
     image.paste(placed, mask=placed.getchannel("A"))
     daylight = rng.uniform(0.75, 1.1) * rng.uniform(0.95, 1.05, 3)
     return (np.asarray(image) * daylight).clip(0, 255).astype(np.uint8)
+
+
+def _eight_bits(pixels: np.ndarray) -> np.ndarray:
+    return (pixels.clip(0, 1) * 255).round().astype(np.uint8)
+
+
+def _noise(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Simulate a sensor at high gain with Gaussian noise."""
+    return _eight_bits(image / 255 + rng.normal(0, 0.33, image.shape))
+
+
+def _blur(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Simulate a lens out of focus."""
+    radius = float(rng.uniform(0.9, 1.4))
+    return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(radius)))
+
+
+def _fog(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Add a bright veil of uneven density."""
+    size = image.shape[0]
+    coarse = Image.fromarray((rng.random((5, 5)) * 255).astype(np.uint8))
+    density = np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC)) / 255
+    veil = (0.35 + 0.2 * density)[..., None]
+    return _eight_bits(image / 255 * (1 - veil) + 0.85 * veil)
+
+
+def _dusk(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Darken with a bluish tint, and add sensor noise."""
+    light = rng.uniform(0.36, 0.5) * np.array([0.8, 0.9, 1.2])
+    return _eight_bits(image / 255 * light + rng.normal(0, 0.03, image.shape))
+
+
+def _glare(image: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Simulate a low sun: overexposure and scattered light."""
+    strength = rng.uniform(0.75, 1.0)
+    return _eight_bits(image / 255 * (1 + strength) + 0.3 * strength)
+
+
+CONDITIONS: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    "clear": lambda image, rng: image,
+    "noise": _noise,
+    "blur": _blur,
+    "fog": _fog,
+    "dusk": _dusk,
+    "glare": _glare,
+}
+"""The conditions of the demo's drive, in order."""

@@ -219,8 +219,8 @@ class _Evaluation:
         """Run a trial, resuming from `state` if it was interrupted, and return its record."""
         torch.manual_seed(seed)
         try:
-            with self._plan.adapter(name) as adapter:
-                return Trial(self._plan, name, seed, adapter, ledger, self._interrupts).run(state)
+            with self._plan.pipeline(name) as pipeline:
+                return Trial(self._plan, name, seed, pipeline, ledger, self._interrupts).run(state)
         except RemttaError as error:
             raise type(error)(f"{name}, seed {seed}: {error}") from error
 

@@ -16,7 +16,7 @@ from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from remtta.drawing import AS_IT_IS, COLOURS, running_error
+from remtta.drawing import COLOURS, PLAIN_TEXT, running_error
 from remtta.evaluation.tally import ECE_BINS, Tallies, tally_of, tally_rows
 from remtta.evaluation.trial_writer import PLOTS
 from remtta.files import write_atomically
@@ -31,7 +31,7 @@ _PANELS = 4  # reliability diagrams per row
 _HALF_BAR = 0.45 / ECE_BINS
 
 
-@rc_context(AS_IT_IS)
+@rc_context(PLAIN_TEXT)
 def draw_plots(folder: Path, results: Mapping[str, Any]) -> None:
     """Draw the methods' errors and calibration into `plots` in the folder; raise OutputError if that is impossible."""
     if not (folder / PREDICTIONS).exists():  # of an evaluation that was complete before

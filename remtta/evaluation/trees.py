@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from remtta.corruptions.manifest import MANIFEST
 from remtta.corruptions.parameters import SEVERITIES
-from remtta.corruptions.tree_record import RECORD
 from remtta.errors import UsageError
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Domain, title_of
 from remtta.evaluation.tally import image_name
@@ -45,7 +45,7 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
         return "one domain of class folders", {root.resolve().name: {None: top}}
     if len(levels) == 2 and _are_severities(top):
         return "one corruption by severity", {root.resolve().name: _by_severity(top)}
-    if len(levels) == 2 and not (root / RECORD).is_file():  # in one of remtta corrupt, these are severities
+    if len(levels) == 2 and not (root / MANIFEST).is_file():  # in one of remtta corrupt, these are severities
         return "tree of domains", {name: {None: _subfolders(folder)} for name, folder in top.items()}
     if len(levels) == 3 and _are_severities(_subfolders(root / levels[0])):
         return "ImageNet-C tree", {name: _by_severity(_subfolders(folder)) for name, folder in top.items()}

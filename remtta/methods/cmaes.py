@@ -1,6 +1,7 @@
 """CMA-ES: minimise a function of many variables by sampling, without gradients.
 
-It is implemented here because a stopped run must resume from tensors, and available libraries only pickle their state.
+Libraries do not fit: pycma, which FOA's code uses, saves its state only as a pickle and draws from NumPy's global
+random numbers; `cmaes` has no interface to its state and decomposes the covariance matrix in every generation.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ _STATE = ("mean", "sigma", "covariance", "path_sigma", "path_c", "axes", "scales
 
 
 class CMAES:
-    """The covariance matrix adaptation evolution strategy with pycma 4.4's default constants, on the CPU.
+    """The covariance matrix adaptation evolution strategy with the constants of pycma 4.5, on the CPU.
 
     It optimises `dim` variables, initially with mean 0 and standard deviation 1, by default in generations of 4 +
     floor(3 ln dim) candidates.
 
-    Source: The CMA Evolution Strategy: A Tutorial, arXiv:1604.00772; without negative weights, and with the tutorial's
-    damping of the step size for arbitrary population sizes.
+    Source: The CMA Evolution Strategy: A Tutorial, arXiv:1604.00772; without negative weights. The step size is adapted
+    by its path (pycma's CMAAdaptSigmaCSA), with the tutorial's damping for any population size.
     """
 
     def __init__(self, dim: int, population: int | None = None) -> None:

@@ -22,10 +22,10 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError, first_line, listed
-from remtta.models.foreign_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, from_torchvision, from_transformers
 from remtta.models.heads import classifiers_of
 from remtta.models.preprocessing import check_preprocessing
 from remtta.models.unwrapping import config_of
+from remtta.models.weight_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, to_timm_names
 
 _log = logging.getLogger("remtta")
 
@@ -67,17 +67,15 @@ def _in_timms_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[s
     content = _content(path)
     state, trained = without_wrappers(_select(content, path, use_ema), model), _trained_with(content)
     try:
-        translated, theirs = from_torchvision(state), from_transformers(state)
+        state, library = to_timm_names(state)
     except (ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} holds inconsistent weights: {first_line(error)}") from error
-    if theirs is not None and "model_type" not in config_of(model):
+    if library == "transformers" and "model_type" not in config_of(model):
         raise CheckpointError(
             f"{path} has the names of transformers, whose config.json is needed too; give the folder that has both, "
             "as --model local-dir:FOLDER"
         )
-    if translated is not None:
-        return translated, {**TORCHVISION_PREPROCESSING, **trained}
-    return state if theirs is None else theirs, trained
+    return state, {**TORCHVISION_PREPROCESSING, **trained} if library == "torchvision" else trained
 
 
 def _trained_with(content: object) -> dict[str, Any]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -21,16 +21,16 @@ Size = tuple[int, int]
 
 @dataclass(frozen=True)
 class Family:
-    """A model_type of transformers."""
+    """The classifiers of one model_type of transformers, and how timm builds them."""
 
-    classifiers: tuple[str, ...]  # classes that classify images
-    defaults: Config  # defaults for config.json
-    only: Config  # options for which timm's model supports only these values
-    fixed_size: bool  # transformers rejects images of a size other than image_size
-    build: Callable[[Config, Size, int], nn.Module]
+    classifiers: tuple[str, ...]  # class names
+    build: Callable[[Config, Size, int], nn.Module]  # from config.json, height and width, and the number of classes
+    defaults: Config  # of config.json
+    supported: Config = field(default_factory=dict)  # the values that timm's model supports, by option
+    fixed_size: bool = False  # whether transformers rejects images of a size other than image_size
 
 
-def pair(value: Any) -> Size:
+def pair(value: int | Sequence[int] | Mapping[str, int]) -> Size:
     """Return height and width from both (by name or in this order) or from one number."""
     if isinstance(value, Mapping):
         value = (value["height"], value["width"])
@@ -42,7 +42,7 @@ def _norm(config: Config) -> Callable[..., nn.Module]:
     return partial(nn.LayerNorm, eps=float(config["layer_norm_eps"]))
 
 
-def _transformer(config: Config, size: Size, num_classes: int, hidden: int) -> dict[str, Any]:
+def _vit_arguments(config: Config, size: Size, num_classes: int, mlp_width: int) -> Config:
     return {
         "img_size": size,
         "patch_size": pair(config["patch_size"]),
@@ -51,22 +51,22 @@ def _transformer(config: Config, size: Size, num_classes: int, hidden: int) -> d
         "embed_dim": config["hidden_size"],
         "depth": config["num_hidden_layers"],
         "num_heads": config["num_attention_heads"],
-        "mlp_ratio": (hidden + 0.5) / config["hidden_size"],  # timm rounds the product down
+        "mlp_ratio": (mlp_width + 0.5) / config["hidden_size"],  # timm rounds the product down
         "qkv_bias": config["qkv_bias"],
         "norm_layer": _norm(config),
     }
 
 
 def _vit(config: Config, size: Size, num_classes: int) -> nn.Module:
-    return VisionTransformer(**_transformer(config, size, num_classes, config["intermediate_size"]))
+    return VisionTransformer(**_vit_arguments(config, size, num_classes, config["intermediate_size"]))
 
 
 def _deit(config: Config, size: Size, num_classes: int) -> nn.Module:
     """Build a DeiT: with a teacher, it has two heads; else its distillation token is a register, read by no head."""
-    kwargs = _transformer(config, size, num_classes, config["intermediate_size"])
+    arguments = _vit_arguments(config, size, num_classes, config["intermediate_size"])
     if (config.get("architectures") or [""])[0].endswith("WithTeacher"):
-        return VisionTransformerDistilled(**kwargs)
-    return VisionTransformer(reg_tokens=1, **kwargs)
+        return VisionTransformerDistilled(**arguments)
+    return VisionTransformer(reg_tokens=1, **arguments)
 
 
 class ClassAndPatches(VisionTransformer):  # type: ignore[misc]
@@ -79,15 +79,13 @@ class ClassAndPatches(VisionTransformer):  # type: ignore[misc]
 
 def _dinov2(config: Config, size: Size, num_classes: int) -> nn.Module:
     width = config["hidden_size"]
-    hidden, layers = int(width * config["mlp_ratio"]), {}
+    mlp_width, options = int(width * config["mlp_ratio"]), dict[str, Any]()
     if config["use_swiglu_ffn"]:
-        hidden = 2 * ((int(hidden * 2 / 3) + 7) // 8 * 8)  # gates and values
-        layers = {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
-    registers = {}
+        mlp_width = 2 * ((int(mlp_width * 2 / 3) + 7) // 8 * 8)  # gates and values
+        options |= {"mlp_layer": SwiGLUPacked, "act_layer": nn.SiLU}
     if config["model_type"] == "dinov2_with_registers":
-        registers = {"reg_tokens": config["num_register_tokens"], "no_embed_class": True}
-    kwargs = {**_transformer(config, size, num_classes, hidden), **layers, **registers}
-    model = ClassAndPatches(**kwargs, init_values=1.0)
+        options |= {"reg_tokens": config["num_register_tokens"], "no_embed_class": True}
+    model = ClassAndPatches(**_vit_arguments(config, size, num_classes, mlp_width), **options, init_values=1.0)
     model.head = nn.Linear(2 * width, num_classes)
     return model
 
@@ -125,54 +123,43 @@ def _convnext(config: Config, size: Size, num_classes: int) -> nn.Module:
     return model
 
 
-_GELU: Config = {"hidden_act": ("gelu",)}
-_TRANSFORMER: Config = {"image_size": 224, "num_channels": 3, "qkv_bias": True}
-_SIZES: Config = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
-_PLAIN: Config = {**_TRANSFORMER, **_SIZES, "patch_size": 16, "intermediate_size": 3072, "layer_norm_eps": 1e-12}
-_DINOV2: Config = {
-    **_TRANSFORMER,
-    **_SIZES,
-    "patch_size": 14,
-    "mlp_ratio": 4,
-    "layer_norm_eps": 1e-6,
-    "use_swiglu_ffn": False,
+_COMMON: Config = {"image_size": 224, "num_channels": 3, "qkv_bias": True}
+_VIT_SIZES: Config = {**_COMMON, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12}
+_VIT: Config = {**_VIT_SIZES, "patch_size": 16, "intermediate_size": 3072, "layer_norm_eps": 1e-12}
+_DINOV2: Config = {**_VIT_SIZES, "patch_size": 14, "mlp_ratio": 4, "layer_norm_eps": 1e-6, "use_swiglu_ffn": False}
+_SWIN: Config = {
+    **_COMMON,
+    "patch_size": 4,
+    "embed_dim": 96,
+    "depths": (2, 2, 6, 2),
+    "num_heads": (3, 6, 12, 24),
+    "window_size": 7,
+    "mlp_ratio": 4.0,
+    "layer_norm_eps": 1e-5,
+}
+_CONVNEXT: Config = {
+    **_COMMON,
+    "depths": (3, 3, 9, 3),
+    "hidden_sizes": (96, 192, 384, 768),
+    "layer_norm_eps": 1e-12,
+    "layer_scale_init_value": 1e-6,
 }
 
+SUPPORTED: Config = {"hidden_act": ("gelu",), "problem_type": (None, "single_label_classification")}
+"""Values that the models of all families support, by option of config.json; an option may be missing."""
+
 FAMILIES: Mapping[str, Family] = {
-    "vit": Family(("ViTForImageClassification",), _PLAIN, _GELU, True, _vit),
-    "deit": Family(("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"), _PLAIN, _GELU, True, _deit),
-    "dinov2": Family(("Dinov2ForImageClassification",), _DINOV2, _GELU, False, _dinov2),
+    "vit": Family(("ViTForImageClassification",), _vit, _VIT, fixed_size=True),
+    "deit": Family(
+        ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"), _deit, _VIT, fixed_size=True
+    ),
+    "dinov2": Family(("Dinov2ForImageClassification",), _dinov2, _DINOV2),
     "dinov2_with_registers": Family(
-        ("Dinov2WithRegistersForImageClassification",), {**_DINOV2, "num_register_tokens": 4}, _GELU, False, _dinov2
+        ("Dinov2WithRegistersForImageClassification",), _dinov2, {**_DINOV2, "num_register_tokens": 4}
     ),
-    "swin": Family(
-        ("SwinForImageClassification",),
-        {
-            **_TRANSFORMER,
-            "patch_size": 4,
-            "embed_dim": 96,
-            "depths": (2, 2, 6, 2),
-            "num_heads": (3, 6, 12, 24),
-            "window_size": 7,
-            "mlp_ratio": 4.0,
-            "layer_norm_eps": 1e-5,
-        },
-        {**_GELU, "use_absolute_embeddings": (False,)},
-        False,
-        _swin,
-    ),
+    "swin": Family(("SwinForImageClassification",), _swin, _SWIN, {"use_absolute_embeddings": (False,)}),
     "convnext": Family(
-        ("ConvNextForImageClassification",),
-        {
-            **_TRANSFORMER,
-            "depths": (3, 3, 9, 3),
-            "hidden_sizes": (96, 192, 384, 768),
-            "layer_norm_eps": 1e-12,
-            "layer_scale_init_value": 1e-6,
-        },
-        {**_GELU, "patch_size": (4, [4, 4]), "num_stages": (4,)},
-        False,
-        _convnext,
+        ("ConvNextForImageClassification",), _convnext, _CONVNEXT, {"patch_size": (4, [4, 4]), "num_stages": (4,)}
     ),
 }
 """By the model_type of config.json."""

@@ -13,8 +13,8 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from remtta.errors import ModelError
-from remtta.models.foreign_names import renamed
 from remtta.models.heads import classifiers_of
+from remtta.models.weight_names import renamed
 
 _NAMES = (
     (r"^conv1\.", "patch_embed.proj."),

@@ -14,7 +14,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from remtta.drawing import AS_IT_IS
+from remtta.drawing import PLAIN_TEXT
 from remtta.report.series import Series, binned
 
 _INK = "#010203"
@@ -28,7 +28,7 @@ _STYLE: Any = {  # matplotlib types its keys as literals
     "svg.fonttype": "none",
     "svg.hashsalt": "remtta",
     "font.size": 10,
-    **AS_IT_IS,
+    **PLAIN_TEXT,
     **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
     **dict.fromkeys(("axes.facecolor", "figure.facecolor"), "none"),
     **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),

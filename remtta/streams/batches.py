@@ -73,8 +73,8 @@ class Batches:
         self._size, self._stops_at_errors = options.batch_size, options.on_error == "stop"
         self._preprocessing = preprocessing
         self._waiting: list[DecodedFrame] = []  # for a full batch
-        self._num_early = 0  # of them were released early
-        self._since: float | None = None  # when the first of the others came
+        self._num_released = 0  # how many of them were released early
+        self._waiting_since: float | None = None  # arrival of the first of the others
         self._clock, self._flush_after = clock, options.flush_after
         self._memory = memory or decoding_budget(options, preprocessing)
         self._demand: threading.Semaphore | None = None
@@ -95,7 +95,7 @@ class Batches:
             memory=self._memory,
             demand=self._demand,
             wait=wait,
-            paused=lambda: self._is_lost() or self._due,
+            paused=lambda: self._is_lost() or self._is_due,
         )
 
     def of(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
@@ -109,7 +109,7 @@ class Batches:
             for frame in frames:
                 if frame is not PAUSE:
                     self._waiting.append(frame)
-                    self._since = self._clock() if self._since is None else self._since
+                    self._waiting_since = self._clock() if self._waiting_since is None else self._waiting_since
                     readable += frame.image is not None
                     if self._demand and frame.image is None:
                         self._demand.release()  # the next may be read at once
@@ -119,37 +119,37 @@ class Batches:
                 else:
                     ends = self._is_lost()
                 if ends and self._waiting:
-                    yield self._take()
+                    yield self._take_batch()
                     if self._demand and readable:
                         self._demand.release(readable)
                     readable = 0
-                elif self._due:
+                elif self._is_due:
                     yield self.waiting()
         except StreamError:
             if self._waiting:
-                yield self._take()
+                yield self._take_batch()
             raise
         if self._waiting:
-            yield self._take()
+            yield self._take_batch()
 
     def waiting(self) -> Batch:
         """Return the frames that wait for a full batch and were not released early yet."""
-        early = Batch(self._waiting[self._num_early :], early=True)
-        self._num_early, self._since = len(self._waiting), None
+        early = Batch(self._waiting[self._num_released :], early=True)
+        self._num_released, self._waiting_since = len(self._waiting), None
         return early
 
     @property
-    def _due(self) -> bool:
+    def _is_due(self) -> bool:
         """True if frames not yet released early have waited long enough."""
         max_s = self._flush_after
         if max_s is None and self._live is not None and not self._live.finite:
             max_s = LIVE_FLUSH_AFTER_S
-        return max_s is not None and self._since is not None and self._clock() - self._since >= max_s
+        return max_s is not None and self._waiting_since is not None and self._clock() - self._waiting_since >= max_s
 
-    def _take(self) -> Batch:
+    def _take_batch(self) -> Batch:
         """Return the whole batch, and start the next."""
-        batch = Batch(self._waiting, num_reported=self._num_early)
-        self._waiting, self._num_early, self._since = [], 0, None
+        batch = Batch(self._waiting, num_reported=self._num_released)
+        self._waiting, self._num_released, self._waiting_since = [], 0, None
         return batch
 
     def _is_lost(self) -> bool:

@@ -12,17 +12,16 @@ from remtta.errors import FrameError
 from remtta.machine import machine_bytes
 
 _MIB = 2**20
-_DIVISOR = 4  # a quarter of the available memory
-_LEAST = 256 * _MIB  # enough for a phone's photograph in any format
+_MIN = 256 * _MIB  # enough for a phone's photograph in any format
 _MAX, _FALLBACK = 2048 * _MIB, 1024 * _MIB
 
 
 def decoding_bytes(max_memory: int | None) -> int:
     """Return the decoding memory: a quarter of the process's limit, else of the machine's memory but at most 2 GiB."""
     if max_memory is not None:
-        return max(_LEAST, max_memory // _DIVISOR)
-    there = machine_bytes()
-    return max(_LEAST, min(_MAX, there // _DIVISOR)) if there else _FALLBACK
+        return max(_MIN, max_memory // 4)
+    total = machine_bytes()
+    return max(_MIN, min(_MAX, total // 4)) if total else _FALLBACK
 
 
 class Budget:

@@ -18,16 +18,15 @@ from remtta.streams.prefetch import DecodedFrame
 BLACK = "black frame"
 DUPLICATE = "duplicate of the frame before"
 
-_BLACK_MEAN = 2.0  # of 255: leaves room for sensor noise and compression
-_BLACK_DEVIATION = 2.0
+_BLACK_MEAN = _BLACK_DEVIATION = 2.0  # of 255: leaves room for sensor noise and compression
 
-_MIN_PAIRS = 3  # of neighbours, to call a video's frames near-equal
-_NEAR = 3.0  # of 255: what noise and slow motion change from frame to frame
-_SLOW_S = 0.15  # between frames: a video with longer ones is slow enough
+_MIN_PAIRS = 3  # of neighbouring frames
+_NEAR_EQUAL = 3.0  # of 255: what noise and slow motion change from frame to frame
+_SLOW_VIDEO_S = 0.15  # between frames
 
 
 def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> dict[int, str]:
-    """Find frames that are black, or equal to the one before, as lost signals and frozen cameras give them.
+    """Find frames that are black, or equal to the previous one, as from lost signals and frozen cameras.
 
     Return reasons by frame index; `before` is the fingerprint of the last readable video frame before them.
     """
@@ -35,22 +34,22 @@ def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> dic
     for frame in frames:
         if frame.image is None or frame.number is None:
             continue
-        earlier, before = before, fingerprint(frame.image)
+        previous, before = before, fingerprint(frame.image)
         if _is_black(frame.image):
             reasons[frame.index] = BLACK
-        elif before == earlier:
+        elif before == previous:
             reasons[frame.index] = DUPLICATE
     return reasons
 
 
 def near_equal(frames: Sequence[DecodedFrame]) -> float | None:
     """Return the frames per second of a video whose frames hardly differ from one to the next, else None."""
-    shown = [frame for frame in frames if frame.image is not None and frame.time_s is not None]
-    pairs = [(a, b) for a, b in pairwise(shown) if a.source == b.source and b.number == (a.number or 0) + 1]
+    readable = [frame for frame in frames if frame.image is not None and frame.time_s is not None]
+    pairs = [(a, b) for a, b in pairwise(readable) if a.source == b.source and b.number == (a.number or 0) + 1]
     if len(pairs) < _MIN_PAIRS:
         return None
     seconds = median((b.time_s or 0) - (a.time_s or 0) for a, b in pairs)
-    if not 0 < seconds < _SLOW_S or median(_difference(a, b) for a, b in pairs) >= _NEAR:
+    if not 0 < seconds < _SLOW_VIDEO_S or median(_difference(a, b) for a, b in pairs) >= _NEAR_EQUAL:
         return None
     return 1 / seconds
 

@@ -11,32 +11,29 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from remtta.errors import FrameError, UsageError
 from remtta.options.stream import Sort
 from remtta.streams.decoding_budget import CURRENT_SHARE, Share
 from remtta.streams.pillow import formats, opened
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
-_BAND_PIXELS = 2**18
-_MIN_REDUCED = 1024  # pixels of the short side: more than models use
+BAND_PIXELS = 2**18
+MIN_REDUCED_SIDE = 1024  # pixels of the short side: more than models use
 
 _SAMPLE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # else 4: Pillow pads to that
 _DECODER_BYTES = {"PNG": 0, "JPEG": 0, "MPO": 0, "GIF": 0, "BMP": 0, "TGA": 0, "AVIF": 10, "WEBP": 14, "JPEG2000": 22}
 """Measured bytes per pixel that decoders need in addition to the image; others keep a copy or two."""
-
-
-_ORIENTATION, _BITS_PER_SAMPLE = 0x0112, 0x0102  # tags of EXIF and TIFF
 
 _OPENED_AS = {"MPO": "JPEG"}  # several JPEGs in one file, of which the first is used
 
 
 def image_suffixes() -> frozenset[str]:
     """Return the lower-case suffixes of the still images that Pillow reads."""
-    kinds, known = Image.registered_extensions().items(), formats()
-    return frozenset(suffix for suffix, kind in kinds if _OPENED_AS.get(kind, kind) in known)
+    extensions, readable = Image.registered_extensions().items(), formats()
+    return frozenset(suffix for suffix, format in extensions if _OPENED_AS.get(format, format) in readable)
 
 
 def natural_key(path: str) -> tuple[list[list[str | int]], str]:
@@ -49,41 +46,41 @@ def natural_key(path: str) -> tuple[list[list[str | int]], str]:
     return parts, path
 
 
-def list_files(folder: Path, suffixes: Collection[str], sort: Sort, left_out: Counter[str] | None = None) -> list[Path]:
+def list_files(folder: Path, suffixes: Collection[str], sort: Sort, ignored: Counter[str] | None = None) -> list[Path]:
     """List the regular files under a folder with one of these lower-case suffixes, recursively.
 
-    Linked folders are followed, each once. Named pipes, sockets and devices are skipped, so nothing can hang; so are
+    Linked folders are followed, once. Named pipes, sockets and devices are skipped, so nothing can hang; so are
     hidden files, such as the `._x.jpg` that macOS leaves beside a picture. Raise UsageError if the folder itself cannot
-    be read. The other files are counted in `left_out`, by suffix, or as "hidden", "no file" or "unreadable folder".
+    be read. The other files are counted in `ignored`, by suffix, or as "hidden", "no file" or "unreadable folder".
     """
     found: list[Path] = []
-    others: Counter[str] = Counter() if left_out is None else left_out
+    ignored = Counter() if ignored is None else ignored
 
     def report(error: OSError) -> None:
         if error.filename == str(folder):
             raise UsageError(f"{folder} cannot be read: {error.strerror}") from error
         _log.warning("skipping the folder %s: %s", error.filename, error.strerror)
-        others["unreadable folder"] += 1
+        ignored["unreadable folder"] += 1
 
-    walked = {os.path.realpath(folder)}
-    for root, below, names in os.walk(folder, onerror=report, followlinks=True):
+    visited = {os.path.realpath(folder)}
+    for root, subfolders, names in os.walk(folder, onerror=report, followlinks=True):
         for name in names:
             path = Path(root, name)
-            if reason := _why_left_out(path, suffixes):
-                others[reason] += 1
+            if reason := _skip_reason(path, suffixes):
+                ignored[reason] += 1
             else:
                 found.append(path)
-        for name in sorted(below):
-            place = os.path.realpath(os.path.join(root, name))
+        for name in sorted(subfolders):
+            real_path = os.path.realpath(os.path.join(root, name))
             if name.startswith("."):
-                others["hidden"] += 1
-            if name.startswith(".") or place in walked:  # a loop of links, or another path to the same folder
-                below.remove(name)
-            walked.add(place)
+                ignored["hidden"] += 1
+            if name.startswith(".") or real_path in visited:  # a loop of links, or another path to the same folder
+                subfolders.remove(name)
+            visited.add(real_path)
     return sort_files(iter(found), sort)
 
 
-def _why_left_out(path: Path, suffixes: Collection[str]) -> str | None:
+def _skip_reason(path: Path, suffixes: Collection[str]) -> str | None:
     if path.name.startswith("."):
         return "hidden"
     if not has_suffix(path.name, suffixes):
@@ -123,9 +120,9 @@ def load_image(path: Path) -> Image.Image:
     try:
         with opened(path) as image:
             if share := CURRENT_SHARE.get():
-                _make_room(image, share)
+                _reserve_memory(image, share)
             image.load()
-            if _is_turned(image):
+            if _is_rotated(image):
                 ImageOps.exif_transpose(image, in_place=True)
             return to_rgb(image)
     except FrameError:
@@ -142,14 +139,14 @@ def load_image(path: Path) -> Image.Image:
         raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
 
 
-def _make_room(image: Image.Image, share: Share) -> None:
+def _reserve_memory(image: Image.Image, share: Share) -> None:
     """Reserve memory for decoding, at a reduced size if the full size exceeds the budget."""
     width, height = image.size[:2]
     cost = _bytes_per_pixel(image)
     if not share.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
         for power in (1, 2, 3):
             smaller = -(-width >> power), -(-height >> power)
-            if min(smaller) >= _MIN_REDUCED and share.fits(*smaller, cost):
+            if min(smaller) >= MIN_REDUCED_SIDE and share.fits(*smaller, cost):
                 width, height = _reduce(image, power)
                 break
     share.reserve(width, height, cost)
@@ -167,19 +164,19 @@ def _reduce(image: Image.Image, power: int) -> tuple[int, int]:
 
 def _bytes_per_pixel(image: Image.Image) -> int:
     """Return the maximum bytes per pixel for decoding an image and converting it to RGB."""
-    own = _SAMPLE_BYTES.get(image.mode, 4)
+    decoded = _SAMPLE_BYTES.get(image.mode, 4)
     decoder = _DECODER_BYTES.get(image.format or "", 8)
     if image.info.get("progressive"):  # all coefficients are kept until the last scan
         decoder = 2 * len(image.getbands())
     # Check for "exif" first: reading a PNG's EXIF would decode it.
-    turned = own if "exif" in image.info and _is_turned(image) else 0
+    rotated = decoded if "exif" in image.info and _is_rotated(image) else 0
     converted = 0 if image.mode == "RGB" and not image.has_transparency_data else 4
-    return own + max(decoder, turned, converted)
+    return decoded + max(decoder, rotated, converted)
 
 
-def _is_turned(image: Image.Image) -> bool:
+def _is_rotated(image: Image.Image) -> bool:
     try:
-        return image.getexif().get(_ORIENTATION, 1) != 1
+        return image.getexif().get(ExifTags.Base.Orientation, 1) != 1
     except Exception as error:  # damaged EXIF data say nothing of the pixels
         _log.debug("EXIF data are damaged: %s", error)
         return False
@@ -190,8 +187,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and not image.has_transparency_data:  # RGB may have a transparent colour
         return image
     if image.mode.startswith("I") or image.mode == "F":
-        full = _full_scale(image)
-        return _in_bands(image, lambda band: _to_eight_bits(band, full))
+        white_level = _white_level(image)
+        return _in_bands(image, lambda band: _to_eight_bits(band, white_level))
     if image.has_transparency_data:
         return _in_bands(image, _on_white)
     return image.convert("RGB")
@@ -199,16 +196,16 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 def _in_bands(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
     """Convert a few rows at a time to keep intermediate copies small."""
-    if image.width * image.height <= _BAND_PIXELS:
+    if image.width * image.height <= BAND_PIXELS:
         return convert(image)
-    done = Image.new("RGB", image.size)
+    converted = Image.new("RGB", image.size)
     for band, top in _bands(image):
-        done.paste(convert(band), (0, top))
-    return done
+        converted.paste(convert(band), (0, top))
+    return converted
 
 
 def _bands(image: Image.Image) -> Iterator[tuple[Image.Image, int]]:
-    rows = max(1, _BAND_PIXELS // image.width)
+    rows = max(1, BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
         yield image.crop((0, top, image.width, min(top + rows, image.height))), top
 
@@ -219,10 +216,14 @@ def _on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, layer).convert("RGB")
 
 
-def _full_scale(image: Image.Image) -> float:
+def _white_level(image: Image.Image) -> float:
     """Return the white level of greys beyond 8 bits: from the mode if it implies one, else from the values."""
     if image.mode.startswith("I;16"):
-        bits = image.tag_v2.get(_BITS_PER_SAMPLE, (16,)) if isinstance(image, TiffImagePlugin.TiffImageFile) else (16,)
+        bits = (
+            image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))
+            if isinstance(image, TiffImagePlugin.TiffImageFile)
+            else (16,)
+        )
         return 2.0 ** bits[0] - 1
     peak = max(float(_values(band).max(initial=0.0)) for band, _ in _bands(image))
     return next((limit for limit in (1.0, 255.0, 65535.0) if image.mode == "F" or limit > 1 if peak <= limit), peak)
@@ -232,6 +233,6 @@ def _values(image: Image.Image) -> NDArray[np.float64]:
     return np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _to_eight_bits(image: Image.Image, full: float) -> Image.Image:
-    levels = (_values(image) / full * 255).round().clip(0, 255).astype(np.uint8)
+def _to_eight_bits(image: Image.Image, white_level: float) -> Image.Image:
+    levels = (_values(image) / white_level * 255).round().clip(0, 255).astype(np.uint8)
     return Image.fromarray(levels).convert("RGB")

@@ -1,8 +1,11 @@
-"""Lists of sources: a name and an address per line."""
+"""Lists of sources: files of names and addresses, and paths on standard input."""
 
 from __future__ import annotations
 
+import codecs
+import os
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from remtta.errors import UsageError
@@ -10,6 +13,12 @@ from remtta.files import read_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FORM = "name=address on each line"
+
+_PIPE_CHUNK_BYTES = 65_536
+_MAX_PATH_BYTES = 32_768  # well over any system's limit
+_CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1f]")  # characters of image files, hardly ever of paths
+_SIGNATURE = re.compile(rb"\x89PNG|\xff\xd8\xff|.{257}ustar", re.DOTALL)  # of PNG, JPEG and tar
+_NO_PATHS = "standard input holds no paths; give an image or a video by its name"
 
 
 def read_sources(path: Path) -> dict[str, str]:
@@ -25,18 +34,57 @@ def read_sources(path: Path) -> dict[str, str]:
         if not line or line.startswith("#"):
             continue
         name, equals, address = (part.strip() for part in line.partition("="))
-        place = f"{path}, line {number}"
+        position = f"{path}, line {number}"
         if not equals or not address:
-            raise UsageError(f"{place} is not a name and an address; a list of sources has {_FORM}")
+            raise UsageError(f"{position} is not a name and an address; a list of sources has {_FORM}")
         if not _NAME.fullmatch(name):
             raise UsageError(
-                f"{place}: a name has at most 64 letters, digits, - and _, and starts with a letter or digit"
+                f"{position}: a name has at most 64 letters, digits, - and _, and starts with a letter or digit"
             )
         if name.lower() in map(str.lower, sources):  # case-insensitive file systems do not distinguish the folders
-            raise UsageError(f"{place}: there is a stream called {name} already; call this one something else")
+            raise UsageError(f"{position}: there is a stream called {name} already; call this one something else")
         if address == "-":
-            raise UsageError(f"{place}: {name} cannot be standard input; name a file, folder, camera or address")
+            raise UsageError(f"{position}: {name} cannot be standard input; name a file, folder, camera or address")
         sources[name] = address
     if not sources:
         raise UsageError(f"{path} names no source; write {_FORM}")
     return sources
+
+
+def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
+    """Yield paths from a pipe as soon as they are complete; bytes that are not UTF-8 are preserved.
+
+    The descriptor is read without Python's buffering, whose lock would hang the interpreter's exit.
+    """
+    separator = b"\0" if null_separated else b"\n"
+    rest, separated, first = b"", False, True
+    while chunk := os.read(descriptor, _PIPE_CHUNK_BYTES):
+        if first and _SIGNATURE.match(chunk):
+            raise UsageError(_NO_PATHS)
+        chunk = chunk.removeprefix(codecs.BOM_UTF8) if first else chunk
+        first = False
+        *complete, rest = (rest + chunk).split(separator)
+        separated |= bool(complete)
+        yield from _decoded(complete, null_separated)
+        _check_separator(rest, null_separated)
+    if null_separated and not separated and rest.endswith(b"\n"):
+        raise UsageError("the paths on standard input end in newline, not in NUL; leave -0 out")
+    yield from _decoded([rest], null_separated)
+
+
+def _decoded(paths: Sequence[bytes], null_separated: bool) -> Iterator[str]:
+    for path in paths:
+        path = path if null_separated else path.removesuffix(b"\r")
+        _check_separator(path, null_separated)
+        if path:
+            yield os.fsdecode(path)
+
+
+def _check_separator(path: bytes, null_separated: bool) -> None:
+    if b"\0" in path and _CONTROL.search(path):
+        raise UsageError(_NO_PATHS)
+    if b"\0" in path:
+        raise UsageError("the paths on standard input end in NUL, not in newline; add -0")
+    if len(path) > _MAX_PATH_BYTES:
+        advice = "do they end in newline? Then leave -0 out" if null_separated else "write one per line"
+        raise UsageError(f"a path on standard input is longer than {_MAX_PATH_BYTES} bytes; {advice}")

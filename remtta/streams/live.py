@@ -10,22 +10,20 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 from remtta.errors import StreamError
 from remtta.options import LiveOptions
-from remtta.streams.buffer import Backlog, CapturedFrame, FrameBuffer
-from remtta.streams.connection import Connection, SourceSpec
+from remtta.streams.capture import VideoCapture, open_capture
+from remtta.streams.connection import Backlog, CapturedFrame, Connection, FrameBuffer, SourceSpec, Watchdog
 from remtta.streams.frames import Frame, Gap
-from remtta.streams.opencv import load_opencv
-from remtta.streams.video import open_capture, video_frame, warn_if_cut
-from remtta.streams.watchdog import Watchdog
+from remtta.streams.video import video_frame, warn_if_cut
 
-_FIRST_DELAY_S = 0.5
-_LONGEST_DELAY_S = 30.0
-_GOODBYE_S = 0.5
+_MIN_DELAY_S = 0.5
+_MAX_DELAY_S = 30.0
+_CLOSE_TIMEOUT_S = 0.5
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 class LiveSource:
@@ -55,7 +53,7 @@ class LiveSource:
         options: LiveOptions | None = None,
         *,
         stride: int = 1,
-        connect: Callable[[], Any] | None = None,
+        connect: Callable[[], VideoCapture] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
         jitter: Callable[[], float] = random.random,
@@ -64,7 +62,7 @@ class LiveSource:
         self.state: Literal["opening", "running", "reconnecting"] = "opening"
         self.finite = False
         timeouts = self.options.open_timeout_s, self.options.read_timeout_s
-        self._feed = SourceSpec(source, connect or partial(open_capture, source, *timeouts), stride)
+        self._spec = SourceSpec(source, connect or partial(open_capture, source, *timeouts), stride)
         self.backlog = Backlog(newest_only=self.options.buffer == "latest")
         self._closed = threading.Event()
         self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter
@@ -75,7 +73,7 @@ class LiveSource:
     @property
     def name(self) -> str:
         """The source without a password."""
-        return self._feed.name
+        return self._spec.name
 
     @property
     def seconds_lost(self) -> float:
@@ -87,56 +85,55 @@ class LiveSource:
         """Yield the frames, once; raise StreamError if OpenCV cannot be loaded, the source cannot be opened or yields
         no frame, or it was lost and did not come back in time, or reconnection is off.
         """
-        cv2 = load_opencv("video", StreamError)
         began: float | None = None
-        known: tuple[int, ...] | None = None
-        with contextlib.closing(self._shots()) as shots:
-            for shot, gap in shots:
-                began = shot.arrived if began is None else began
-                if shot.pixels is not None:
-                    size = shot.pixels.shape[1::-1]
-                    if known not in (None, size):
+        known_size: tuple[int, ...] | None = None
+        with contextlib.closing(self._captured_frames()) as captured_frames:
+            for captured, gap in captured_frames:
+                began = captured.arrived if began is None else began
+                if captured.pixels is not None:
+                    size = captured.pixels.shape[1::-1]
+                    if known_size not in (None, size):
                         _log.info("%s now gives frames of %d x %d pixels", self.name, *size)
-                    known = size
-                time_s = shot.arrived - began if shot.position_s is None else shot.position_s
-                yield video_frame(cv2, self.name, shot.pixels, shot.number, time_s, gap, shot.read_at)
+                    known_size = size
+                time_s = captured.arrived - began if captured.position_s is None else captured.position_s
+                yield video_frame(self.name, captured.pixels, captured.number, time_s, gap, captured.read_at)
 
     def close(self) -> None:
         """Stop reading, from any thread; a hanging read is abandoned."""
         self._closed.set()
         if connection := self._connection:
-            connection.leave(wait_s=_GOODBYE_S)
+            connection.close(wait_s=_CLOSE_TIMEOUT_S)
 
-    def _shots(self) -> Generator[tuple[CapturedFrame, Gap | None]]:
-        """Yield the frames as they arrive, with the gap that each ended, if any."""
+    def _captured_frames(self) -> Generator[tuple[CapturedFrame, Gap | None]]:
+        """Yield the frames as they arrive, with the gap that a frame ended, if any."""
         try:
             connection, gap = self._open(), None
-            shot = connection.shots.take()
-            if shot is None and not self._closed.is_set():
-                wanted = self.options.wait_at_start and self.options.reconnect_for > 0
-                if not wanted or connection.hopeless:
+            frame = connection.frames.take()
+            if frame is None and not self._closed.is_set():
+                waits = self.options.wait_at_start and self.options.reconnect_for > 0
+                if not waits or connection.hopeless:
                     raise connection.failure()
-                connection, shot, gap = self._reconnect(connection, None)
-            while shot is not None:
+                connection, frame, gap = self._reconnect(connection, None)
+            while frame is not None:
                 self.finite = connection.promised > 0
                 self.state, self._lost_at = "running", None
-                yield shot, gap
-                last, gap, shot = shot, None, connection.shots.take()
-                if shot is None and not self._is_over(connection):
-                    connection, shot, gap = self._reconnect(connection, last)
+                yield frame, gap
+                last, gap, frame = frame, None, connection.frames.take()
+                if frame is None and not self._is_over(connection):
+                    connection, frame, gap = self._reconnect(connection, last)
         finally:
-            self._leave()
+            self._disconnect()
 
     def _open(self) -> Connection:
-        self._leave()
+        self._disconnect()
         watchdog = Watchdog(self.options.open_timeout_s, self.options.read_timeout_s, self._clock)
-        shots = FrameBuffer(self.backlog, watchdog, self._closed)
-        self._connection = Connection(self._feed, watchdog, shots, self._number)
+        frames = FrameBuffer(self.backlog, watchdog, self._closed)
+        self._connection = Connection(self._spec, watchdog, frames, self._number)
         return self._connection
 
-    def _leave(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection:
-            self._connection.leave()
+            self._connection.close()
             self._number = self._connection.number
             self._connection = None
 
@@ -166,45 +163,44 @@ class LiveSource:
         """Return a new connection with its first frame, or None for the frame if closed meanwhile."""
         self.state = "reconnecting" if last else "opening"
         self._lost_at = self._clock() if last else None
-        patience_s, connection = self.options.reconnect_for, lost
-        what = "lost" if last else "not available"
-        _log.warning("%s is %s (%s); retrying for %g s", self.name, what, lost.reason, patience_s)
-        deadline = self._clock() + patience_s
+        max_s, connection = self.options.reconnect_for, lost
+        problem = "lost" if last else "not available"
+        _log.warning("%s is %s (%s); retrying for %g s", self.name, problem, lost.reason, max_s)
+        deadline = self._clock() + max_s
         for attempt in self._attempts(deadline):
             if self._closed.is_set():
                 return connection, None, None
             connection = self._open()
-            if shot := _first_whole(connection, deadline):
+            if frame := _first_decodable(connection, deadline):
                 if last and connection.promised > 0:  # HLS: all of it was read live
                     _log.warning("%s has ended", self.name)
-                    connection.leave(wait_s=_GOODBYE_S)
+                    connection.close(wait_s=_CLOSE_TIMEOUT_S)
                     return connection, None, None
                 if last is None:
                     _log.warning("%s is available now", self.name)
-                    return connection, shot, None
-                gap = Gap(round(shot.arrived - last.arrived, 3), lost.reason, attempt)
+                    return connection, frame, None
+                gap = Gap(round(frame.arrived - last.arrived, 3), lost.reason, attempt)
                 _log.warning("%s is back after %.1f s", self.name, gap.seconds)
-                return connection, shot, gap
+                return connection, frame, gap
             _log.debug("%s, attempt %d: %s", self.name, attempt, connection.reason)
         raise StreamError(
-            f"{self.name} was {what} ({lost.reason}) and could not be opened within {patience_s:g} s; "
+            f"{self.name} was {problem} ({lost.reason}) and could not be opened within {max_s:g} s; "
             "check it and the network, or wait longer with --reconnect-for"
         )
 
     def _attempts(self, deadline: float) -> Iterator[int]:
         """Count attempts until the deadline, with growing delays."""
-        delay = _FIRST_DELAY_S
+        delay_s = _MIN_DELAY_S
         for attempt in itertools.count(1):
-            self._sleep(min(delay * (1 + self._jitter()) / 2, max(0.0, deadline - self._clock())))
+            self._sleep(min(delay_s * (1 + self._jitter()) / 2, max(0.0, deadline - self._clock())))
             if self._clock() >= deadline:
                 return
             yield attempt
-            delay = min(2 * delay, _LONGEST_DELAY_S)
+            delay_s = min(2 * delay_s, _MAX_DELAY_S)
 
 
-def _first_whole(connection: Connection, deadline: float) -> CapturedFrame | None:
-    """Return the first decodable frame."""
-    shot = connection.shots.take(deadline)
-    while shot is not None and shot.pixels is None:
-        shot = connection.shots.take(deadline)
-    return shot
+def _first_decodable(connection: Connection, deadline: float) -> CapturedFrame | None:
+    frame = connection.frames.take(deadline)
+    while frame is not None and frame.pixels is None:
+        frame = connection.frames.take(deadline)
+    return frame

@@ -22,15 +22,18 @@ MAX_PIXELS = 2 * (Image.MAX_IMAGE_PIXELS or 89_478_485)
 _MIB = 2**20
 _CHUNK_BYTES, _LARGE_BYTES = 65_536, 4096
 _READS_PER_CLOCK = 64  # of small reads
-_MAX_READS = 4_000_000  # a few seconds of a decoder that reads byte by byte
-_MAX_SECONDS = 120.0  # of CPU time, without waits for a slow disk
+MAX_READS = 4_000_000  # a few seconds of a decoder that reads byte by byte
+MAX_SECONDS = 120.0  # of CPU time, without waits for a slow disk
 _MAX_HEADER_BYTES = 256 * _MIB  # WebP and AVIF are read completely before their size is known
 _BLOCK_BYTES = 64 * _MIB  # glibc returns blocks above 32 MiB to the system; smaller ones stay with their thread
 _MAX_BYTES_PER_PIXEL = 32
-_READ_BY_PIXEL = ("QOI", "DDS")  # decoded in Python, reading no more than that
-_MAX_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
-_LEFT_OUT = {"BUFR", "GRIB", "HDF5", "MPEG"} | {"EPS", "IPTC"}
-"""Formats that Pillow only recognises; programs, which Ghostscript would run; any image of any size in another file."""
+_UNLIMITED_READS = ("QOI", "DDS")  # decoded in Python, reading no more than that
+MAX_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
+_EXCLUDED_FORMATS = {
+    *("BUFR", "GRIB", "HDF5", "MPEG"),  # which Pillow only recognises
+    "EPS",  # a program, which Ghostscript would run
+    "IPTC",  # contains an image of any format and size
+}
 
 
 @functools.cache
@@ -53,7 +56,7 @@ def load_plugins() -> None:
 def formats() -> tuple[str, ...]:
     """Return the formats in the order in which they are tried, those without a signature last."""
     load_plugins()
-    return tuple(sorted(Image.OPEN.keys() - _LEFT_OUT, key=lambda name: (Image.OPEN[name][1] is None, name)))
+    return tuple(sorted(Image.OPEN.keys() - _EXCLUDED_FORMATS, key=lambda name: (Image.OPEN[name][1] is None, name)))
 
 
 @contextlib.contextmanager
@@ -66,7 +69,7 @@ def opened(path: Path) -> Iterator[Image.Image]:
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise FrameError("not a regular file")
-    with _File(path) as file, Image.open(file, formats=formats()) as image:
+    with _LimitedFile(path) as file, Image.open(file, formats=formats()) as image:
         if image.width * image.height > MAX_PIXELS:
             raise FrameError(
                 f"{image.width}x{image.height} pixels is over the limit of {MAX_PIXELS} (decompression bomb?)"
@@ -77,34 +80,34 @@ def opened(path: Path) -> Iterator[Image.Image]:
         yield image
 
 
-class _File(io.BufferedReader):
+class _LimitedFile(io.BufferedReader):
     """A file that raises FrameError if a decoder reads too much of it, or takes too long."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(io.FileIO(path))
         self._size = os.fstat(self.fileno()).st_size
-        self._left_reads, self._left_bytes = _MAX_READS, _MAX_HEADER_BYTES
-        self._left_scans: int | None = None
+        self._reads_left, self._bytes_left = MAX_READS, _MAX_HEADER_BYTES
+        self._scans_left: int | None = None
         self._began = time.thread_time()
 
     def header_is_read(self, image: Image.Image) -> None:
         """Limit further reads according to the number of pixels."""
         pixels = image.width * image.height
-        self._left_bytes = _MAX_HEADER_BYTES + _MAX_BYTES_PER_PIXEL * pixels
-        if image.format in _READ_BY_PIXEL:
+        self._bytes_left = _MAX_HEADER_BYTES + _MAX_BYTES_PER_PIXEL * pixels
+        if image.format in _UNLIMITED_READS:
             self.read = super().read  # type: ignore[method-assign]
         if image.info.get("progressive"):
-            self._left_scans = _MAX_SCANNED_PIXELS // pixels
+            self._scans_left = MAX_SCANNED_PIXELS // pixels
 
     def read(self, size: int | None = -1, /) -> bytes:
         if size is None or not 0 <= size <= _CHUNK_BYTES:
-            there = max(0, self._size - self.tell())
-            size = there if size is None or size < 0 else min(size, there)
+            remaining = max(0, self._size - self.tell())
+            size = remaining if size is None or size < 0 else min(size, remaining)
         self._count(size)
         data = super().read(size)
-        if self._left_scans is not None:
-            self._left_scans -= data.count(b"\xff\xda")
-            self._refuse_if(self._left_scans < 0)
+        if self._scans_left is not None:
+            self._scans_left -= data.count(b"\xff\xda")
+            self._refuse_if(self._scans_left < 0)
         return data
 
     def readline(self, size: int | None = -1, /) -> bytes:
@@ -113,12 +116,12 @@ class _File(io.BufferedReader):
         return line
 
     def _count(self, num_bytes: int) -> None:
-        self._left_reads -= 1
-        self._left_bytes -= num_bytes
-        self._refuse_if(self._left_reads < 0 or self._left_bytes < 0)
-        is_due = num_bytes >= _LARGE_BYTES or self._left_reads % _READS_PER_CLOCK == 0
-        if is_due and time.thread_time() - self._began > _MAX_SECONDS:
-            raise FrameError(f"it takes more than {_MAX_SECONDS:.0f} s to decode")
+        self._reads_left -= 1
+        self._bytes_left -= num_bytes
+        self._refuse_if(self._reads_left < 0 or self._bytes_left < 0)
+        is_due = num_bytes >= _LARGE_BYTES or self._reads_left % _READS_PER_CLOCK == 0
+        if is_due and time.thread_time() - self._began > MAX_SECONDS:
+            raise FrameError(f"it takes more than {MAX_SECONDS:.0f} s to decode")
 
     def _refuse_if(self, too_much: bool) -> None:
         if too_much:

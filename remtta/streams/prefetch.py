@@ -21,8 +21,8 @@ from remtta.streams.decoding_budget import Budget
 from remtta.streams.frames import Frame, Gap
 
 _POLL_S = 0.1
-_GOODBYE_S = 0.3  # longer than a poll
-_EXIT_S = 3.0  # longer than reading one frame of a video with a large stride
+_JOIN_TIMEOUT_S = 0.3  # longer than a poll
+_EXIT_TIMEOUT_S = 3.0  # longer than reading one frame of a video with a large stride
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class DecodedFrame:
 
 
 PAUSE = DecodedFrame(index=-1, source="", number=None, time_s=None, image=None)
-"""Yielded in place of a frame if none will come for a while."""
+"""Yielded in place of a frame while the source pauses."""
 
 _Ready = queue.SimpleQueue[futures.Future[DecodedFrame] | Exception | None]
 
@@ -75,10 +75,16 @@ def prefetch(
     ready: _Ready = queue.SimpleQueue()
     room = threading.Semaphore(max(1, ahead))
     stop = threading.Event()
-    pool = futures.ThreadPoolExecutor(workers or min(8, num_cores()), thread_name_prefix="remtta-decode")
-    decode = partial(_decode, transform=transform, memory=memory or Budget())
+    num_workers = workers or min(8, num_cores())
+    undecoded = threading.Semaphore(2 * num_workers)  # video frames arrive large: keep few of them waiting
+    pool = futures.ThreadPoolExecutor(num_workers, thread_name_prefix="remtta-decode")
+    budget = memory or Budget()
+
+    def submit(index: int, frame: Frame, read_s: float) -> futures.Future[DecodedFrame]:
+        return pool.submit(_decode, transform, budget, index, frame, read_s)
+
     # A daemon thread: a reader blocked on a pipe or a camera must not keep the process alive.
-    read = partial(_read, enumerate(frames, first), decode, pool, ready, room, demand, stop)
+    read = partial(_read, enumerate(frames, first), submit, ready, room, undecoded, demand, stop)
     reader = threading.Thread(target=contextvars.copy_context().run, args=(read,), daemon=True)
     reader.start()
     try:
@@ -101,22 +107,20 @@ def prefetch(
     finally:
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
-        reader.join(_GOODBYE_S)  # OpenCV aborts a process that ends in the middle of a call
+        reader.join(_JOIN_TIMEOUT_S)  # OpenCV aborts a process that ends in the middle of a call
         if reader.is_alive():
-            atexit.register(reader.join, _EXIT_S)
+            atexit.register(reader.join, _EXIT_TIMEOUT_S)
 
 
 def _read(
     numbered: Iterable[tuple[int, Frame]],
-    decode: Callable[[int, Frame, float], DecodedFrame],
-    pool: futures.ThreadPoolExecutor,
+    submit: Callable[[int, Frame, float], futures.Future[DecodedFrame]],
     ready: _Ready,
     room: threading.Semaphore,
+    undecoded: threading.Semaphore,
     demand: threading.Semaphore | None,
     stop: threading.Event,
 ) -> None:
-    # Video frames arrive decoded and large: keep few of them waiting for a worker.
-    waiting = threading.Semaphore(2 * pool._max_workers)
     try:
         frames = iter(numbered)
         while demand is None or _acquire(demand, stop):
@@ -125,10 +129,10 @@ def _read(
             read_s = time.monotonic() - began
             if frame is None:
                 break
-            if not (_acquire(room, stop) and _acquire(waiting, stop)):
+            if not (_acquire(room, stop) and _acquire(undecoded, stop)):
                 return
-            decoded = pool.submit(decode, index, frame, read_s)
-            decoded.add_done_callback(lambda _: waiting.release())
+            decoded = submit(index, frame, read_s)
+            decoded.add_done_callback(lambda _: undecoded.release())
             ready.put(decoded)
     except Exception as error:  # raised again in the consumer's thread
         ready.put(error)
@@ -145,9 +149,9 @@ def _acquire(semaphore: threading.Semaphore, stop: threading.Event) -> bool:
 
 
 def _decode(
-    index: int, frame: Frame, read_s: float, *, transform: Callable[[Image.Image], Tensor], memory: Budget
+    transform: Callable[[Image.Image], Tensor], memory: Budget, index: int, frame: Frame, read_s: float
 ) -> DecodedFrame:
-    image, error, started = None, None, time.monotonic()
+    image, error, began = None, None, time.monotonic()
     try:
         with memory.share():
             image = transform(frame.load())
@@ -155,15 +159,6 @@ def _decode(
         error = str(problem)
     except Exception as problem:  # e.g. an extreme aspect ratio can defeat resizing: report it, and continue
         error = f"cannot be preprocessed: {str(problem).strip() or type(problem).__name__}"
-    return DecodedFrame(
-        index,
-        frame.source,
-        frame.number,
-        frame.time_s,
-        image,
-        error,
-        frame.gap,
-        frame.read_at,
-        read_s,
-        decode_s=time.monotonic() - started,
-    )
+    decode_s = time.monotonic() - began
+    source = frame.source, frame.number, frame.time_s
+    return DecodedFrame(index, *source, image, error, frame.gap, frame.read_at, read_s, decode_s)

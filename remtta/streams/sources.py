@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import codecs
 import glob
 import itertools
 import logging
 import os
-import re
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
-
-from PIL import Image
+from typing import Never
 
 from remtta.errors import FrameError, StreamError, UsageError, counted, without_password
 from remtta.options import LiveOptions, StreamOptions
 from remtta.options.stream import Buffer, Sort
-from remtta.streams.addresses import check_scheme
+from remtta.streams.capture import check_protocol
 from remtta.streams.frames import Frame
 from remtta.streams.images import has_suffix, image_suffixes, list_files, load_image, sort_files
+from remtta.streams.lists import read_paths
 from remtta.streams.live import LiveSource
 from remtta.streams.video import VIDEO_SUFFIXES, iter_video
 
-_PIPE_CHUNK_BYTES = 65_536
-_CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1f]")  # characters of image files, hardly ever of paths
-_SIGNATURE = re.compile(rb"\x89PNG|\xff\xd8\xff|.{257}ustar", re.DOTALL)  # of PNG, JPEG and tar
-_NO_PATHS = "standard input holds no paths; give an image or a video by its name"
-_LONGEST_PATH = 32_768  # well over any system's limit
-
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 Source = str | os.PathLike[str] | int | Iterable[str | os.PathLike[str]]
 """An image, a folder, a glob, a video, a camera's number, an address, "-", or paths; see `open_stream`."""
@@ -96,9 +87,12 @@ def open_stream(
         UsageError: If the source does not exist, a folder holds no images, a glob matches nothing, or `reconnect_for`
             or `buffer` is given for a source that is not live.
     """
-    given = {"reconnect_for": reconnect_for, "buffer": buffer}
-    chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    options = StreamOptions(limit, frame_stride, sort, null_separated, LiveOptions(**chosen) if chosen else None)
+    live: LiveOptions | None = None
+    if reconnect_for is not None:
+        live = LiveOptions(reconnect_for=reconnect_for)
+    if buffer is not None:
+        live = replace(live or LiveOptions(), buffer=buffer)
+    options = StreamOptions(limit, frame_stride, sort, null_separated, live)
     return open_with(source, options, wait_at_start=wait_at_start)
 
 
@@ -114,7 +108,7 @@ def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = F
 
 
 def check_not_empty(stream: Stream) -> None:
-    """Raise StreamError for a stream of which no frame came, unless it is a list, which may be empty."""
+    """Raise StreamError for a stream that gave no frame, unless it is a list of paths, which may be empty."""
     if stream.kind != "paths":
         raise StreamError(f"{stream.name}: the source has no frames")
 
@@ -131,7 +125,7 @@ def open_streams(
         raise UsageError("-0 is for paths on standard input, and --streams reads none")
     live = _live(options, wait_at_start=True)
     for name, source in sources.items():
-        reopen = partial(_open_if_there, source, options, live)
+        reopen = partial(_open_or_fail_later, source, options, live)
         try:
             stream = reopen() if resuming else _open(source, options, live)
         except UsageError as error:
@@ -140,21 +134,21 @@ def open_streams(
     return streams
 
 
-def _open_if_there(source: str, options: StreamOptions, live: LiveOptions) -> Stream:
+def _open_or_fail_later(source: str, options: StreamOptions, live: LiveOptions) -> Stream:
     """Open a source; return a stream that fails once it is read, if that is impossible."""
     try:
         return _open(source, options, live)
     except UsageError as error:
-        return Stream(without_password(source), "missing", _failing(str(error)))
+        failure = StreamError(str(error))
+        return Stream(without_password(source), "missing", (_fail(failure) for _ in range(1)))
+
+
+def _fail(error: Exception) -> Never:
+    raise error
 
 
 def _live(options: StreamOptions, *, wait_at_start: bool) -> LiveOptions:
     return replace(options.live or LiveOptions(), wait_at_start=wait_at_start)
-
-
-def _failing(reason: str) -> Iterator[Frame]:
-    raise StreamError(reason)
-    yield
 
 
 def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
@@ -162,7 +156,7 @@ def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
         return _of_live("camera", source, str(source), options, live)
     if not isinstance(source, (str, os.PathLike)):
         paths = (os.fspath(_checked_path(path)) for path in (source if isinstance(source, Iterable) else [source]))
-        if isinstance(source, Iterator):  # it may wait for each, and never end
+        if isinstance(source, Iterator):  # it may wait for a path, and never end
             return _slice(Stream("paths", "paths", _frames_of(paths)), options)
         return _of_paths("paths", "paths", list(paths), options)
     name = os.fspath(source)
@@ -170,23 +164,10 @@ def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
         raise UsageError(f"-0 is for paths on standard input (-), and the source is {without_password(name)}")
     if name == "-":
         return _slice(Stream("-", "paths", _frames_of(read_paths(0, options.null))), options)
-    exists = os.path.exists(name)  # unlike Path.exists, False for "" and for names that are too long
-    if os.path.isdir(name):
-        files, left_out = _folder_files(Path(name), options.sort)
-        return replace(_of_paths(name, "folder", files, options), left_out=left_out)
-    if exists and stat.S_ISCHR(os.stat(name).st_mode):  # e.g. /dev/video0
-        return _of_live("camera", name, name, options, live)
-    if exists and stat.S_ISFIFO(os.stat(name).st_mode):
-        raise UsageError(f"{name} is a pipe; give paths on standard input, with - as the source")
-    if exists and _is_video(name):
-        frames = itertools.islice(iter_video(name, stride=options.frame_stride), options.limit)
-        return Stream(name, "video", frames, options=options)
-    if exists and has_suffix(name, (".txt",)):
-        raise UsageError(f"{name} is a text file; add --streams if it lists streams, or pipe image paths into -")
-    if exists:
-        return _of_paths(name, "image", [name], options)
+    if os.path.exists(name):  # unlike Path.exists, False for "" and for names that are too long
+        return _open_existing(name, options, live)
     if "://" in name:
-        check_scheme(name, without_password(name))
+        check_protocol(name)
         return _of_live("url", name, without_password(name), options, live)
     if name.isdecimal():
         return _of_live("camera", int(name), name, options, live)
@@ -198,17 +179,34 @@ def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
     raise UsageError(f"{name}: no such file or folder")
 
 
+def _open_existing(name: str, options: StreamOptions, live: LiveOptions) -> Stream:
+    if os.path.isdir(name):
+        files, ignored = _folder_files(Path(name), options.sort)
+        return replace(_of_paths(name, "folder", files, options), left_out=ignored)
+    mode = os.stat(name).st_mode
+    if stat.S_ISCHR(mode):  # e.g. /dev/video0
+        return _of_live("camera", name, name, options, live)
+    if stat.S_ISFIFO(mode):
+        raise UsageError(f"{name} is a pipe; give paths on standard input, with - as the source")
+    if _is_video(name):
+        frames = itertools.islice(iter_video(name, stride=options.frame_stride), options.limit)
+        return Stream(name, "video", frames, options=options)
+    if has_suffix(name, (".txt",)):
+        raise UsageError(f"{name} is a text file; add --streams if it lists streams, or pipe image paths into -")
+    return _of_paths(name, "image", [name], options)
+
+
 def _matches(pattern: str) -> Iterator[Path]:
-    """Return the files that match a pattern, each by its shortest path: `**` follows links, also in a loop."""
-    once: dict[tuple[str, str], str] = {}
+    """Return the files that match a pattern, by their shortest paths: `**` follows links, also in a loop."""
+    shortest: dict[tuple[str, str], str] = {}
     for path in filter(os.path.isfile, glob.iglob(pattern, recursive=True)):
         folder, name = os.path.split(path)
-        place = os.path.realpath(folder), name
-        once[place] = min(once.get(place, path), path, key=len)
-    return map(Path, once.values())
+        key = os.path.realpath(folder), name
+        shortest[key] = min(shortest.get(key, path), path, key=len)
+    return map(Path, shortest.values())
 
 
-def _checked_path(path: Any) -> str | os.PathLike[str]:
+def _checked_path(path: object) -> str | os.PathLike[str]:
     if isinstance(path, str | os.PathLike):
         return path
     raise UsageError(
@@ -216,63 +214,24 @@ def _checked_path(path: Any) -> str | os.PathLike[str]:
     )
 
 
-def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
-    """Read paths from a pipe, each as soon as it is complete; bytes that are not UTF-8 are preserved.
-
-    The descriptor is read without Python's buffering, whose lock would hang the interpreter's exit.
-    """
-    separator = b"\0" if null_separated else b"\n"
-    rest, separated, first = b"", False, True
-    while chunk := os.read(descriptor, _PIPE_CHUNK_BYTES):
-        if first and _SIGNATURE.match(chunk):
-            raise UsageError(_NO_PATHS)
-        chunk = chunk.removeprefix(codecs.BOM_UTF8) if first else chunk
-        first = False
-        *complete, rest = (rest + chunk).split(separator)
-        separated |= bool(complete)
-        yield from _named(complete, null_separated)
-        _check_separator(rest, null_separated)
-    if null_separated and not separated and rest.endswith(b"\n"):
-        raise UsageError("the paths on standard input end in newline, not in NUL; leave -0 out")
-    yield from _named([rest], null_separated)
-
-
-def _named(paths: Sequence[bytes], null_separated: bool) -> Iterator[str]:
-    for path in paths:
-        path = path if null_separated else path.removesuffix(b"\r")
-        _check_separator(path, null_separated)
-        if path:
-            yield os.fsdecode(path)
-
-
-def _check_separator(path: bytes, null_separated: bool) -> None:
-    if b"\0" in path and _CONTROL.search(path):
-        raise UsageError(_NO_PATHS)
-    if b"\0" in path:
-        raise UsageError("the paths on standard input end in NUL, not in newline; add -0")
-    if len(path) > _LONGEST_PATH:
-        advice = "do they end in newline? Then leave -0 out" if null_separated else "write one per line"
-        raise UsageError(f"a path on standard input is longer than {_LONGEST_PATH} bytes; {advice}")
-
-
 def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int]]:
     """Return the images of a folder, or else its videos; and counts of the other files."""
-    left_out: Counter[str] = Counter()
-    files = list_files(folder, image_suffixes(), sort, left_out)
+    ignored: Counter[str] = Counter()
+    files = list_files(folder, image_suffixes(), sort, ignored)
     if not files:
-        left_out.clear()
-        files = list_files(folder, VIDEO_SUFFIXES, sort, left_out)
-    elif videos := sum(count for suffix, count in left_out.items() if suffix in VIDEO_SUFFIXES):
+        ignored.clear()
+        files = list_files(folder, VIDEO_SUFFIXES, sort, ignored)
+    elif videos := sum(count for suffix, count in ignored.items() if suffix in VIDEO_SUFFIXES):
         _log.warning("%s is read as a folder of images; ignoring %s in it", folder, counted(videos, "video"))
     if not files:
-        there = f"{shown_counts(left_out)}, and " if left_out else ""
-        raise UsageError(f"{folder}: {there}no images or videos in this folder or below it")
-    return [str(file) for file in files], dict(left_out.most_common())
+        found = f"{shown_counts(ignored)}, and " if ignored else ""
+        raise UsageError(f"{folder}: {found}no images or videos in this folder or below it")
+    return [str(file) for file in files], dict(ignored.most_common())
 
 
-def shown_counts(left_out: Mapping[str, int]) -> str:
+def shown_counts(counts: Mapping[str, int]) -> str:
     """Return counts of files for messages: "3 .heic, 1 hidden"."""
-    return ", ".join(f"{count} {what}" for what, count in left_out.items())
+    return ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
 def _of_paths(name: str, kind: str, paths: list[str], options: StreamOptions) -> Stream:
@@ -301,11 +260,7 @@ def _frames_of(paths: Iterable[str]) -> Iterator[Frame]:
         try:
             yield from iter_video(path)
         except StreamError as error:  # one bad video among many is one unreadable frame
-            yield Frame(path, partial(_refuse, str(error).removeprefix(path).lstrip(": ")))
-
-
-def _refuse(reason: str) -> Image.Image:
-    raise FrameError(reason)
+            yield Frame(path, partial(_fail, FrameError(str(error).removeprefix(path).lstrip(": "))))
 
 
 def _is_video(path: str) -> bool:

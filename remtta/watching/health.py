@@ -60,7 +60,7 @@ def _is_health_file(path: Path) -> bool:
 
 def vitals(run: Run) -> dict[str, object]:
     """Return a run's state; can be called at any time from any thread."""
-    summary, guard, live_source = run.summary, run.plan.adapter.guard, run.plan.stream.live_source
+    summary, guard, live_source = run.summary, run.context.pipeline.guard, run.context.stream.live_source
     ended = summary.ended
     return {
         "state": ended or (live_source.state if live_source else "running"),
@@ -70,8 +70,8 @@ def vitals(run: Run) -> dict[str, object]:
         "updates": summary.num_updates,
         "last_frame": summary.last_frame,
         "lag_s": summary.lag_s,
-        "guard": guard.judge.verdict if guard else None,
-        "guard_alarms": guard.judge.now.total_alarms if guard else None,
+        "guard": guard.detector.verdict if guard else None,
+        "guard_alarms": guard.detector.status.total_alarms if guard else None,
         "estimate": summary.estimates or None,
         **run.record.live_counts,
     }

@@ -10,6 +10,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from remtta.methods.method import build_method
 from safetensors.torch import save_file
 from timm.layers import Attention
 from torch import Tensor, fx, nn
@@ -21,7 +22,6 @@ from remtta.backbones.batchnorm import running_statistics
 from remtta.backbones.families import backbone_of, compile_blocks
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError, RemttaError
-from remtta.methods.method import build_method
 from remtta.methods.settings import method_config
 from remtta.models.card import card_of
 from remtta.models.hashing import state_sha256
@@ -30,7 +30,7 @@ from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from tests.backbones.tiny_models import tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.methods.test_registry import QUICK
-from tests.models import test_huggingface, test_torchvision
+from tests.models.other_libraries import LABELS, TORCHVISION, TRANSFORMERS, randomised
 
 MEAN, STD = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1)
 
@@ -110,8 +110,8 @@ def assert_like_twin(ours: nn.Module, twin: nn.Module, size: int, **settings: An
     ("kind", "masking"), [("vit", "auto"), ("vit", "features"), ("swin", "auto"), ("resnet", "gradcam")]
 )
 def test_torchvisions_models_adapt_as_their_twins_in_timm(kind: str, masking: Any, tmp_path: Path) -> None:
-    make, name, kwargs = test_torchvision.KINDS[kind]
-    theirs, size = test_torchvision._random(make()), kwargs.get("img_size", 64)
+    make, name, kwargs = TORCHVISION[kind]
+    theirs, size = randomised(make()), kwargs.get("img_size", 64)
     save_file(theirs.state_dict(), tmp_path / "weights.safetensors")
     twin = load_model(name, checkpoint=tmp_path / "weights.safetensors", num_classes=NUM_CLASSES, model_kwargs=kwargs)
     assert type(backbone_of(theirs)) is AnyClassifier and type(backbone_of(twin)) is not AnyClassifier
@@ -120,13 +120,13 @@ def test_torchvisions_models_adapt_as_their_twins_in_timm(kind: str, masking: An
 
 @pytest.mark.parametrize("kind", ["vit", "dinov2 with registers", "convnext"])
 def test_transformers_models_adapt_as_their_twins_in_timm(kind: str, tmp_path: Path) -> None:
-    theirs = test_torchvision._random(test_huggingface.KINDS[kind]())
+    theirs = randomised(TRANSFORMERS[kind]())
     theirs.save_pretrained(tmp_path)
     size = 64 if kind == "convnext" else 32
     given = ModelWithMetadata(theirs, preprocessing=Preprocessing((size, size)))
     assert_like_twin(given, load_model(f"local-dir:{tmp_path}", input_size=(size, size)), size)
     theirs.config.id2label = dict(reversed(theirs.config.id2label.items()))
-    assert card_of(given).labels == test_huggingface.NAMES
+    assert card_of(given).labels == LABELS
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_wrapper_that_normalises_is_looked_through(wrap: Any, make: Any) -> No
     torch.testing.assert_close(method.net.pixels.to_pixels(method.net.enter(pixels[0])), pixels[0], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("make", [tiny_vit, lambda: test_torchvision._random(test_torchvision.KINDS["vit"][0]()), Net])
+@pytest.mark.parametrize("make", [tiny_vit, lambda: randomised(TORCHVISION["vit"][0]()), Net])
 def test_a_wrapper_may_resize_images(make: Any) -> None:
     enlarged = nn.Sequential(nn.Upsample(scale_factor=0.5), make())
     adapter = Adapter(enlarged, "rem", preprocessing=Preprocessing((64, 64)), masking="features")
@@ -400,7 +400,7 @@ def test_output_selects_the_logits(returned: str, output: Any) -> None:
 
 MODELS: dict[str, Any] = {
     "net": lambda: small("dict", lambda o: o["logits"]),
-    "transformers": lambda: test_torchvision._random(test_huggingface._vit()),
+    "transformers": lambda: randomised(TRANSFORMERS["vit"]()),
 }
 TRIED = ("eata", "cotta", "lame", "vdp", "ecotta", "norm")
 

@@ -13,10 +13,9 @@ import pytest
 from PIL import Image
 
 from remtta.corruptions import corrupt
-from remtta.corruptions.choices import CorruptOptions
-from remtta.corruptions.source_images import find_images, target_names
+from remtta.corruptions.image_files import find_images, generator_of, prepare, target_names
+from remtta.corruptions.options import CorruptOptions
 from remtta.corruptions.tree import TreeSummary, corrupt_tree
-from remtta.corruptions.worker import generator_of, prepare
 from remtta.errors import RemttaError
 from remtta.streams.images import load_image
 from tests.command import Started, in_a_session, refusal_of, remtta_here
@@ -275,7 +274,7 @@ def test_what_the_disk_refuses_is_one_line(frames: Path, tmp_path: Path, capfd: 
 
 
 def test_an_image_that_is_not_corrupted_is_named(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remtta.corruptions.worker.corrupt", raising(MemoryError()))
+    monkeypatch.setattr("remtta.corruptions.image_files.corrupt", raising(MemoryError()))
     with pytest.raises(RemttaError, match=r"frame_0.png: fog at severity 5 failed: MemoryError$"):
         corrupt_tree(frames, tmp_path / "out", CorruptOptions(corruptions=("fog",), jobs=1))
 

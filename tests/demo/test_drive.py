@@ -8,10 +8,9 @@ import torch
 from PIL import Image
 
 import remtta
-from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import draw_drive, run_demo
-from remtta.demo.picture import paint_over
-from remtta.demo.signs import render_sign
+from remtta.demo.picture import hatch_masked
+from remtta.demo.signs import CONDITIONS, render_sign
 from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
@@ -62,7 +61,7 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
     assert seen == [20, 24, 20, 24]
     tree = open_dataset(result.labelled, num_classes=len(CLASS_NAMES), labels=CLASS_NAMES)
     assert {domain.name for domain in tree.domains} == set(CONDITIONS)
-    labelled = [pair for each in tree.domains for pair in zip(each.sources, each.labels.tolist(), strict=True)]
+    labelled = [pair for domain in tree.domains for pair in zip(domain.sources, domain.labels.tolist(), strict=True)]
     numbers = {Path(path).read_bytes(): label for path, label in labelled}
     assert [numbers[frame.path.read_bytes()] for frame in result.frames] == [frame.label for frame in result.frames]
     with pytest.raises(UsageError, match=r"holds an earlier demo; .* replace it with --overwrite"):
@@ -75,7 +74,7 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
 
 def test_a_picture_is_hatched_where_patches_are_left_out() -> None:
     pixels = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
-    painted = paint_over(pixels, [0, 4], (2, 2))  # of two rows of three patches
+    painted = hatch_masked(pixels, [0, 4], (2, 2))  # of two rows of three patches
     grey = np.array([[False, True, True], [True, False, True]]).repeat(2, 0).repeat(2, 1)
     assert sorted(set(painted[grey].flatten().tolist())) == [70, 235]
     assert painted[0, 2:, 0].tolist() == [70, 235] * 2 and painted[1, 2:, 0].tolist() == [235, 70] * 2  # diagonally

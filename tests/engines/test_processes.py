@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from remtta.corruptions.choices import CorruptOptions
+from remtta.corruptions.options import CorruptOptions
 from remtta.corruptions.tree import corrupt_tree
 from remtta.engines.cluster import get_result, on_ray
 from remtta.engines.interrupts import Interrupts, Stopped

@@ -1,14 +1,12 @@
 """Folders that transformers saved, beside transformers itself."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, DeiTImageProcessorPil, ViTImageProcessorPil
@@ -21,53 +19,16 @@ from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, draw_folder, draw_image
-from tests.models.test_torchvision import _random
+from tests.models.other_libraries import LABELS, TRANSFORMERS, randomised, saved
 from tests.records import json_of, record_of
 
-Make = Callable[..., Any]
 
-NAMES = list("abcdefg")
-LABELS: dict[str, Any] = {"id2label": dict(enumerate(NAMES)), "label2id": {name: i for i, name in enumerate(NAMES)}}
-SMALL: dict[str, Any] = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, **LABELS}
-SMALL |= {"image_size": 32, "patch_size": 8}
-SWIN: dict[str, Any] = {"image_size": 32, "patch_size": 2, "embed_dim": 12, "window_size": 4, **LABELS}
-SWIN |= {"depths": [2, 2], "num_heads": [2, 4]}
-CONVNEXT: dict[str, Any] = {"image_size": 32, "hidden_sizes": [8, 12, 16, 20], "depths": [1, 1, 2, 1], **LABELS}
-
-
-def _maker(kind: str, head: str = "ForImageClassification", **own: Any) -> Make:
-    config, model = getattr(transformers, f"{kind}Config"), getattr(transformers, f"{kind}{head}")
-    return lambda **changes: model(config(**{**own, **changes}))
-
-
-_vit = _maker("ViT", **SMALL, intermediate_size=50)
-_deit = _maker("DeiT", **SMALL, intermediate_size=48)
-_dinov2 = _maker("Dinov2", **SMALL, mlp_ratio=2)
-_with_registers = _maker("Dinov2WithRegisters", **SMALL, mlp_ratio=2, num_register_tokens=3)
-_swin = _maker("Swin", **SWIN)
-_convnext = _maker("ConvNext", **CONVNEXT)
-KINDS: dict[str, Make] = {
-    "vit": _vit,
-    "vit with other sizes": lambda: _vit(image_size=(24, 40), qkv_bias=False, layer_norm_eps=0.1),
-    "deit": _deit,
-    "deit with a teacher": _maker("DeiT", "ForImageClassificationWithTeacher", **SMALL, intermediate_size=48),
-    "dinov2": _dinov2,
-    "dinov2 with gates": lambda: _dinov2(use_swiglu_ffn=True, hidden_size=36, mlp_ratio=3, layer_norm_eps=0.1),
-    "dinov2 with registers": _with_registers,
-    "swin": _swin,
-    "swin with other sizes": lambda: _swin(
-        patch_size=4, depths=[1, 2, 1], num_heads=[1, 2, 3], window_size=2, qkv_bias=False, layer_norm_eps=0.1
-    ),
-    "convnext": _convnext,
-    "convnext without layer scale": lambda: _convnext(layer_scale_init_value=0.0, layer_norm_eps=0.1),
-}
-
-
-def _saved(model: Any, folder: Path, processor: Any = None) -> str:
-    model.save_pretrained(folder)
-    if processor is not None:
-        processor.save_pretrained(folder)
-    return f"local-dir:{folder}"
+def check_refused(model: str, reason: str, **options: Any) -> None:
+    """Check that a model is refused in one line with this reason, a pattern, that names the folder."""
+    with pytest.raises(CheckpointError, match=reason) as caught:
+        load_model(model, **options)
+    assert model.removeprefix("local-dir:") in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 def _images(size: tuple[int, int] = (32, 32)) -> torch.Tensor:
@@ -81,13 +42,13 @@ def _equal(ours: nn.Module, theirs: Any, **options: Any) -> bool:
     return bool(expected.std() > 0.05) and torch.allclose(ours(images), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    theirs = _random(KINDS[kind]())
-    model = _saved(theirs, tmp_path)
+@pytest.mark.parametrize("family", TRANSFORMERS)
+def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    theirs = randomised(TRANSFORMERS[family]())
+    model = saved(theirs, tmp_path)
     ours = load_model(model)
     assert _equal(ours, theirs)
-    assert labels_of(ours) == NAMES
+    assert labels_of(ours) == LABELS
     assert card_of(ours).name == model
     backbone, images = backbone_of(ours), _images(preprocessing_of(ours).input_size)
     with torch.no_grad():
@@ -98,48 +59,48 @@ def test_logits_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
     assert state_sha256(load_model(model, checkpoint=tmp_path / "inner.safetensors")) == state_sha256(ours)
 
 
-@pytest.mark.parametrize("make", [_vit, _deit, _dinov2, _with_registers])
-def test_positions_of_another_input_size_are_those_of_transformers(make: Make, tmp_path: Path) -> None:
-    theirs = _random(make())
-    model, asked = _saved(theirs, tmp_path), {"interpolate_pos_encoding": True} if make in (_vit, _deit) else {}
+@pytest.mark.parametrize("family", ["vit", "deit", "dinov2", "dinov2 with registers"])
+def test_positions_of_another_input_size_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    theirs = randomised(TRANSFORMERS[family]())
+    model, asked = saved(theirs, tmp_path), {} if "dinov2" in family else {"interpolate_pos_encoding": True}
     for size in ((48, 48), (16, 40)):
         assert _equal(load_model(model, input_size=size), theirs, **asked)
 
 
 def test_weights_of_torch_are_read_without_running_them(tmp_path: Path) -> None:
-    theirs = _random(_vit())
-    model = _saved(theirs, tmp_path)
+    theirs = randomised(TRANSFORMERS["vit"]())
+    model = saved(theirs, tmp_path)
     expected = state_sha256(load_model(model))
     torch.save(load_file(tmp_path / "model.safetensors"), tmp_path / "pytorch_model.bin")
     (tmp_path / "model.safetensors").unlink()
     assert state_sha256(load_model(model)) == expected
     torch.save(theirs, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"holds more than weights .* could run code, so it was not loaded"):
-        load_model(model)
+    check_refused(model, r"holds more than weights .* could run code, so it was not loaded")
 
 
-PROCESSORS: dict[str, tuple[Make, Any]] = {
-    "vit, oblong": (
-        lambda: _vit(image_size=(24, 40)),
+def _square(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+PROCESSORS: dict[str, tuple[str, Any]] = {
+    "oblong": (
+        "vit with other sizes",
         ViTImageProcessorPil(size={"height": 24, "width": 40}, resample=1, image_mean=[0.1, 0.2, 0.3]),
     ),
-    "deit": (_deit, DeiTImageProcessorPil(size={"height": 40, "width": 40}, crop_size={"height": 32, "width": 32})),
-    "dinov2": (_dinov2, BitImageProcessorPil(size={"shortest_edge": 36}, crop_size={"height": 32, "width": 32})),
-    "dinov2, smaller than it was trained": (
-        _dinov2,
-        BitImageProcessorPil(size={"shortest_edge": 28}, crop_size={"height": 24, "width": 24}),
-    ),
-    "swin": (_swin, ViTImageProcessorPil(size={"height": 64, "width": 32}, resample=3)),
-    "convnext, cropped": (_convnext, ConvNextImageProcessorPil(size={"shortest_edge": 64}, crop_pct=0.88)),
-    "convnext, squashed": (_convnext, ConvNextImageProcessorPil(size={"shortest_edge": 384})),
-    "not normalised": (_vit, ViTImageProcessorPil(size={"height": 32, "width": 32}, do_normalize=False)),
+    "cropped": ("deit", DeiTImageProcessorPil(size=_square(40), crop_size=_square(32))),
+    "of the short side": ("dinov2", BitImageProcessorPil(size={"shortest_edge": 36}, crop_size=_square(32))),
+    "smaller than trained": ("dinov2", BitImageProcessorPil(size={"shortest_edge": 28}, crop_size=_square(24))),
+    "squashed": ("swin", ViTImageProcessorPil(size={"height": 64, "width": 32}, resample=3)),
+    "by a share": ("convnext", ConvNextImageProcessorPil(size={"shortest_edge": 64}, crop_pct=0.88)),
+    "large": ("convnext", ConvNextImageProcessorPil(size={"shortest_edge": 384})),
+    "not normalised": ("vit", ViTImageProcessorPil(size=_square(32), do_normalize=False)),
 }
 
 
 @pytest.mark.parametrize("kind", PROCESSORS)
 def test_images_become_what_transformers_makes_of_them(kind: str, tmp_path: Path) -> None:
-    make, processor = PROCESSORS[kind]
-    ours = preprocessing_of(load_model(_saved(make(), tmp_path, processor)))
+    family, processor = PROCESSORS[kind]
+    ours = preprocessing_of(load_model(saved(TRANSFORMERS[family](), tmp_path, processor)))
     for width, height in ((50, 50), (33, 66), (400, 200)):  # of even margins, as the two round half pixels apart
         image = draw_image(width, width, height)
         expected = torch.from_numpy(np.stack(processor(image)["pixel_values"]))
@@ -160,7 +121,7 @@ def test_images_become_what_transformers_makes_of_them(kind: str, tmp_path: Path
 def test_older_and_newer_files_of_processors_are_read(
     content: dict[str, Any], size: int, crop_pct: float, mode: str, tmp_path: Path
 ) -> None:
-    model = _saved(_convnext(), tmp_path)
+    model = saved(TRANSFORMERS["convnext"](), tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(content), encoding="utf-8")
     ours = preprocessing_of(load_model(model))
     assert (ours.input_size, ours.crop_mode) == ((size, size), mode)
@@ -182,103 +143,87 @@ def test_older_and_newer_files_of_processors_are_read(
     ids=str,
 )
 def test_a_processor_that_timm_has_none_of_is_refused(content: Any, reason: str, tmp_path: Path) -> None:
-    model = _saved(_vit(), tmp_path)
+    model = saved(TRANSFORMERS["vit"](), tmp_path)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(content), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"preprocessor_config\.json") as caught:
-        load_model(model)
-    assert reason in str(caught.value)
-    assert "\n" not in str(caught.value)
+    check_refused(model, rf"preprocessor_config\.json.*{reason}")
 
 
 def test_without_a_processor_the_usual_values_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    ours = preprocessing_of(load_model(_saved(_vit(), tmp_path)))
+    ours = preprocessing_of(load_model(saved(TRANSFORMERS["vit"](), tmp_path)))
     assert (ours.mean, ours.std, ours.interpolation) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
     assert "has no preprocessor_config.json; where --mean," in caplog.text
     assert "images get the mean 0.5 0.5 0.5, the standard deviation 0.5 0.5 0.5 and the filter bilinear" in caplog.text
 
 
 def test_images_of_another_size_than_the_models_are_refused_unless_chosen(tmp_path: Path) -> None:
-    model = _saved(_vit(), tmp_path, ViTImageProcessorPil(size={"height": 48, "width": 48}))
-    with pytest.raises(CheckpointError, match=r"makes images of 48 x 48 pixels.*32 x 32; choose with --input-size"):
-        load_model(model)
+    model = saved(TRANSFORMERS["vit"](), tmp_path, ViTImageProcessorPil(size=_square(48)))
+    check_refused(model, r"makes images of 48 x 48 pixels.*32 x 32; choose with --input-size")
     assert preprocessing_of(load_model(model, input_size=(48, 48))).input_size == (48, 48)
 
 
 def test_windows_that_have_to_be_padded_are_refused(tmp_path: Path) -> None:
-    model = _saved(_swin(), tmp_path)
+    model = saved(TRANSFORMERS["swin"](), tmp_path)
     for size in ((32, 40), (16, 32), (20, 20), (33, 33)):
-        with pytest.raises(CheckpointError, match=r"windows; choose an --input-size that is a multiple of 16 x 16"):
-            load_model(model, input_size=size)
+        check_refused(model, r"windows; choose an --input-size that is a multiple of 16 x 16", input_size=size)
     assert preprocessing_of(load_model(model, input_size=(64, 32))).input_size == (64, 32)
 
 
 @pytest.mark.parametrize(
-    ("make", "changes", "reason"),
+    ("family", "changes", "reason"),
     [
         (
-            _vit,
+            "vit",
             {"model_type": "beit"},
             r"holds a model of type 'beit'; .* reads vit, deit, dinov2, dinov2_with_registers, swin, convnext; conv",
         ),
-        (_vit, {"hidden_act": "relu"}, r"says hidden_act='relu'; timm's model supports only 'gelu'$"),
-        (_vit, {"architectures": ["ViTModel"]}, r"says ViTModel; remtta reads ViTForImageClassification$"),
-        (_vit, {"id2label": {"3": "cat"}}, r"id2label that does not count from 0: \{'3': 'cat'\}"),
-        (_vit, {"intermediate_size": 4_000_000}, r"it would take 1,\d+ MiB, but its weights file has only 0"),
-        (_vit, {"num_attention_heads": 5}, r"describes no model that can be built \(.*divisible"),
-        (_swin, {"use_absolute_embeddings": True}, r"says use_absolute_embeddings=True"),
-        (_vit, {"num_hidden_layers": 1}, r"unknown to the model: blocks\.1\."),
-        (_vit, {"id2label": {"0": "a", "1": "b"}}, r"the file has 7 classes"),
+        ("vit", {"hidden_act": "relu"}, r"says hidden_act='relu'; timm's model supports only 'gelu'$"),
+        ("vit", {"architectures": ["ViTModel"]}, r"says ViTModel; remtta reads ViTForImageClassification$"),
+        ("vit", {"id2label": {"3": "cat"}}, r"id2label that does not count from 0: \{'3': 'cat'\}"),
+        ("vit", {"intermediate_size": 4_000_000}, r"it would take 1,\d+ MiB, but its weights file has only 0"),
+        ("vit", {"num_attention_heads": 5}, r"describes no model that can be built \(.*divisible"),
+        ("swin", {"use_absolute_embeddings": True}, r"says use_absolute_embeddings=True"),
+        ("vit", {"num_hidden_layers": 1}, r"unknown to the model: blocks\.1\."),
+        ("vit", {"id2label": {"0": "a", "1": "b"}}, r"the file has 7 classes"),
     ],
 )
 def test_what_timm_cannot_express_is_refused_in_a_line(
-    make: Make, changes: dict[str, Any], reason: str, tmp_path: Path
+    family: str, changes: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
-    model = _saved(make(), tmp_path)
+    model = saved(TRANSFORMERS[family](), tmp_path)
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json_of(config) | changes))
-    with pytest.raises(CheckpointError, match=reason) as caught:
-        load_model(model)
-    assert str(tmp_path) in str(caught.value)
-    assert "\n" not in str(caught.value)
+    check_refused(model, reason)
 
 
 def test_weights_that_are_missing_or_too_many_are_named(tmp_path: Path) -> None:
-    model = _saved(_dinov2(), tmp_path)
-    state = load_file(tmp_path / "model.safetensors")
+    model, weights = saved(TRANSFORMERS["dinov2"](), tmp_path), tmp_path / "model.safetensors"
+    state = load_file(weights)
     state["dinov2.neck.weight"] = state.pop("dinov2.encoder.layer.1.attention.attention.key.bias")
-    save_file(state, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError) as caught:
-        load_model(model)
-    told = str(caught.value)
-    assert "missing in the file: blocks.1.attn.qkv.bias; unknown to the model: blocks.1.attn.query.bias" in told
-    assert "neck.weight" in told
-    (tmp_path / "model.safetensors").rename(tmp_path / "model.safetensors.index.json")
-    with pytest.raises(CheckpointError, match=r"are in several files; save them as one"):
-        load_model(model)
+    save_file(state, weights)
+    missing = r"missing in the file: blocks\.1\.attn\.qkv\.bias; unknown to the model: blocks\.1\.attn\.query\.bias"
+    check_refused(model, rf"{missing}.*neck\.weight")
+    weights.rename(tmp_path / "model.safetensors.index.json")
+    check_refused(model, r"are in several files; save them as one")
     (tmp_path / "model.safetensors.index.json").unlink()
-    with pytest.raises(CheckpointError, match=r"has no model\.safetensors; save the model again, or give --checkpoint"):
-        load_model(model)
+    check_refused(model, r"has no model\.safetensors; save the model again, or give --checkpoint")
 
 
 def test_weights_without_their_folder_or_that_do_not_go_together_are_refused(tmp_path: Path) -> None:
-    model = _saved(_vit(), tmp_path)
+    model, weights = saved(TRANSFORMERS["vit"](), tmp_path), tmp_path / "model.safetensors"
     with pytest.raises(CheckpointError, match=r"give the folder that has both, as --model local-dir:FOLDER$"):
-        load_model("vit_tiny_patch16_224", checkpoint=tmp_path / "model.safetensors")
-    again = {"vit.layers.0.mlp.fc1.bias": torch.zeros(50)}
-    save_file({**load_file(tmp_path / "model.safetensors"), **again}, tmp_path / "model.safetensors")
-    told = r"holds inconsistent weights: .*blocks\.0\.mlp\.fc1\.bias occurs more than once"
-    with pytest.raises(CheckpointError, match=told):
-        load_model(model)
+        load_model("vit_tiny_patch16_224", checkpoint=weights)
+    save_file({**load_file(weights), "vit.layers.0.mlp.fc1.bias": torch.zeros(50)}, weights)
+    check_refused(model, r"holds inconsistent weights: .*blocks\.0\.mlp\.fc1\.bias occurs more than once")
 
 
 def test_placeholders_of_transformers_are_no_class_names(tmp_path: Path) -> None:
-    plain = _maker("ViT", **{key: value for key, value in SMALL.items() if key not in LABELS})
-    assert labels_of(load_model(_saved(plain(num_labels=3), tmp_path / "three"))) is None
-    assert load_model(_saved(plain(), tmp_path / "two")).num_classes == 2
+    three, two = (TRANSFORMERS["vit"](id2label=None, label2id=None, **sizes) for sizes in ({"num_labels": 3}, {}))
+    assert labels_of(load_model(saved(three, tmp_path / "three"))) is None
+    assert load_model(saved(two, tmp_path / "two")).num_classes == 2
 
 
 def test_classes_and_arguments_that_contradict_the_folder_are_refused(tmp_path: Path) -> None:
-    model = _saved(_vit(), tmp_path)
+    model = saved(TRANSFORMERS["vit"](), tmp_path)
     with pytest.raises(UsageError, match=r"comes with a head for 7 classes; with --num-classes 3"):
         load_model(model, num_classes=3)
     assert load_model(model, num_classes=NUM_CLASSES).num_classes == NUM_CLASSES
@@ -290,7 +235,7 @@ def test_an_adapted_checkpoint_has_timms_names_and_the_folders_dtypes_and_goes_w
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder, run, adapted = tmp_path / "model", tmp_path / "run", tmp_path / "adapted.safetensors"
-    model = _saved(_random(_vit()).to(torch.bfloat16), folder)
+    model = saved(randomised(TRANSFORMERS["vit"]()).to(torch.bfloat16), folder)
     base = load_model(model)
     frames = draw_folder(tmp_path / "frames", range(4))
     assert remtta_here("adapt", frames, "--model", model, "--batch-size", "2", "--output", run, "--quiet") == 0
@@ -302,11 +247,11 @@ def test_an_adapted_checkpoint_has_timms_names_and_the_folders_dtypes_and_goes_w
     dtypes = {tensor.dtype for name, tensor in written.items() if "norm" not in name and name != "head.bias"}
     assert dtypes == {torch.bfloat16}
     tuned = load_model(model, checkpoint=adapted)
-    assert labels_of(tuned) == NAMES and state_sha256(tuned) != state_sha256(base)
+    assert labels_of(tuned) == LABELS and state_sha256(tuned) != state_sha256(base)
     capfd.readouterr()
     into: list[str | Path] = ["--output", folder / "model.safetensors", "--overwrite"]
     assert "would replace its own input" in refusal_of(capfd, "apply", run, "--model", model, *into)
     line = refusal_of(capfd, "export", run, "--model", model, "--format", "timm", "--output", tmp_path / "timm")
     assert "folders saved by transformers; use --format onnx" in line
-    _saved(_random(_vit(), seed=1), folder)
+    saved(randomised(TRANSFORMERS["vit"](), seed=1), folder)
     refusal_of(capfd, "apply", run, "--model", model, "--output", tmp_path / "x.safetensors", code=4)

@@ -102,10 +102,10 @@ class FakeCamera:
 
 def source_of(camera: Camera, clock: Clock | None = None, jitter: float = 1.0, **options: Any) -> LiveSource:
     """Return a live source that waits in fake time if a clock is given, and else hardly at all."""
-    given = LiveOptions(**{"buffer": "all", "reconnect_for": 1000.0, **options})
+    live_options = LiveOptions(**{"buffer": "all", "reconnect_for": 1000.0, **options})
     if clock is None:
-        return LiveSource(0, given, connect=camera, sleep=lambda seconds: time.sleep(0.01))
-    return LiveSource(0, given, connect=camera, clock=clock, sleep=clock.sleep, jitter=lambda: jitter)
+        return LiveSource(0, live_options, connect=camera, sleep=lambda seconds: time.sleep(0.01))
+    return LiveSource(0, live_options, connect=camera, clock=clock, sleep=clock.sleep, jitter=lambda: jitter)
 
 
 def levels(frames: list[Frame]) -> list[int]:
@@ -134,8 +134,8 @@ class Silent(FakeCapture):
 
 
 def web(camera: Camera, clock: Clock, *, stride: int = 1, **options: Any) -> LiveSource:
-    given = LiveOptions(**{"buffer": "all", **options})
-    return LiveSource("http://host/live", given, stride=stride, connect=camera, clock=clock, sleep=clock.sleep)
+    live_options = LiveOptions(**{"buffer": "all", **options})
+    return LiveSource("http://host/live", live_options, stride=stride, connect=camera, clock=clock, sleep=clock.sleep)
 
 
 def noise(seed: int) -> np.ndarray:

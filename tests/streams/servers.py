@@ -1,11 +1,27 @@
-"""Local web servers."""
+"""Local servers: of web pages, and a camera that serves MJPEG by RTSP over TCP."""
 
 import contextlib
+import http.client
 import http.server
 import socketserver
+import struct
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
+
+import cv2
+import numpy as np
+from PIL import Image
+
+_SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=-\r\nt=0 0\r\nm=video 0 RTP/AVP 26\r\na=control:0\r\n"
+_TICKS = 1800  # of 90 kHz: 50 frames per second
+_ANSWERS = {
+    "OPTIONS": ("Public: DESCRIBE, SETUP, PLAY\r\n", ""),
+    "DESCRIBE": ("Content-Type: application/sdp\r\n", _SDP),
+    "SETUP": ("Transport: RTP/AVP/TCP;unicast;interleaved=0-1\r\nSession: 1\r\n", ""),
+    "PLAY": ("Session: 1\r\n", ""),
+}
 
 
 class QuietHandler(http.server.BaseHTTPRequestHandler):
@@ -31,3 +47,57 @@ def in_thread(server: socketserver.BaseServer) -> Iterator[Any]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _Camera(socketserver.StreamRequestHandler):
+    """Answers requests until PLAY, sends the server's frames, and disconnects; at once after `most` connections.
+
+    Implements the parts of RFC 2326, 2435 and 3550 that FFmpeg uses.
+    """
+
+    def handle(self) -> None:
+        server: Any = self.server
+        with contextlib.suppress(OSError):  # hung up
+            while server.played < server.most and (request := self.rfile.readline().decode()):
+                method = request.partition(" ")[0]
+                sequence = http.client.parse_headers(self.rfile)["CSeq"]
+                more, body = _ANSWERS[method]
+                head = f"RTSP/1.0 200 OK\r\nCSeq:{sequence}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
+                self.wfile.write((head + body).encode())
+                if method == "PLAY":
+                    server.played += 1
+                    self._play(server.frames)
+                    return
+
+    def _play(self, frames: Sequence[Image.Image]) -> None:
+        for number, frame in enumerate(frames):
+            content = _payload(np.asarray(frame))
+            packet = struct.pack(">BBHII", 0x80, 0x80 | 26, number, number * _TICKS, 1) + content
+            self.wfile.write(b"$\0" + struct.pack(">H", len(packet)) + packet)
+            time.sleep(0.02)
+
+
+def _payload(pixels: np.ndarray) -> bytes:
+    """Return a JPEG without the parts that RFC 2435 omits; its sides are multiples of 16, and it fits into one
+    packet.
+    """
+    jpeg = cv2.imencode(".jpg", pixels[..., ::-1])[1].tobytes()
+    tables, position = b"", 2
+    while (marker := jpeg[position + 1]) != 0xDA:  # up to the scan
+        length = int.from_bytes(jpeg[position + 2 : position + 4])
+        tables += jpeg[position + 5 : position + 2 + length] if marker == 0xDB else b""
+        position += 2 + length
+    scan = jpeg[position + 2 + int.from_bytes(jpeg[position + 2 : position + 4]) : -2]
+    height, width = pixels.shape[:2]
+    head = struct.pack(">IBBBBBBH", 0, 1, 255, width // 8, height // 8, 0, 0, len(tables))  # 4:2:0, tables inside
+    return head + tables + scan
+
+
+@contextlib.contextmanager
+def rtsp_camera(frames: Sequence[Image.Image]) -> Iterator[Any]:
+    """Yield a camera at `server.url`, which gives these frames to each of the first `server.most` clients."""
+    server: Any = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Camera)
+    server.daemon_threads, server.frames, server.played, server.most = True, frames, 0, 1
+    server.url = f"rtsp://127.0.0.1:{server.server_address[1]}/live"
+    with in_thread(server):
+        yield server

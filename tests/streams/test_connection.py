@@ -44,7 +44,7 @@ def test_a_source_of_nothing_but_undecodable_frames_is_lost() -> None:
             frame.load()
 
 
-def test_a_read_that_hangs_is_given_up_and_the_source_opened_anew() -> None:
+def test_a_read_that_hangs_is_abandoned_and_the_source_opened_again() -> None:
     source = source_of(FakeCamera([10, HANGS], [20]), read_timeout_s=0.2)
     frames = list(islice(source.frames(), 2))
     assert levels(frames) == [10, 20]
@@ -84,18 +84,18 @@ def test_a_server_that_is_silent_from_the_start_is_reported_as_one(script: Scrip
         next(silent(Clock(), script).frames())
 
 
-def test_the_timeouts_of_the_record_are_ffmpegs(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[tuple[float, ...]] = []
+def test_the_timeouts_of_the_options_are_passed_to_ffmpeg(monkeypatch: pytest.MonkeyPatch) -> None:
+    timeouts: list[tuple[float, ...]] = []
 
     def opened(source: str, *seconds: float) -> FakeCapture:
-        given.append(seconds)
+        timeouts.append(seconds)
         return FakeCapture([10])
 
     monkeypatch.setattr(live_module, "open_capture", opened)
     frames = LiveSource(0, LiveOptions(open_timeout_s=3, read_timeout_s=4)).frames()
     next(frames)
     frames.close()
-    assert given == [(3, 4)]
+    assert timeouts == [(3, 4)]
 
 
 def test_a_first_opening_that_hangs_is_an_error() -> None:

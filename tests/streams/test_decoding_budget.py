@@ -32,10 +32,12 @@ def test_a_limit_on_the_process_leaves_a_quarter_to_decoding() -> None:
 
 
 @pytest.mark.parametrize(
-    ("there", "expected"), [(64 * 2**30, 2048), (4 * 2**30, 1024), (512 * MIB, 256), (0, 1024)], ids=str
+    ("total", "expected"), [(64 * 2**30, 2048), (4 * 2**30, 1024), (512 * MIB, 256), (0, 1024)], ids=str
 )
-def test_without_a_limit_the_machine_says(there: int, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decoding_budget, "machine_bytes", lambda: there)
+def test_without_a_limit_the_budget_is_a_quarter_of_the_machines_memory(
+    total: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decoding_budget, "machine_bytes", lambda: total)
     assert decoding_bytes(None) == expected * MIB
 
 
@@ -61,33 +63,36 @@ def test_images_decode_together_only_while_there_is_room() -> None:
     assert 90 <= most <= 100
 
 
-def test_a_large_image_is_not_overtaken_for_ever() -> None:
-    budget = Budget(10)
+def test_small_images_do_not_overtake_a_large_one() -> None:
+    budget, done = Budget(10), list[int]()
     budget.take(6)
-    done: list[int] = []
 
-    def ask(num_bytes: int) -> None:
+    def take(num_bytes: int) -> None:
         budget.take(num_bytes)
         done.append(num_bytes)
 
-    threads = []
-    for size in (10, 1):
-        threads.append(threading.Thread(target=ask, args=(size,)))
-        threads[-1].start()
-        happens(lambda: len(budget._waiting) == len(threads))
-    assert done == []  # the small one would fit, and waits its turn
+    def small_one_waits() -> bool:
+        small = threading.Thread(target=take, args=(1,))
+        small.start()
+        small.join(0.1)
+        if not small.is_alive():  # the large one has not asked yet
+            done.remove(1)
+            budget.give_back(1)
+        return small.is_alive()
+
+    threading.Thread(target=take, args=(10,)).start()
+    assert happens(small_one_waits) and done == []  # it would fit
     budget.give_back(6)
     assert happens(lambda: done == [10])
     budget.give_back(10)
-    assert happens(lambda: done == [10, 1])
+    assert happens(lambda: done[1:2] == [1])
 
 
 def test_what_exceeds_the_whole_budget_is_an_unreadable_frame_that_says_so(tmp_path: Path) -> None:
     for name, size in (("small.png", (100, 100)), ("large.png", (2000, 1000))):
         Image.new("RGBA", size).save(tmp_path / name)
-    small, large, again = decoded(
-        Budget(2 * MIB), *(tmp_path / name for name in ("small.png", "large.png", "small.png"))
-    )
+    paths = [tmp_path / name for name in ("small.png", "large.png", "small.png")]
+    small, large, again = decoded(Budget(2 * MIB), *paths)
     assert small.error is None and again.error is None
     assert large.error == (
         "2000x1000 pixels take 15 MiB to decode, and the limit is 2 MiB; scale the image down, or allow more memory"
@@ -111,7 +116,7 @@ def test_a_jpeg_over_the_budget_is_decoded_at_a_fraction_of_its_size(tmp_path: P
 def test_a_jpeg_2000_over_the_budget_is_decoded_at_a_fraction_of_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remtta.streams.images._MIN_REDUCED", 100)
+    monkeypatch.setattr("remtta.streams.images.MIN_REDUCED_SIDE", 100)
     draw_image(0, 240, 210).save(tmp_path / "a.jp2")
     with Budget(600_000).share():
         assert load_image(tmp_path / "a.jp2").size == (120, 105)
@@ -145,5 +150,5 @@ def test_conversion_by_bands_gives_the_same_pixels(mode: str, tmp_path: Path, mo
     path = tmp_path / "a.tiff" if dtype else tmp_path / "a.png"
     image.save(path)
     at_once = load_image(path)
-    monkeypatch.setattr("remtta.streams.images._BAND_PIXELS", 50)
+    monkeypatch.setattr("remtta.streams.images.BAND_PIXELS", 50)
     assert load_image(path).tobytes() == at_once.tobytes()

@@ -100,7 +100,7 @@ def test_every_mode_becomes_rgb_on_white(
     image.save(path, **options)
     with Image.open(path) as stored:
         assert stored.mode == mode
-    assert pixels(path) == [each if isinstance(each, tuple) else (each,) * 3 for each in expected]
+    assert pixels(path) == [level if isinstance(level, tuple) else (level,) * 3 for level in expected]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_exif_orientation_is_applied(tmp_path: Path, orientation: int, expected:
     exif = Image.Exif()
     exif[0x0112] = orientation
     Image.fromarray(np.array([[1, 2], [3, 4]], dtype=np.uint8)).save(path, exif=exif)
-    assert pixels(path) == [(each,) * 3 for each in expected]
+    assert pixels(path) == [(level,) * 3 for level in expected]
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
@@ -168,7 +168,7 @@ def test_a_truncated_image_is_a_frame_error(tmp_path: Path, suffix: str, kept: f
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("notes.jpg", "^not an image that Pillow can read$"),
         ("empty.png", "^not an image that Pillow can read$"),
@@ -178,10 +178,10 @@ def test_a_truncated_image_is_a_frame_error(tmp_path: Path, suffix: str, kept: f
         ("a\0b.png", "^cannot be decoded: "),
     ],
 )
-def test_what_is_no_image_is_a_frame_error(name: str, told: str, tmp_path: Path) -> None:
+def test_a_path_without_an_image_is_a_frame_error(name: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "notes.jpg").write_text("not a picture\n" * 100)
     (tmp_path / "empty.png").touch()
-    with pytest.raises(FrameError, match=told):
+    with pytest.raises(FrameError, match=message):
         load_image(tmp_path / name)
 
 
@@ -223,7 +223,7 @@ def test_documents_and_videos_are_not_stills() -> None:
         ["5\u0663.png", "a5.png", "b/1.png", "\u00b2.png", "\u0663/1.png", "\u06635.png", "\uff11\uff12.png"],
     ],
 )
-def test_names_sort_as_people_count(ordered: list[str]) -> None:
+def test_names_sort_in_natural_order(ordered: list[str]) -> None:
     natural = [name.replace("/", os.sep) for name in ordered]
     backwards = natural[::-1]
     assert sorted(backwards, key=natural_key) == natural

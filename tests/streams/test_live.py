@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remtta.errors import StreamError, UsageError
-from remtta.streams import buffer as buffer_module
+from remtta.streams import connection as connection_module
 from remtta.streams.frames import Gap
 from remtta.streams.sources import open_stream
 from tests.conftest import happens
@@ -31,7 +31,7 @@ from tests.streams.fakes import (
 )
 
 
-def test_a_lost_source_comes_back_and_its_first_frame_tells_the_gap() -> None:
+def test_the_first_frame_of_a_source_that_comes_back_holds_the_gap() -> None:
     clock = Clock()
     camera = FakeCamera([10, 20], [30, 40])
     frames = list(islice(source_of(camera, clock).frames(), 4))
@@ -45,7 +45,7 @@ def test_a_lost_source_comes_back_and_its_first_frame_tells_the_gap() -> None:
 @pytest.mark.parametrize(
     ("jitter", "delays"), [(1.0, [0.5, 1, 2, 4, 8, 16, 30, 30, 30]), (0.0, [0.25, 0.5, 1, 2, 4, 8, 15, 15, 15])]
 )
-def test_it_is_asked_ever_more_seldom_and_anew_after_every_loss(jitter: float, delays: list[float]) -> None:
+def test_attempts_become_rarer_and_start_anew_after_every_loss(jitter: float, delays: list[float]) -> None:
     clock = Clock()
     camera = FakeCamera([10], *[REFUSED] * 8, [20], [30])
     frames = list(islice(source_of(camera, clock, jitter).frames(), 3))
@@ -56,7 +56,7 @@ def test_it_is_asked_ever_more_seldom_and_anew_after_every_loss(jitter: float, d
     ]
 
 
-def test_after_the_patience_is_used_up_the_loss_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loss_of_longer_than_reconnect_for_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     frames = source_of(FakeCamera([10, 20]), clock, reconnect_for=10).frames()
     assert levels(list(islice(frames, 2))) == [10, 20]
@@ -68,18 +68,20 @@ def test_after_the_patience_is_used_up_the_loss_is_an_error(caplog: pytest.LogCa
     assert caplog.messages == ["camera 0 is lost (the connection ended); retrying for 10 s"]
 
 
-def test_without_patience_a_stall_is_an_error_and_a_hang_up_is_reported(caplog: pytest.LogCaptureFixture) -> None:
-    told = r"^http://host/live was lost \(no frame within 15 s\); check it and the network, or wait for it with"
+def test_without_reconnection_a_stall_is_an_error_and_a_hang_up_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    message = r"^http://host/live was lost \(no frame within 15 s\); check it and the network, or wait for it with"
     clock = Clock()
     source = web(FakeCamera([10], capture=partial(Silent, clock=clock)), clock, reconnect_for=0)
-    with pytest.raises(StreamError, match=told):
+    with pytest.raises(StreamError, match=message):
         list(source.frames())
     camera = FakeCamera([10, 20], [30])
     assert levels(list(web(camera, Clock(), reconnect_for=0).frames())) == [10, 20] and len(camera.captures) == 1
     assert caplog.messages == ["http://host/live has ended (the connection ended) and is not reopened"]
 
 
-def test_a_source_that_is_not_there_at_the_start_is_waited_for_if_asked(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_source_that_is_missing_at_the_start_is_waited_for_with_wait_at_start(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     clock = Clock()
     camera = FakeCamera(REFUSED, REFUSED, [10, 20])
     frames = source_of(camera, clock, wait_at_start=True).frames()
@@ -93,7 +95,7 @@ def test_a_source_that_is_not_there_at_the_start_is_waited_for_if_asked(caplog: 
 
 
 @pytest.mark.parametrize(
-    ("script", "promised", "patience_s", "told"),
+    ("script", "promised", "patience_s", "message"),
     [
         (REFUSED, 0, None, r"^camera 0 cannot be opened; check that it is connected and not in use$"),
         ([], 0, None, r"^camera 0: no frame could be decoded; check that it is a video$"),
@@ -102,13 +104,13 @@ def test_a_source_that_is_not_there_at_the_start_is_waited_for_if_asked(caplog: 
     ],
 )
 def test_a_source_that_never_gave_a_frame_is_an_error(
-    script: Script, promised: int, patience_s: float | None, told: str
+    script: Script, promised: int, patience_s: float | None, message: str
 ) -> None:
     clock, camera = Clock(), FakeCamera(script, capture=partial(FakeCapture, promised=promised))
     waits: Any = {"wait_at_start": True, "reconnect_for": patience_s} if patience_s else {}
-    with pytest.raises(StreamError, match=told):
+    with pytest.raises(StreamError, match=message):
         next(source_of(camera, clock, **waits).frames())
-    assert clock.now == (3 if "available" in told else 0) and (clock.now or len(camera.captures) == 1)
+    assert clock.now == (3 if "available" in message else 0) and (clock.now or len(camera.captures) == 1)
 
 
 @pytest.mark.parametrize("buffer", ["latest", "all"])
@@ -151,7 +153,7 @@ def test_impossible_options_are_refused(options: Any) -> None:
 
 
 @pytest.mark.parametrize(("keep", "newest"), [(1, [50]), (3, [30, 40, 50])])
-def test_latest_keeps_the_newest_frames_for_the_model_and_counts_the_others(keep: int, newest: list[int]) -> None:
+def test_buffer_latest_keeps_the_newest_frames_and_counts_the_others(keep: int, newest: list[int]) -> None:
     camera = FakeCamera([0, GATE, 10, 20, 30, 40, 50, HANGS])
     source = source_of(camera, buffer="latest")
     source.backlog.keep = keep
@@ -169,10 +171,10 @@ def test_latest_keeps_the_newest_frames_for_the_model_and_counts_the_others(keep
 
 
 @pytest.mark.parametrize(("limit", "value", "waiting"), [("WAITING", 3, 3), ("WAITING_BYTES", 2 * 36 * 40 * 3, 2)])
-def test_all_has_the_source_wait_and_loses_nothing(
+def test_buffer_all_makes_the_source_wait_and_loses_no_frame(
     limit: str, value: int, waiting: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(buffer_module, f"MAX_{limit}", value)
+    monkeypatch.setattr(connection_module, f"MAX_{limit}", value)
     camera = FakeCamera(list(range(20)))
     source = source_of(camera, read_timeout_s=0.1, reconnect_for=0)
     frames = source.frames()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from remtta.streams.sources import open_stream
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image
 
-KINDS = "tga ico png pcx jpg bmp gif tif webp ppm sgi jp2 dds qoi icns"
+SUFFIXES = "tga ico png pcx jpg bmp gif tif webp ppm sgi jp2 dds qoi icns"
 
 OPEN_ALL = """
 import hashlib, json, sys
@@ -41,7 +42,7 @@ print(json.dumps(answers, sort_keys=True))
 def draw_formats(folder: Path) -> list[Path]:
     """Write files in many formats, including some that several plugins would open."""
     image = draw_image(0, 32, 32)
-    names = [f"a.{kind}" for kind in KINDS.split(" ")]
+    names = [f"a.{suffix}" for suffix in SUFFIXES.split(" ")]
     for name in names:
         image.save(folder / name)
     icon = draw_image(0, 128, 128).convert("RGBA")  # by the size of its pixels it resembles a TGA, without a signature
@@ -52,7 +53,7 @@ def draw_formats(folder: Path) -> list[Path]:
     return [folder / name for name in (*names, "large.ico", "zeros.ico", "odd.ico", "cut.cur")]
 
 
-def test_what_opens_a_file_does_not_depend_on_those_before_it(tmp_path: Path) -> None:
+def test_how_a_file_is_opened_does_not_depend_on_earlier_files(tmp_path: Path) -> None:
     paths = [str(path) for path in draw_formats(tmp_path)]
     orders = [paths, paths[::-1]]
     answers = {
@@ -73,16 +74,43 @@ def test_an_mpo_is_a_frame_of_a_folder(tmp_path: Path) -> None:
     assert frame.load().size == (40, 36)
 
 
-def test_an_endless_header_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pillow, "_MAX_READS", 20_000)
-    path = tmp_path / "a.jpg"
+def endless_header(path: Path) -> None:
     draw_image(0).save(path)
     header = path.read_bytes()[:20]  # SOI and JFIF
     with path.open("wb") as file:
         file.write(header)
         file.truncate(2 * 2**30)  # zeros that take no room
-    with pytest.raises(FrameError, match=r"^too much of it has to be read for the image in it"):
-        load_image(path)
+
+
+def endless_scans(path: Path) -> None:
+    draw_image(0).save(path, progressive=True)
+    assert load_image(path).size == (40, 36)
+    data = path.read_bytes()
+    last = data.rindex(b"\xff\xda")
+    path.write_bytes(data[:last] + data[last:-2] * 5000 + data[-2:])
+
+
+@pytest.mark.parametrize(
+    ("write", "limit", "value", "message"),
+    [
+        (endless_header, "MAX_READS", 20_000, "^too much of it has to be read for the image in it"),
+        (endless_scans, "MAX_SCANNED_PIXELS", 1_000_000, "^too much of it has to be read"),  # 694 scans of 40 x 36
+        (lambda path: draw_image(0, 300, 300).save(path), "MAX_SECONDS", -1.0, "s to decode$"),
+    ],
+    ids=["header", "scans", "seconds"],
+)
+def test_a_file_that_costs_too_much_is_given_up(
+    write: Callable[[Path], None],
+    limit: str,
+    value: float,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    write(tmp_path / "a.jpg")
+    monkeypatch.setattr(pillow, limit, value)
+    with pytest.raises(FrameError, match=message):
+        load_image(tmp_path / "a.jpg")
 
 
 def test_a_program_for_ghostscript_and_a_compressed_fits_file_are_not_decoded(tmp_path: Path) -> None:
@@ -93,30 +121,10 @@ def test_a_program_for_ghostscript_and_a_compressed_fits_file_are_not_decoded(tm
     primary = "SIMPLE  = T|BITPIX  = 8|NAXIS   = 0|END"
     table = "XTENSION= 'BINTABLE'|BITPIX  = 8|NAXIS   = 2|NAXIS1  = 0|NAXIS2  = 0|ZIMAGE  = T|ZCMPTYPE= 'GZIP_1  '"
     table += "|ZBITPIX = 32|ZNAXIS  = 2|ZNAXIS1 = 9000|ZNAXIS2 = 9000|END"
-    headers = ["".join(card.ljust(80) for card in each.split("|")).ljust(2880) for each in (primary, table)]
+    headers = ["".join(card.ljust(80) for card in header.split("|")).ljust(2880) for header in (primary, table)]
     (tmp_path / "a.fits").write_text("".join(headers).ljust(9000))
     with pytest.raises(FrameError, match=r"^a compressed FITS file"):
         load_image(tmp_path / "a.fits")
-
-
-def test_a_file_may_be_computed_on_only_so_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.png"
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 300, 3), dtype=np.uint8)).save(path)
-    monkeypatch.setattr(pillow, "_MAX_SECONDS", -1.0)
-    with pytest.raises(FrameError, match=r"s to decode$"):
-        load_image(path)
-
-
-def test_a_progressive_jpeg_of_endless_scans_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "a.jpg"
-    draw_image(0).save(path, progressive=True)
-    assert load_image(path).size == (40, 36)
-    data = path.read_bytes()
-    last = data.rindex(b"\xff\xda")
-    path.write_bytes(data[:last] + data[last:-2] * 5000 + data[-2:])
-    monkeypatch.setattr(pillow, "_MAX_SCANNED_PIXELS", 1_000_000)  # 694 scans of 40 x 36
-    with pytest.raises(FrameError, match=r"^too much of it has to be read"):
-        load_image(path)
 
 
 def test_libtiff_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +139,7 @@ def test_libtiff_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) ->
     assert capfd.readouterr().err == ""
 
 
-def test_what_was_left_out_of_a_folder_is_reported_and_recorded(
+def test_ignored_files_of_a_folder_are_reported_and_recorded(
     frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("a.heic", "b.HEIC", "notes.txt", "._frame_1.png", ".hidden/x.png", "README"):
@@ -148,10 +156,10 @@ def test_what_was_left_out_of_a_folder_is_reported_and_recorded(
 
 
 def test_a_folder_that_cannot_be_read_is_counted_or_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def scan(place: str) -> Any:
-        if str(place).endswith("locked"):  # the tests may run as root, who may read everything
-            raise PermissionError(13, "Permission denied", str(place))
-        return scandir(place)
+    def scan(path: str) -> Any:
+        if str(path).endswith("locked"):  # the tests may run as root, who may read everything
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
 
     scandir, left_out = os.scandir, Counter[str]()
     monkeypatch.setattr(os, "scandir", scan)

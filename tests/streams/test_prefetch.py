@@ -3,7 +3,7 @@ import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 
 import numpy as np
@@ -48,9 +48,8 @@ class Gate:
         return (Frame(f"{number}.png", self._load) for number in range(100))
 
     def settles_at(self, num_started: int) -> bool:
-        happens(lambda: self.num_started >= num_started)
-        time.sleep(0.15)  # long enough to go too far
-        return self.num_started == num_started
+        started = happens(lambda: self.num_started >= num_started)
+        return started and not happens(lambda: self.num_started > num_started, within_s=0.15)
 
     def _load(self) -> Image.Image:
         with self._lock:
@@ -65,6 +64,13 @@ def gate() -> Iterator[Gate]:
     gate = Gate()
     yield gate
     gate.opened.set()
+
+
+def counted(frames: Iterable[Frame], read: list[int]) -> Iterator[Frame]:
+    """Pass frames on, and append the number of every frame that is read."""
+    for number, frame in enumerate(frames):
+        read.append(number)
+        yield frame
 
 
 def raise_after(calls: int, once: Callable[[], bool] = lambda: True) -> Callable[[], None]:
@@ -85,13 +91,11 @@ def test_frames_come_in_stream_order_whatever_their_loading_takes(ahead: int, wo
     decoded = list(prefetch(frames, to_tensor, ahead=ahead, workers=workers))
     assert [frame.index for frame in decoded] == list(range(30))
     assert [frame.source for frame in decoded] == [f"{value}.png" for value in range(30)]
-    assert [frame.image.flatten().tolist() for frame in decoded if frame.image is not None] == [
-        [value] * 3 for value in range(30)
-    ]
-    assert all(frame.error is None for frame in decoded)
+    images = [frame.image.flatten().tolist() for frame in decoded if frame.image is not None]
+    assert images == [[value] * 3 for value in range(30)]
 
 
-def test_unreadable_frames_stand_in_their_places_with_the_reason() -> None:
+def test_unreadable_frames_keep_their_positions_and_have_a_reason() -> None:
     frames = [
         grey_frame(0, 0.02),
         Frame("cut.jpg", raising(FrameError("image file is truncated"))),
@@ -103,8 +107,8 @@ def test_unreadable_frames_stand_in_their_places_with_the_reason() -> None:
     decoded = list(prefetch(frames, to_tensor, ahead=4))
     assert [frame.index for frame in decoded] == list(range(6))
     assert [frame.image is None for frame in decoded] == [False, True, False, True, True, False]
-    told = [f"cannot be preprocessed: {why}" for why in ("height and width must be > 0", "MemoryError")]
-    assert [frame.error for frame in decoded] == [None, "image file is truncated", None, *told, None]
+    message = [f"cannot be preprocessed: {why}" for why in ("height and width must be > 0", "MemoryError")]
+    assert [frame.error for frame in decoded] == [None, "image file is truncated", None, *message, None]
 
 
 @pytest.mark.parametrize("ahead", [1, 10])
@@ -130,27 +134,18 @@ def test_no_more_than_ahead_frames_are_held_for_a_slow_consumer(gate: Gate) -> N
 
 
 def test_few_frames_wait_for_a_worker(gate: Gate) -> None:
-    num_read = itertools.count()
-
-    def counted() -> Iterator[Frame]:
-        for frame in gate.frames():
-            next(num_read)
-            yield frame
-
-    wait = raise_after(3, once=lambda: gate.num_started >= 2)
+    wait, read = raise_after(3, once=lambda: gate.num_started >= 2), list[int]()
     with pytest.raises(Stop):
-        list(prefetch(counted(), to_tensor, ahead=1000, workers=2, wait=wait))
+        list(prefetch(counted(gate.frames(), read), to_tensor, ahead=1000, workers=2, wait=wait))
     assert gate.num_started == 2
-    assert next(num_read) <= 2 * 2 + 1  # two per worker, and the one in the reader's hand
+    assert len(read) <= 2 * 2 + 1  # two per worker, and the one in the reader's hand
 
 
 def test_no_frame_is_read_before_it_is_wanted() -> None:
-    demand = threading.Semaphore(2)
-    num_read = itertools.count()
-    frames = prefetch((grey_frame(next(num_read)) for _ in range(5)), to_tensor, ahead=4, demand=demand)
+    demand, read = threading.Semaphore(2), list[int]()
+    frames = prefetch(counted(map(grey_frame, range(5)), read), to_tensor, ahead=4, demand=demand)
     assert [next(frames).index for _ in range(2)] == [0, 1]
-    time.sleep(0.15)  # long enough to go too far
-    assert next(num_read) == 2
+    assert not happens(lambda: len(read) > 2, within_s=0.15) and len(read) == 2
     demand.release(3)
     assert [next(frames).index for _ in range(3)] == [2, 3, 4]
     demand.release()  # for the end

@@ -1,34 +1,16 @@
 import itertools
 import os
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 from remtta.errors import FrameError, UsageError
-from remtta.streams.lists import read_sources
-from remtta.streams.sources import Stream, open_stream, read_paths
+from remtta.streams.lists import read_paths, read_sources
+from remtta.streams.sources import Stream, open_stream
 from tests.conftest import draw_image
-
-T = TypeVar("T")
-
-
-def in_time(action: Callable[[], T], seconds: float = 10) -> T:
-    """Return or raise as the action does; fail if it hangs."""
-    outcome = Future[T]()
-
-    def act() -> None:
-        try:
-            outcome.set_result(action())
-        except BaseException as error:
-            outcome.set_exception(error)
-
-    threading.Thread(target=act, daemon=True).start()
-    return outcome.result(seconds)
+from tests.streams.pipes import in_time, paths_in
 
 
 def draw(folder: Path, *names: str) -> None:
@@ -88,7 +70,7 @@ def test_only_files_in_a_folder_count_and_loops_are_walked_once(
 
 
 @pytest.mark.parametrize("name", ["pipe.png", "pipe.mp4", "folder.mp4", "missing.mp4"])
-def test_what_is_no_file_among_paths_is_an_unreadable_frame(tmp_path: Path, name: str) -> None:
+def test_a_path_without_a_file_is_an_unreadable_frame(tmp_path: Path, name: str) -> None:
     if name.startswith("pipe"):
         os.mkfifo(tmp_path / name)
     (tmp_path / "folder.mp4").mkdir()
@@ -98,7 +80,7 @@ def test_what_is_no_file_among_paths_is_an_unreadable_frame(tmp_path: Path, name
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "message"),
     [
         *((name, ": no such file or folder$") for name in ("missing.png", "missing/", "missing.mp4", "", "a\0b", "-1")),
         ("x" * 5000, ": no such file or folder$"),
@@ -108,15 +90,15 @@ def test_what_is_no_file_among_paths_is_an_unreadable_frame(tmp_path: Path, name
         ("list", "list is a pipe; give paths on standard input, with - as the source"),
     ],
 )
-def test_what_is_no_source_is_a_usage_error(
-    source: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_name_without_a_source_is_a_usage_error(
+    source: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw(tmp_path, "a.png")
     (tmp_path / "empty").mkdir()
     (tmp_path / "cams.txt").write_text("a=0\n")
     os.mkfifo(tmp_path / "list")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=message):
         open_stream(source)
     with pytest.raises(UsageError, match="-0 is for paths on standard input"):
         open_stream(tmp_path, null_separated=True)
@@ -186,15 +168,6 @@ def standard_input(pipe: tuple[int, int]) -> Iterator[int]:
     os.close(kept)
 
 
-def paths_in(data: bytes, null_separated: bool = False) -> list[str]:
-    """Return what `read_paths` reads from a pipe with this content."""
-    read_end, write_end = os.pipe()
-    with os.fdopen(read_end, "rb"):
-        with os.fdopen(write_end, "wb") as sink:
-            sink.write(data)
-        return in_time(lambda: list(read_paths(read_end, null_separated)))
-
-
 def test_a_file_whose_name_is_not_utf8_is_loaded(tmp_path: Path) -> None:
     path = os.fsencode(tmp_path) + b"/caf\xe9.png"
     try:
@@ -241,7 +214,7 @@ def test_a_limit_ends_the_stream_while_the_pipe_stays_open(
 def test_the_wrong_separator_is_reported_at_once() -> None:
     none = "standard input holds no paths; give an image or a video by its name"
     png, tar = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x20\x08\x02", b"a.png".ljust(257, b"\0") + b"ustar\x0000"
-    for written, null_separated, told in (
+    for written, null_separated, message in (
         (b"a.png\0b.png\0", False, "end in NUL, not in newline; add -0"),
         (b"GIF89a\x20\0\x20\0\xf7\x01\0", False, none),
         *((content, separated, none) for content in (png, tar) for separated in (False, True)),
@@ -249,7 +222,7 @@ def test_the_wrong_separator_is_reported_at_once() -> None:
         (b"a.png\nb.png\n", True, "end in newline, not in NUL; leave -0 out"),
         (b"a" * 40_000, False, "write one per line"),
     ):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             paths_in(written, null_separated=null_separated)
 
 
@@ -281,7 +254,7 @@ def test_a_list_has_names_and_addresses_in_its_order(tmp_path: Path) -> None:
         (None, "cams.txt is not a file; --streams takes a list of sources"),
     ],
 )
-def test_other_lists_are_refused_in_a_line_that_tells_no_address(
+def test_malformed_lists_are_refused_in_a_line_without_an_address(
     content: bytes | None, problem: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "cams.txt"

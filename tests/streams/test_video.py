@@ -87,7 +87,7 @@ def test_a_truncated_avi_gives_what_it_has_and_a_warning(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize("content", ["", "not a video\n" * 100, None])
-def test_a_text_or_a_part_named_mp4_is_a_stream_error(tmp_path: Path, content: str | None) -> None:
+def test_a_text_or_a_cut_file_named_mp4_is_a_stream_error(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "clip1.mp4"
     if content is None:
         cut(ramp(path, "mp4v", 10), 0.5)
@@ -143,7 +143,7 @@ def test_without_opencv_video_is_a_stream_error_that_says_what_to_install(
         next(open_stream(source).frames)
 
 
-def test_an_unfinished_read_lets_go_of_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_read_releases_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[cv2.VideoCapture] = []
 
     def capture(*args: Any) -> cv2.VideoCapture:
@@ -160,15 +160,15 @@ def test_an_unfinished_read_lets_go_of_the_video(tmp_path: Path, monkeypatch: py
     assert [video.isOpened() for video in opened] == [False]
 
 
-def test_a_codec_that_opencv_lacks_is_named_with_the_way_out(tmp_path: Path) -> None:
+def test_a_codec_that_opencv_lacks_is_named_with_a_remedy(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     noise = [Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)) for _ in range(3)]
     noise[0].save(path, "AVIF", save_all=True, append_images=noise[1:])  # AV1 in an MP4's container
     try:
         frames = list(iter_video(str(path)))
     except StreamError as error:
-        told = rf"^{path}: no frame could be decoded; it is damaged, or OpenCV cannot decode AV01: convert it "
-        assert re.match(told + r"\(ffmpeg -i INPUT -c:v libx264 out\.mp4\), or check that it is whole$", str(error))
+        message = rf"^{path}: no frame could be decoded; it is damaged, or OpenCV cannot decode AV01: convert it "
+        assert re.match(message + r"\(ffmpeg -i INPUT -c:v libx264 out\.mp4\), or check that it is whole$", str(error))
     else:  # an OpenCV that decodes it
         assert frames
 

@@ -18,8 +18,7 @@ from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image
 from tests.records import rows_of
 from tests.runs.tiny import adapt_tiny
-from tests.streams.rtsp import rtsp_camera
-from tests.streams.servers import QuietHandler, serving
+from tests.streams.servers import QuietHandler, rtsp_camera, serving
 
 
 class WebCamera(QuietHandler):
@@ -68,13 +67,13 @@ def test_a_web_camera_that_drops_out_and_comes_back_larger(
     assert all("class" in row and row["adapted"] for row in rows if "gap" not in row)
     assert 0.25 <= rows[6]["seconds"] < 10 and rows[6]["attempts"] == 1
     assert rows[7]["time_s"] - rows[5]["time_s"] == pytest.approx(rows[6]["seconds"], abs=0.01)
-    told = capfd.readouterr().err
-    assert "is lost (the connection ended); retrying for 60 s" in told
-    assert "now gives frames of 80 x 60 pixels" in told
+    message = capfd.readouterr().err
+    assert "is lost (the connection ended); retrying for 60 s" in message
+    assert "now gives frames of 80 x 60 pixels" in message
     assert remtta_here("inspect", run) == 0
     assert "frames       9, 0 skipped; 3 updates; 1 gaps\n" in capfd.readouterr().out
     written = [path.read_bytes() for path in run.iterdir() if path.is_file()]
-    assert len(written) >= 5 and not any(b"secret" in content for content in [*written, told.encode()])
+    assert len(written) >= 5 and not any(b"secret" in content for content in [*written, message.encode()])
 
 
 class _Endless(QuietHandler):
@@ -92,10 +91,10 @@ class _Endless(QuietHandler):
 
 GIVE_UP = """
 import sys
-from remtta.streams import opencv, video
-opencv._MAX_ALLOCATED = 32 * 2**20
-capture = video.open_capture(sys.argv[1], 3, 3)
-assert not capture.grab()
+from remtta.streams import capture
+capture.MAX_ALLOCATED_BYTES = 32 * 2**20
+video = capture.open_capture(sys.argv[1], 3, 3)
+assert not video.grab()
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 

@@ -15,10 +15,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from remtta.adapt.many_streams import adapt_streams
-from remtta.adapt.planning import AdaptationConfig
 from remtta.errors import UsageError
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
+from remtta.pipeline.build import AdaptationConfig
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import open_stream
 from remtta.watching import metrics

@@ -8,25 +8,33 @@ from typing import ClassVar
 import pytest
 
 from remtta.errors import StreamError, UsageError, without_password
-from remtta.streams.addresses import check_scheme, why_not_open
+from remtta.streams.capture import check_protocol, open_capture, why_not_open
 from remtta.streams.sources import open_stream
-from remtta.streams.video import open_capture
 from tests.conftest import raising
 from tests.streams.servers import QuietHandler, serving
 
 
 class _Server(QuietHandler):
-    """Answers with the status in the path; /page is a page, /video claims to be one, /private wants a password."""
+    """Records requests, and answers with the status in the path; /page is a page, /video claims to be one, /private
+    wants a password, /away redirects to /private of the server `away`.
+    """
+
+    away = ""
+    requests: ClassVar[list[tuple[str, str | None]]] = []
 
     def do_GET(self) -> None:
-        name = self.path.strip("/")
-        login = base64.b64encode(b"me:k@y").decode()
-        allowed = name != "private" or self.headers["Authorization"] == f"Basic {login}"
-        if name.isdecimal() or not allowed:
-            self.send_response(int(name) if allowed else 401)
+        name, login = self.path.strip("/"), self.headers["Authorization"]
+        self.requests.append((f"{self.connection.getsockname()[1]}{self.path}", login))
+        if name == "private" and login != f"Basic {base64.b64encode(b'me:k@y').decode()}":
+            self.send_response(401)
+            self.send_header("WWW-Authenticate", 'Basic realm="camera"')
+        elif name == "away":
+            self.send_response(302)
+            self.send_header("Location", f"{self.away}/private")
         else:
-            self.send_response(200)
+            self.send_response(int(name) if name.isdecimal() else 200)
             self.send_header("Content-Type", "text/html; charset=utf-8" if name == "page" else "video/mp4")
+        self.send_header("Content-Length", "0")
         self.end_headers()
 
 
@@ -37,7 +45,7 @@ def server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("login", "path", "told"),
+    ("login", "path", "message"),
     [
         ("", "/404", "the server answers 404 Not Found"),
         ("", "/799", "the server answers 799"),
@@ -48,13 +56,13 @@ def server() -> Iterator[str]:
         ("", "/video", None),
     ],
 )
-def test_a_web_server_says_why(login: str, path: str, told: str | None, server: str) -> None:
-    assert why_not_open(f"http://{login}{server}{path}") == told
+def test_the_response_of_a_web_server_is_reported(login: str, path: str, message: str | None, server: str) -> None:
+    assert why_not_open(f"http://{login}{server}{path}") == message
 
 
 def test_the_reason_is_reported_without_the_password(server: str) -> None:
-    told = rf"^http://\*\*\*@{server}/404 cannot be opened as a video \(the server answers 404 Not Found\); check"
-    with pytest.raises(StreamError, match=told):
+    message = rf"^http://\*\*\*@{server}/404 cannot be opened as a video \(the server answers 404 Not Found\); check"
+    with pytest.raises(StreamError, match=message):
         next(open_stream(f"http://me:secret@{server}/404").frames)
 
 
@@ -62,11 +70,11 @@ def test_the_reason_is_reported_without_the_password(server: str) -> None:
 def test_a_refused_connection_is_reported_as_such(scheme: str) -> None:
     with socket.socket() as unused:  # bound, and not listening
         unused.bind(("127.0.0.1", 0))
-        told = why_not_open(f"{scheme}://127.0.0.1:{unused.getsockname()[1]}/live")
-    assert told == "the connection is refused: is the port right, and the server running?"
+        message = why_not_open(f"{scheme}://127.0.0.1:{unused.getsockname()[1]}/live")
+    assert message == "the connection is refused: is the port right, and the server running?"
 
 
-def test_addresses_that_tell_nothing_are_no_error() -> None:
+def test_inconclusive_addresses_are_no_error() -> None:
     assert why_not_open("udp://@:1234") is None
     assert why_not_open("http://host:port/") == "it is not a valid address"
 
@@ -74,45 +82,19 @@ def test_addresses_that_tell_nothing_are_no_error() -> None:
 def test_an_unknown_protocol_is_refused_at_once() -> None:
     with pytest.raises(UsageError, match=r'^htp://host/x: unknown protocol "htp"; use rtsp://'):
         open_stream("htp://host/x")
-    check_scheme("RTSP://host/x", "")
+    check_protocol("RTSP://host/x")
 
 
-class _Asked(QuietHandler):
-    """Keeps what it is asked with; /away redirects to another server."""
-
-    away = ""
-    asked: ClassVar[list[tuple[str, str | None]]] = []
-
-    def do_GET(self) -> None:
-        self.asked.append((f"{self.connection.getsockname()[1]}{self.path}", self.headers["Authorization"]))
-        if self.path == "/live" and not self.headers["Authorization"]:
-            self.send_response(401)
-            self.send_header("WWW-Authenticate", 'Basic realm="camera"')
-        elif self.path == "/away":
-            self.send_response(302)
-            self.send_header("Location", f"{self.away}/live")
-        else:
-            self.send_response(404)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-
-@pytest.fixture
-def camera_and_stranger() -> Iterator[tuple[str, str]]:
-    """Ports of a server that redirects to another, and of that one."""
-    with serving(_Asked) as camera, serving(_Asked) as stranger:
-        _Asked.away, _Asked.asked = f"http://127.0.0.1:{stranger.server_port}", []
-        yield str(camera.server_port), str(stranger.server_port)
-
-
-def test_a_password_does_not_go_to_a_server_that_is_redirected_to(camera_and_stranger: tuple[str, str]) -> None:
-    camera, stranger = camera_and_stranger
-    address = f"http://admin:secret@127.0.0.1:{camera}/away"
-    assert why_not_open(address) is None
-    assert [place for place, _ in _Asked.asked] == [f"{camera}/away"]
-    open_capture(address).release()
-    assert (f"{stranger}/live", None) in _Asked.asked
-    assert all(login is None for place, login in _Asked.asked if place.startswith(stranger))
+def test_a_password_does_not_go_to_a_server_that_is_redirected_to(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Server, "requests", [])
+    with serving(_Server) as other:
+        monkeypatch.setattr(_Server, "away", f"http://127.0.0.1:{other.server_port}")
+        address = f"http://admin:secret@{server}/away"
+        assert why_not_open(address) is None
+        assert [target for target, _ in _Server.requests] == [server.partition(":")[2] + "/away"]
+        open_capture(address).release()
+    logins = [login for target, login in _Server.requests if target == f"{other.server_port}/private"]
+    assert logins and set(logins) == {None}
 
 
 @pytest.mark.parametrize(
@@ -138,19 +120,19 @@ def test_passwords_are_not_shown(address: str, shown: str) -> None:
 
 
 def test_a_password_is_not_shown_where_an_address_is_not_utf8() -> None:
-    told = r"^http://\*\*\*@host/\udce9 cannot be opened as a video: its name is not valid UTF-8; rename it$"
-    with pytest.raises(StreamError, match=told):
+    message = r"^http://\*\*\*@host/\udce9 cannot be opened as a video: its name is not valid UTF-8; rename it$"
+    with pytest.raises(StreamError, match=message):
         open_capture("http://admin:secret@host/\udce9")
 
 
 @pytest.mark.parametrize(
-    ("failure", "told"),
+    ("failure", "message"),
     [(TimeoutError(), None), (OSError("no route"), None), (ValueError("port"), None), (socket.gaierror(), "host")],
     ids=str,
 )
 def test_of_a_failed_probe_only_an_unknown_host_is_reported(
-    failure: Exception, told: str | None, monkeypatch: pytest.MonkeyPatch
+    failure: Exception, message: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket, "create_connection", raising(failure))
     found = why_not_open("rtsp://127.0.0.1:554/x")
-    assert found is None if told is None else found and told in found
+    assert found is None if message is None else found and message in found

@@ -76,7 +76,7 @@ class CorruptOptions:
         for field in ("corruptions", "severities"):
             if not getattr(self, field):
                 raise UsageError(f"{field} must name at least one")
-        object.__setattr__(self, "corruptions", tuple(in_order(self.corruptions)))
+        object.__setattr__(self, "corruptions", tuple(in_standard_order(self.corruptions)))
         object.__setattr__(self, "severities", tuple(sorted(set(self.severities))))
 
     @property
@@ -87,11 +87,10 @@ class CorruptOptions:
 
 def parse_corruptions(text: str) -> tuple[str, ...]:
     """Return the corruption names for comma-separated names and groups ("all", "standard", "hold-out")."""
-    parts = [part.strip() for part in text.split(",")]
-    return tuple(name for part in parts for name in _GROUPS.get(part, (part,)))
+    return tuple(name for part in text.split(",") for name in _GROUPS.get(part.strip(), (part.strip(),)))
 
 
-def in_order(names: Iterable[str]) -> list[str]:
-    """Each name once: single corruptions in their standard order, then combinations as given."""
-    given = list(dict.fromkeys(names))
-    return [name for name in CORRUPTIONS if name in given] + [name for name in given if name not in CORRUPTIONS]
+def in_standard_order(names: Iterable[str]) -> list[str]:
+    """Return distinct names: single corruptions in their standard order, then combinations as they came."""
+    order = {name: position for position, name in enumerate(CORRUPTIONS)}
+    return sorted(dict.fromkeys(names), key=lambda name: order.get(name, len(order)))

@@ -1,0 +1,178 @@
+"""Open videos, cameras and network addresses with OpenCV, and find out why one did not open."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import ctypes
+import http.client
+import os
+import socket
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+
+from remtta.errors import RemttaError, StreamError, UsageError, without_password
+from remtta.options.stream import OPEN_TIMEOUT_S, READ_TIMEOUT_S
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_PROTOCOLS = (
+    "http https rtsp rtsps rtmp rtmpe rtmps rtmpt rtmpte rtmpts udp tcp tls rtp srtp srt rist mms mmsh mmst ftp"
+)
+PROTOCOLS = frozenset([*_PROTOCOLS.split(" "), "sftp", "file", "unix"])
+"""Protocols of FFmpeg; OpenCV may be built with fewer."""
+
+MAX_ALLOCATED_BYTES = 256 * 2**20  # frames of 8K video take 100 MB
+_PROBE_TIMEOUT_S = 3.0
+_PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "rtmps": 443}
+
+
+class VideoCapture(Protocol):
+    """What is used of `cv2.VideoCapture`."""
+
+    def isOpened(self) -> bool: ...
+    def grab(self) -> bool: ...
+    def retrieve(self) -> tuple[bool, np.ndarray | None]: ...
+    def get(self, propId: int, /) -> float: ...
+    def release(self) -> None: ...
+
+
+def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> ModuleType:
+    """Import cv2, or raise `error` with its purpose and what to install."""
+    # Keep FFmpeg's and OpenCV's own output from mixing with the run's messages.
+    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
+    os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+    try:
+        import cv2
+    except ImportError as failure:
+        raise error(
+            f"OpenCV, needed for {purpose}, cannot be loaded ({failure}); install its system libraries "
+            "(Debian: libgl1 libglib2.0-0) or replace it: "
+            "pip uninstall -y opencv-python; pip install opencv-python-headless"
+        ) from failure
+    return cv2
+
+
+def open_capture(
+    source: str | int, open_timeout_s: float = OPEN_TIMEOUT_S, read_timeout_s: float = READ_TIMEOUT_S
+) -> VideoCapture:
+    """Return a `cv2.VideoCapture` of a path, camera or URL, with FFmpeg's timeouts; it may not be open. Raise
+    StreamError if OpenCV cannot be loaded, or cannot take the name.
+    """
+    cv2 = load_opencv("video", StreamError)
+    if isinstance(source, int):
+        return cv2.VideoCapture(source)
+    try:
+        source.encode()
+    except UnicodeEncodeError as error:  # OpenCV would crash the process
+        name = without_password(source)
+        raise StreamError(f"{name} cannot be opened as a video: its name is not valid UTF-8; rename it") from error
+    _limit_allocations(Path(cv2.__file__ or ""))
+    open_ms, read_ms = round(1000 * open_timeout_s), round(1000 * read_timeout_s)
+    timeouts = [cv2.CAP_PROP_OPEN_TIMEOUT_MSEC, open_ms, cv2.CAP_PROP_READ_TIMEOUT_MSEC, read_ms]
+    if "://" not in source:
+        source = os.path.join(".", source)  # else FFmpeg takes the 10 of 10:30.mp4 as a protocol
+    capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
+    # Files unknown to FFmpeg (image sequences, odd builds) may open with another backend.
+    return capture if capture.isOpened() or "://" in source else cv2.VideoCapture(source)
+
+
+def _limit_allocations(cv2_path: Path) -> None:
+    """Limit single allocations of FFmpeg to 256 MiB from now on, if its library can be found.
+
+    Otherwise a picture of an MJPEG stream that never ends, which FFmpeg buffers, or a huge one in a video file would
+    fill the memory.
+    """
+    for library in [cv2_path] if cv2_path.suffix == ".so" else cv2_path.parent.glob("cv2*.so"):
+        with contextlib.suppress(OSError, AttributeError):  # built without FFmpeg, or with it linked statically
+            limit = ctypes.CDLL(str(library)).av_max_alloc
+            limit.argtypes, limit.restype = [ctypes.c_size_t], None
+            limit(MAX_ALLOCATED_BYTES)
+
+
+def cannot_open(source: str | int, reason: str | None = None) -> str:
+    """Return the message for a source that did not open."""
+    if isinstance(source, int):
+        return f"camera {source} cannot be opened; check that it is connected and not in use"
+    source = without_password(source)
+    if "://" in source:
+        because = f" ({reason})" if reason else ""
+        advice = "check the address, the network, and that a video is served there"
+        return f"{source} cannot be opened as a video{because}; {advice}"
+    return (
+        f"{source} cannot be opened as a video; it may be truncated (an MP4 without its end cannot be read), or of a "
+        "format OpenCV does not read (ffmpeg -i INPUT -c:v libx264 out.mp4 converts it)"
+    )
+
+
+def codec_of(capture: VideoCapture) -> str:
+    """Return the four-letter code of a video's codec, e.g. "AV01"; empty if it has none."""
+    code = int(capture.get(load_opencv("video").CAP_PROP_FOURCC))
+    letters = code.to_bytes(4, "little").decode("ascii", "replace") if 0 < code < 2**32 else ""
+    return letters.strip() if letters.isascii() and letters.isprintable() else ""
+
+
+def no_frame(name: str, codec: str) -> StreamError:
+    """Return the error for a source that opened but gave no frame."""
+    if codec:
+        advice = (
+            f"it is damaged, or OpenCV cannot decode {codec}: convert it (ffmpeg -i INPUT -c:v libx264 out.mp4), "
+            f"or {'have the server send H.264 and allow seeking' if '://' in name else 'check that it is whole'}"
+        )
+    else:  # an MP4 with its index at the end needs a server that can seek
+        advice = f"check that it is a video{', or download it first' if '://' in name else ''}"
+    return StreamError(f"{name}: no frame could be decoded; {advice}")
+
+
+def check_protocol(address: str) -> None:
+    """Raise UsageError if the protocol of an address is unknown."""
+    protocol = address.partition("://")[0]
+    if protocol.lower() not in PROTOCOLS:
+        known = "use rtsp://, http://, https://, rtmp:// or udp://"
+        raise UsageError(
+            f'{without_password(address)}: unknown protocol "{protocol}"; {known}; for a bucket, mount it or copy the '
+            "folder"
+        )
+
+
+def why_not_open(address: str) -> str | None:
+    """Find out why an address did not open by a plain connection attempt; None if that is inconclusive."""
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
+    except ValueError:
+        return "it is not a valid address"
+    if not host:
+        return None
+    try:
+        if parts.scheme.lower() in ("http", "https"):
+            return _why_not_served(parts)
+        if port and parts.scheme.lower() in _PORTS:
+            socket.create_connection((host, port), timeout=_PROBE_TIMEOUT_S).close()
+    except ConnectionRefusedError:
+        return "the connection is refused: is the port right, and the server running?"
+    except socket.gaierror:
+        return "there is no host of that name"
+    except (OSError, ValueError, http.client.HTTPException):  # inconclusive
+        return None
+    return None
+
+
+def _why_not_served(parts: SplitResult) -> str | None:
+    """Request the first bytes, without following redirects, which could leak the password."""
+    connect = http.client.HTTPSConnection if parts.scheme.lower() == "https" else http.client.HTTPConnection
+    login, _, _ = parts.netloc.rpartition("@")
+    token = base64.b64encode(unquote(login).encode()).decode()
+    with contextlib.closing(connect(parts.hostname or "", parts.port, timeout=_PROBE_TIMEOUT_S)) as connection:
+        target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
+        connection.request("GET", target, headers={"Authorization": f"Basic {token}"} if login else {})
+        response = connection.getresponse()
+        status, content_type = response.status, response.headers.get_content_type()
+    if status >= 400:
+        return f"the server answers {status} {http.client.responses.get(status, '')}".rstrip()
+    return (
+        f"the server sends no video, but {content_type}" if status < 300 and content_type.startswith("text/") else None
+    )
