@@ -15,9 +15,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from remtta.bench.measure import Measurement, run_bench
-from remtta.bench.subjects import FORWARD, BenchOptions
+from remtta.bench import Measurement, run_bench
 from remtta.options import ModelOptions
+from remtta.options.bench import FORWARD, BenchOptions
 
 MODEL = "vit_tiny_patch16_224"
 BASE = BenchOptions(

@@ -1,11 +1,11 @@
-"""Find what other packages add by entry points, without importing them."""
+"""Find methods and backbones that other packages add by entry points."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remtta.errors import UsageError
 
@@ -18,16 +18,16 @@ METHODS, BACKBONES = "remtta.methods", "remtta.backbones"
 
 def plugins(group: str) -> list[EntryPoint]:
     """Return the entry points of all installed packages in a group, sorted by name."""
-    if not any(map(_names_remtta, sys.path)):
+    if not any(map(_has_plugin, sys.path)):
         return []
-    from importlib.metadata import entry_points  # a tenth of what `remtta --help` takes
+    from importlib.metadata import entry_points  # takes a tenth of the time of `remtta --help`
 
     return sorted(entry_points(group=group), key=lambda entry: (entry.name, package_of(entry)))
 
 
-def _names_remtta(folder: str) -> bool:
+def _has_plugin(folder: str) -> bool:
     for path in Path(folder).glob("*-info/entry_points.txt"):
-        with contextlib.suppress(OSError):  # another package's file that may not be read; importlib skips it, too
+        with contextlib.suppress(OSError):  # an unreadable file of another package; importlib skips it, too
             if "[remtta." in path.read_text("utf-8", "replace"):
                 return True
     return False
@@ -44,11 +44,11 @@ def summary_of(entry: EntryPoint) -> str:
     return f"{summary} (package {package_of(entry)})".lstrip()
 
 
-def load_plugin(entry: EntryPoint) -> Any:
+def load_plugin(entry: EntryPoint) -> object:
     """Import and return the object that an entry point names; raise UsageError if that fails, naming the package."""
     try:
         return entry.load()
-    except Exception as error:  # whatever a module of somebody else raises
+    except Exception as error:  # a foreign module may raise anything
         problem = " ".join(f"{type(error).__name__}: {error}".split())
         raise UsageError(
             f"{entry.value} of the package {package_of(entry)} cannot be imported ({problem}); fix or uninstall it"

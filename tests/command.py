@@ -170,17 +170,18 @@ def in_a_session() -> None:
 
 def dies_while_it_exports() -> None:
     """Be a process that is killed when half of the model is written; for `before`."""
-    from remtta.export import timm_folders
+    from remtta import export
 
     def half(path: Path, model: object) -> None:
         path.write_bytes(bytes(1000))
         os.kill(os.getpid(), signal.SIGKILL)
 
-    vars(timm_folders)["save_weights"] = half
+    vars(export)["save_weights"] = half
 
 
 def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path, code: int = 2) -> str:
     """The one line in which a command refuses its input, with this exit code."""
+    capfd.readouterr()  # of earlier commands
     assert remtta_here(*args) == code
     captured = capfd.readouterr()
     errors = [line for line in captured.err.splitlines() if line.startswith("Error: ")]
@@ -192,13 +193,13 @@ def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path, code: int =
 def remtta_here(*args: str | Path) -> int:
     """The exit code of a command run in this process: no new torch to import."""
     with pytest.raises(SystemExit) as exit_:
-        _command().main([str(arg) for arg in args])
+        command_line().main([str(arg) for arg in args])
     return int(exit_.value.code or 0)
 
 
 @functools.cache
-def _command() -> Any:
-    """The command line, which Typer would build anew at each call."""
+def command_line() -> Any:
+    """The command line, which Typer would build anew at each call; of the Click that Typer includes."""
     from remtta.cli import app
 
     return typer.main.get_command(app)

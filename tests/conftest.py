@@ -9,6 +9,7 @@ import gc
 import io
 import os
 import pickle
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -238,6 +239,19 @@ def checkpoint(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.safetensors"
     save_file(tiny_vit().state_dict(), path)
     return path
+
+
+@pytest.fixture
+def tiny(checkpoint: Path) -> list[str]:
+    """Options of a command that name the model of `tiny_vit()` with its weights."""
+    return [*TINY_OPTIONS, "--checkpoint", str(checkpoint)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @pytest.fixture

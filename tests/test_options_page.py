@@ -6,12 +6,10 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import typer
-
-from remtta.cli import app
+from tests.command import command_line
 
 PAGE = Path(__file__).parent.parent / "docs" / "options.md"
-MAIN: Any = typer.main.get_command(app)  # of the Click that Typer brings along, which has no types
+MAIN = command_line()
 COMMANDS: dict[str, Any] = MAIN.commands
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 TABLE = re.compile(r"(<!-- options: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -29,10 +27,10 @@ Row = tuple[str, str, str]
 
 
 def row_of(command: str, parameter: Any) -> Row:
-    member = COMMANDS[command].callback.members[parameter.name]
-    option = member.option
+    field = COMMANDS[command].callback.fields[parameter.name]
+    option = field.option
     names = [*parameter.opts, *parameter.secondary_opts]
-    choices = "|".join(map(str, get_args(member.type) if get_origin(member.type) is Literal else ()))
+    choices = "|".join(map(str, get_args(field.type) if get_origin(field.type) is Literal else ()))
     shown = "" if parameter.is_flag else parameter.metavar or choices
     first = f"`{f'{names[0]} {shown}'.strip()}`".replace("|", r"\|")
     more = f" ([more]({option.more}))" if option and option.more else ""

@@ -11,21 +11,17 @@ from typing import Annotated
 import typer
 
 from remtta.cli.adapt import adapt
-from remtta.cli.apply import apply
 from remtta.cli.bench import bench
 from remtta.cli.corrupt import corrupt
 from remtta.cli.demo import demo
 from remtta.cli.doctor import doctor
 from remtta.cli.eval import evaluate
-from remtta.cli.export import export
-from remtta.cli.groups import flat
-from remtta.cli.inspect import inspect
-from remtta.cli.methods import methods
-from remtta.cli.models import models
-from remtta.cli.report import report
+from remtta.cli.listings import methods, models
+from remtta.cli.parameters import flatten
 from remtta.cli.reporting import open_standard_descriptors, print_version
-from remtta.cli.text_embed import text_embed
+from remtta.cli.results import inspect, report
 from remtta.cli.usage import Application, Command, print_all_help, warn_of_variables
+from remtta.cli.write_model import apply, export, text_embed
 from remtta.machine import num_cores, usable_cores
 from remtta.models.peak_memory import keep_freed_memory
 
@@ -53,7 +49,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for name, command in COMMANDS.items():
-    app.command(name, cls=Command)(flat(command))
+    app.command(name, cls=Command)(flatten(command))
 
 
 @app.callback()
@@ -73,8 +69,8 @@ def common(
 def share_cores() -> None:
     """Make PyTorch's threads share cores with other work; call it before torch is imported.
 
-    They wait for each other in a loop, in GNU OpenMP for milliseconds. If another program is on one of the cores, or
-    decoding is, the thread that is waited for does not get there, and a run takes 6 to 11 times as long as with this.
+    By default they wait for each other in a busy loop, for milliseconds in GNU OpenMP. If another program or decoding
+    uses one of the cores, a run then takes 6 to 11 times as long.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "5000")

@@ -4,31 +4,222 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from functools import partial
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli.adapt_options import AdaptOptions
-from remtta.cli.classifiers import load_classifier, load_start, load_torch
-from remtta.cli.progress import progress
-from remtta.cli.reporting import discard, say, signal_exit_code
-from remtta.cli.running import RunningOptions
+from remtta.cli.reporting import discard_output, print_message, run_progress, signal_exit_code
+from remtta.cli.running import RunningOptions, load_start, load_torch
+from remtta.engines.interrupts import Interrupts
+from remtta.errors import UsageError
+from remtta.files import check_not_input
 from remtta.methods.settings import METHOD_TABLE
 from remtta.methods.settings.chosen import MethodOptions
 from remtta.options import DEFAULT_MODEL, ModelOptions, RunOptions, StreamOptions
-from remtta.runs.folder import run_folder
+from remtta.options.option import in_output, in_stream
+from remtta.options.run_options import Engine
+from remtta.runs.folder import check_folder, check_same_model, check_site, run_folder
+from remtta.watching.annotated import AnnotatedVideo, check_video
+from remtta.watching.health import check_health_path
+from remtta.watching.mqtt import Publisher, parse_topic
 
 if TYPE_CHECKING:
     from torch import nn
 
     from remtta.adapt.stream_group import StreamGroupSummary
-    from remtta.runs.run_writer import Viewer
+    from remtta.pipeline.build import AdaptationConfig
     from remtta.runs.summary import RunSummary
     from remtta.streams.sources import Stream
+    from remtta.watching.metrics import Metrics
+
+    Summary = RunSummary | StreamGroupSummary
 
 _FAILURE, _STOPPED_BY_GUARD = 1, 5
+
+
+@dataclass(frozen=True)
+class AdaptOptions:
+    """One stream or many, the output files, and the viewers."""
+
+    streams: Annotated[
+        bool,
+        in_stream(
+            "SOURCE is a file with one name=address per line; the streams share one model.",
+            common=True,
+            more="scale.md",
+        ),
+    ] = False
+    engine: Annotated[
+        Engine, in_output("Workers of --jobs: local processes, or Ray workers.", more="scale.md#many-workers")
+    ] = "processes"
+    jobs: Annotated[
+        int,
+        in_output(
+            "Number of workers that share the streams of --streams, each with its own model.",
+            flags=("--jobs", "-j"),
+            min=1,
+        ),
+    ] = 1
+    output: Annotated[
+        Path | None,
+        in_output(
+            "Folder for the files of the run.",
+            flags=("--output", "-o"),
+            metavar="DIR",
+            default="runs/<UTC time>",
+            common=True,
+            more="files.md#the-run-folder",
+        ),
+    ] = None
+    predictions: Annotated[
+        str | None, in_output("Also write predictions to standard output, as JSON Lines.", metavar="-", common=True)
+    ] = None
+    health: Annotated[
+        Path | None,
+        in_output(
+            "Status file (JSON), rewritten every few seconds: time, state, frames, updates.",
+            metavar="FILE",
+            more="reliability.md#as-a-service",
+        ),
+    ] = None
+    metrics: Annotated[
+        str | None,
+        in_output(
+            "Serve Prometheus metrics: 9108 for this machine only, 0.0.0.0:9108 for every host.",
+            metavar="[HOST:]PORT",
+            more="reliability.md#metrics",
+        ),
+    ] = None
+    annotate: Annotated[
+        Path | None,
+        in_output(
+            "Write a video of the frames with label, probability, predicting model and guard state.",
+            metavar="FILE.mp4",
+            more="reliability.md#annotated-video",
+        ),
+    ] = None
+    mqtt: Annotated[
+        str | None,
+        in_output(
+            "Also send predictions to an MQTT broker, each at least once; mqtts:// for TLS.",
+            metavar="mqtt://HOST/TOPIC",
+            more="reliability.md#mqtt",
+        ),
+    ] = None
+
+    @property
+    def divides(self) -> bool:
+        """True if streams are divided among workers."""
+        return self.jobs > 1 or self.engine != "processes"
+
+    def check(self, run: RunOptions) -> None:
+        """Raise UsageError if options are incompatible, before any work."""
+        if self.predictions not in (None, "-"):
+            raise UsageError("--predictions takes -; the file is always predictions.jsonl in the run folder")
+        if self.predictions and sys.stdout is None:
+            raise UsageError("--predictions - needs standard output, which is closed")
+        if run.resume and self.output is None:
+            raise UsageError("--resume continues the run in a folder; name it with --output")
+        if self.streams and self.predictions:
+            raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
+        if self.streams and (self.annotate or self.mqtt):
+            raise UsageError("--annotate and --mqtt are for one stream; leave them out with --streams")
+        if self.divides and not self.streams:
+            raise UsageError("--jobs and --engine divide the streams of a list; add --streams, or leave them out")
+        if self.mqtt:
+            parse_topic(self.mqtt)
+
+    def open(self, source: str, stream: StreamOptions, run: RunOptions) -> Stream | dict[str, Stream]:
+        """Open the stream, or the streams of a list."""
+        from remtta.streams.lists import read_sources
+        from remtta.streams.sources import open_streams, open_with
+
+        if self.streams:
+            return open_streams(read_sources(Path(source)), stream, resuming=run.resume)
+        return open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
+
+    def check_folder(
+        self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream], model: str | None
+    ) -> None:
+        """Raise UsageError if the run may not write to its folder, the run to resume has another model (None if it is
+        not known yet), or the health file or video cannot be written.
+        """
+        if self.health is not None:
+            check_health_path(self.health, folder)
+        if isinstance(frames, dict):
+            check_site(folder, frames, overwrite=run.overwrite, resume=run.resume)
+            return
+        check_folder(folder, overwrite=run.overwrite, resume=run.resume)
+        if run.resume and model is not None:
+            check_same_model(folder, model)
+        if self.annotate is not None:
+            check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
+            if run.overwrite:
+                check_not_input(self.annotate, "--annotate", [frames.name])
+
+    def serve_metrics(self) -> contextlib.AbstractContextManager[Metrics | None]:
+        """Serve the run's metrics during a block, if requested."""
+        if self.metrics is None:
+            return contextlib.nullcontext()
+        from remtta.watching.metrics import Metrics, parse_metrics_address
+
+        return contextlib.closing(Metrics(parse_metrics_address(self.metrics)))
+
+    def adapt(
+        self,
+        classifier: nn.Module,
+        frames: Stream | dict[str, Stream],
+        folder: Path,
+        config: AdaptationConfig,
+        *,
+        metrics: Metrics | None,
+        on_batch: Callable[[Summary], None],
+        interrupts: Interrupts,
+    ) -> Summary:
+        """Adapt the classifier to the stream, or to the streams of a list."""
+        from remtta.adapt.many_streams import adapt_streams
+        from remtta.adapt.one_stream import adapt_stream
+
+        if isinstance(frames, dict):
+            return adapt_streams(
+                classifier,
+                frames,
+                folder,
+                config,
+                engine=self.engine,
+                jobs=self.jobs,
+                health=self.health,
+                metrics=metrics,
+                on_batch=on_batch,
+                interrupts=interrupts,
+            )
+        with contextlib.ExitStack() as stack:
+            viewers = self._viewers(folder, config.options)
+            return adapt_stream(
+                classifier,
+                frames,
+                folder,
+                method=config.method,
+                config=config.config,
+                options=config.options,
+                delta=config.delta,
+                source_data=config.source_data,
+                echo=sys.stdout.buffer if self.predictions else None,
+                health=self.health,
+                metrics=metrics,
+                on_batch=on_batch,
+                viewers=[stack.enter_context(contextlib.closing(viewer)) for viewer in viewers],
+                interrupts=interrupts,
+            )
+
+    def _viewers(self, folder: Path, run: RunOptions) -> Iterator[Publisher | AnnotatedVideo]:
+        if self.mqtt:
+            yield Publisher(parse_topic(self.mqtt), folder, resume=run.resume)
+        if self.annotate is not None:
+            yield AnnotatedVideo(check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume))
 
 
 def adapt(
@@ -43,7 +234,7 @@ def adapt(
     model: ModelOptions,
     method: MethodOptions,
     run: RunOptions,
-    own: AdaptOptions,
+    options: AdaptOptions,
     running: RunningOptions,
 ) -> None:
     """Predict every frame of SOURCE, and adapt the model to the frames.
@@ -62,54 +253,48 @@ def adapt(
 
       ls -v *.jpg | remtta adapt - --predictions - | jq --unbuffered .label
     """
-    with running.command() as interrupts, contextlib.ExitStack() as during:
+    with running.command() as interrupts, contextlib.ExitStack() as stack:
         # Checks without torch come first, so that e.g. a wrong path is reported at once.
-        own.check(run)
-        frames = own.open(source, stream, run)
-        folder = during.enter_context(run_folder(own.output))
-        own.check_folder(folder, run, frames, model.name or (DEFAULT_MODEL if method.shared.delta is None else None))
-        metrics = during.enter_context(own.watched())
-        load = partial(load_torch, "remtta.adapt.one_stream", model, method.shared.delta)
-        if METHOD_TABLE[method.method].kind is None:
-            load()
-        config = method.config(run.batch_size)
-        load()
-        from remtta.methods.source_data import check_source_data
-
-        source_data = method.shared.source_data
-        check_source_data([method.method], source_data, calibrates=run.estimate is not None)
-        start = load_start(method.shared.delta, folder, overwrite=run.overwrite)
-        running.set_threads(1 if own.divides else None)
-        loaded = load_classifier(model, running.device, start=start, quiet=running.quiet)
-        running.compile(loaded)
-        advance = during.enter_context(progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
-        viewers = during.enter_context(own.viewers(folder, run))
-        how = {"method": method.method, "config": config, "options": run, "delta": start, "source_data": source_data}
-        watch = {"metrics": metrics, "on_batch": advance, "interrupts": interrupts, "health": own.health}
-        summary = _adapt(loaded, frames, folder, how, own, viewers, watch)
-        during.close()
-        _report(summary, own, running)
+        options.check(run)
+        frames = options.open(source, stream, run)
+        folder = stack.enter_context(run_folder(options.output))
+        default_model = DEFAULT_MODEL if method.shared.delta is None else None
+        options.check_folder(folder, run, frames, model.name or default_model)
+        metrics = stack.enter_context(options.serve_metrics())
+        threads = 1 if options.divides else None
+        classifier, config = _load(model, method, run, running, folder, default_threads=threads)
+        advance = stack.enter_context(run_progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
+        summary = options.adapt(
+            classifier, frames, folder, config, metrics=metrics, on_batch=advance, interrupts=interrupts
+        )
+        stack.close()
+        _report(summary, options, running)
     raise typer.Exit(_exit_code(summary))
 
 
-def _adapt(
-    classifier: nn.Module,
-    frames: Stream | dict[str, Stream],
+def _load(
+    model: ModelOptions,
+    method: MethodOptions,
+    run: RunOptions,
+    running: RunningOptions,
     folder: Path,
-    how: dict[str, Any],
-    own: AdaptOptions,
-    viewers: list[Viewer],
-    watch: dict[str, Any],
-) -> RunSummary | StreamGroupSummary:
-    from remtta.adapt.many_streams import adapt_streams
-    from remtta.adapt.one_stream import adapt_stream
+    *,
+    default_threads: int | None,
+) -> tuple[nn.Module, AdaptationConfig]:
+    """Load torch, the classifier and the starting delta; return the classifier and the settings of the adaptation."""
+    delta, source_data = method.shared.delta, method.shared.source_data
+    settings = None if METHOD_TABLE[method.method].kind is None else method.config(run.batch_size)
+    load_torch("remtta.adapt.one_stream", model, delta)
+    from remtta.methods.source_data import check_source_data
     from remtta.pipeline.build import AdaptationConfig
 
-    if isinstance(frames, dict):
-        return adapt_streams(
-            classifier, frames, folder, AdaptationConfig(**how), engine=own.engine, jobs=own.jobs, **watch
-        )
-    return adapt_stream(classifier, frames, folder, **how, echo=own.echo, viewers=viewers, **watch)
+    settings = settings or method.config(run.batch_size)  # some methods' settings need torch
+    check_source_data([method.method], source_data, calibrates=run.estimate is not None)
+    start = load_start(delta, folder, overwrite=run.overwrite)
+    running.set_threads(default_threads)
+    classifier = running.load_classifier(model, start)
+    running.compile(classifier)
+    return classifier, AdaptationConfig(method.method, settings, run, start, source_data)
 
 
 def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:
@@ -118,22 +303,22 @@ def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:
     return sum(known) if len(known) == len(counts) else None
 
 
-def _exit_code(summary: RunSummary | StreamGroupSummary) -> int:
+def _exit_code(summary: Summary) -> int:
     """Return the exit code; for many streams, that of a signal first, then that of a failure."""
     if summary.exit_reason == "guard":
         return _STOPPED_BY_GUARD
     return _FAILURE if summary.exit_reason.startswith("error") else signal_exit_code(summary.signum)
 
 
-def _report(summary: RunSummary | StreamGroupSummary, own: AdaptOptions, running: RunningOptions) -> None:
-    """Print the summary; the path of a folder that the user did not name goes to standard output."""
+def _report(summary: Summary, options: AdaptOptions, running: RunningOptions) -> None:
+    """Print the summary; print the path of a folder that the user did not name to standard output."""
     if summary.exit_reason == "closed pipe":
-        discard(sys.stdout)
+        discard_output(sys.stdout)
     if running.quiet or (summary.exit_reason == "completed" and not summary.num_frames):
         return
     if running.as_json:
-        say(summary.report().partition("\n")[0], as_json=True, **summary.figures())
+        print_message(summary.report().partition("\n")[0], as_json=True, **summary.figures())
     else:
-        say(summary.report())
-    if own.output is None and own.predictions is None and summary.output.exists():
+        print_message(summary.report())
+    if options.output is None and options.predictions is None and summary.output.exists():
         typer.echo(str(summary.output))

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.bench.subjects import BenchOptions
-from remtta.cli.classifiers import load_torch
-from remtta.cli.running import PrintOptions, RunningOptions, keep_compiled_code
+from remtta.cli.running import PrintOptions, RunningOptions, keep_compiled_code, load_torch
 from remtta.errors import counted
+from remtta.options.bench import BenchOptions
 from remtta.options.option import Subset
 
 if TYPE_CHECKING:
-    from remtta.bench.measure import Measurement
+    from remtta.bench import Measurement
 
 _MIB = 2**20
 
@@ -38,8 +37,8 @@ def bench(
     with running.command():
         if bench.compile:
             keep_compiled_code()
-        load_torch("remtta.bench.measure", bench.model)
-        from remtta.bench.measure import as_json, processor, run_bench
+        load_torch("remtta.bench", bench.model)
+        from remtta.bench import as_json, processor, run_bench
         from remtta.models.loading import select_device
         from remtta.runs.manifest import environment
 
@@ -49,16 +48,16 @@ def bench(
             record = as_json(options, measured, environment(select_device(running.device)))
             typer.echo(json.dumps(record, indent=2))
         else:
-            machine = processor()
-            cores = counted(machine["cores"], "core")
-            typer.echo(f"{machine['cpu']}, {cores}; PyTorch uses {machine['used_by_torch']}")
+            cpu = processor()
+            cores = counted(int(cpu["cores"]), "core")
+            typer.echo(f"{cpu['cpu']}, {cores}; PyTorch uses {cpu['used_by_torch']}")
             typer.echo(_table(measured))
 
 
 def _table(measured: list[Measurement]) -> str:
     lines = [f"{'':<10} {'ms/step':>9} {'forwards':>9} {'images/s':>9} {'CPU s/1k':>9} {'peak MiB':>9}"]
-    for each in measured:
-        peak = "" if each.peak_bytes is None else f"{each.peak_bytes / _MIB:.0f}"
-        figures = f"{1000 * each.seconds:9.1f} {each.forwards:9.2f} {each.images_per_s:9.1f} {each.cpu_s_per_1000:9.1f}"
-        lines.append(f"{each.subject:<10} {figures} {peak:>9}".rstrip())
+    for row in measured:
+        peak = "" if row.peak_bytes is None else f"{row.peak_bytes / _MIB:.0f}"
+        figures = f"{1000 * row.seconds:9.1f} {row.forwards:9.2f} {row.images_per_s:9.1f} {row.cpu_s_per_1000:9.1f}"
+        lines.append(f"{row.subject:<10} {figures} {peak:>9}".rstrip())
     return "\n".join(lines)

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from remtta.cli.progress import tree_progress
-from remtta.cli.reporting import signal_exit_code
+from remtta.cli.reporting import progress, signal_exit_code
 from remtta.cli.running import RunningOptions
 from remtta.corruptions.options import CorruptOptions
 from remtta.engines.interrupts import Stopped
@@ -40,9 +39,15 @@ def corrupt(
     with running.command() as interrupts:
         from remtta.corruptions.tree import corrupt_tree
 
-        with tree_progress(hidden=running.quiet) as advance:
-            summary = corrupt_tree(source, destination, tree, on_image=advance, interrupts=interrupts)
-        running.tell(summary.report())
+        with progress("corrupting", "images", hidden=running.quiet) as show:
+            summary = corrupt_tree(
+                source,
+                destination,
+                tree,
+                on_image=lambda now: show(now.finished, now.num_images, f"{now.written} written", now.images_per_s),
+                interrupts=interrupts,
+            )
+        running.print_message(summary.report())
         if summary.signum is not None:
-            running.tell(f"stopped by {Stopped(summary.signum)}; run it again to continue")
+            running.print_message(f"stopped by {Stopped(summary.signum)}; run it again to continue")
     raise typer.Exit(signal_exit_code(summary.signum))

@@ -10,23 +10,23 @@ from typing import Annotated
 
 import typer
 
-from remtta.cli.progress import progress
+from remtta.cli.reporting import run_progress
 from remtta.cli.running import RunningOptions
 from remtta.options.option import Option, Subset
 from remtta.runs.folder import run_folder
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class DriveOptions:
-    """The drive, and where it is written."""
+    """The simulated drive, and the folder of its results."""
 
     output: Annotated[
         Path | None, Option("Folder for the results.", flags=("--output", "-o"), default="runs/<UTC time>")
     ] = None
     frames: Annotated[int | None, Option("Frames per condition.", min=20, default="400")] = None
-    seed: Annotated[int, Option("Seed of the drive.", min=0)] = 0
+    seed: Annotated[int, Option("Seed of the simulated drive.", min=0)] = 0
     overwrite: Annotated[bool, Option("Replace an earlier demo in the folder.")] = False
 
 
@@ -40,14 +40,14 @@ def demo(drive: DriveOptions, running: Annotated[RunningOptions, Subset("threads
 
       remtta demo --output demo
     """
-    with running.command() as interrupts, contextlib.ExitStack() as during:
+    with running.command() as interrupts, contextlib.ExitStack() as stack:
         _log.info("loading torch ...")
         from remtta.demo.drive import FRAMES_PER_CONDITION, run_demo
         from remtta.demo.signs import CONDITIONS
 
         running.set_threads()
         frames = drive.frames or FRAMES_PER_CONDITION
-        advance = during.enter_context(progress(frames * len(CONDITIONS), hidden=running.quiet))
+        advance = stack.enter_context(run_progress(frames * len(CONDITIONS), hidden=running.quiet))
         with run_folder(drive.output) as folder:
             result = run_demo(
                 folder,
@@ -57,6 +57,6 @@ def demo(drive: DriveOptions, running: Annotated[RunningOptions, Subset("threads
                 on_batch=advance,
                 interrupts=interrupts,
             )
-        during.close()
+        stack.close()
         typer.echo(result.table())
-        running.tell(f"picture:  {result.picture}\ndelta:    {result.delta}\nlabelled: {result.labelled}")
+        running.print_message(f"picture:  {result.picture}\ndelta:    {result.delta}\nlabelled: {result.labelled}")

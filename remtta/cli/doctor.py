@@ -7,16 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
-from remtta.cli.classifiers import load_classifier, load_torch
-from remtta.cli.models import rem_lines
-from remtta.cli.running import PrintOptions, RunningOptions
+from remtta.cli.listings import rem_lines
+from remtta.cli.running import PrintOptions, RunningOptions, load_torch
 from remtta.options import ModelOptions, StreamOptions
 from remtta.options.option import Subset
 from remtta.runs.reading import aligned, printable
 
-_DOES_NOT_FIT = 3
+_DOES_NOT_FIT = 3  # exit code
 _LIMIT = 100
 _IMAGES = "clean images of many classes, or else frames of many conditions"
+_Json = Mapping[str, Any]
 
 
 def doctor(
@@ -53,22 +53,25 @@ def doctor(
         from remtta.evaluation.examination import examine
 
         running.set_threads()
-        classifier = load_classifier(model, running.device)
+        classifier = running.load_classifier(model)
         report = examine(classifier, opened, limit=stream.limit or _LIMIT, wait=interrupts.check)
-        printed.show(report, lambda: "\n".join(map(printable, _page(report))))
+        printed.show(report, lambda: "\n".join(map(printable, _lines(report))))
     raise typer.Exit(_DOES_NOT_FIT if report["better"] else 0)
 
 
-def _page(report: Mapping[str, Any]) -> list[str]:
-    model, rem = report["model"], report["rem"]
-    now, *_ = candidates = report["candidates"]
-    left_out = f", {report['unreadable']} cannot be read" if report["unreadable"] else ""
+def _lines(report: _Json) -> list[str]:
+    model, rem, candidates = report["model"], report["rem"], report["candidates"]
+    unreadable = f", {report['unreadable']} cannot be read" if report["unreadable"] else ""
+    rows = [["", "  MI, nats", "entropy", "classes"]]
+    for number, candidate in enumerate(candidates):
+        figures = f"{candidate['information']:.3f}", f"{candidate['entropy']:.3f}", str(candidate["classes"])
+        rows.append([f"{'' if number else 'now':<5}{candidate['title']}", *figures])
     return [
         f"model    {model['name']}, {model['num_classes']} classes",
-        f"images   {report['images']} of {report['source']}{left_out}",
-        f"now      {options_text(now)}",
+        f"images   {report['images']} of {report['source']}{unreadable}",
+        f"now      {options_text(candidates[0])}",
         "",
-        *_table(candidates),
+        *aligned(rows),
         "",
         *_verdict(report, candidates),
         *(
@@ -79,33 +82,26 @@ def _page(report: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _table(candidates: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [["", "  MI, nats", "entropy", "classes"]]
-    for place, each in enumerate(candidates):
-        numbers = f"{each['information']:.3f}", f"{each['entropy']:.3f}", str(each["classes"])
-        rows.append([f"{'' if place else 'now':<5}{each['title']}", *numbers])
-    return aligned(rows)
-
-
-def _verdict(report: Mapping[str, Any], candidates: Sequence[Mapping[str, Any]]) -> list[str]:
+def _verdict(report: _Json, candidates: Sequence[_Json]) -> list[str]:
     better = report["better"]
     if report["fits"] is None:
         return [f"No verdict: the model is too uncertain, or predicts nearly the same for all images. Try {_IMAGES}."]
     if better is None:
         return ["The preprocessing fits: no alternative is significantly better."]
     advantage = f"{better['lead']:.2f} ± {better['standard_error']:.2f} nats of mutual information"
-    way = next(each for each in candidates if each["title"] == better["title"])
-    options = options_text(way)
+    best = next(candidate for candidate in candidates if candidate["title"] == better["title"])
+    options = options_text(best)
     swapped = "Red and blue are swapped in the images or in the checkpoint; no option corrects that."
     return [
-        f"This fits better, by {advantage}: {way['title']}",
-        *([swapped] if way["red_and_blue_swapped"] else []),
+        f"This fits better, by {advantage}: {best['title']}",
+        *([swapped] if best["red_and_blue_swapped"] else []),
         *([f"try      {options}"] if options != options_text(candidates[0]) else []),
         f"confirm  with {_IMAGES}",
     ]
 
 
-def options_text(way: Mapping[str, Any]) -> str:
-    """Return the options for a preprocessing."""
-    mean, std = (" ".join(f"{value:.8g}" for value in way[name]) for name in ("mean", "std"))
-    return f"--mean {mean} --std {std} --interpolation {way['interpolation']} --crop-pct {way['crop_pct']:.4g}"
+def options_text(preprocessing: _Json) -> str:
+    """Return the command-line options for a preprocessing."""
+    mean, std = (" ".join(f"{value:.8g}" for value in preprocessing[name]) for name in ("mean", "std"))
+    interpolation, crop_pct = preprocessing["interpolation"], preprocessing["crop_pct"]
+    return f"--mean {mean} --std {std} --interpolation {interpolation} --crop-pct {crop_pct:.4g}"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import logging
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli.classifiers import load_classifier, load_start, load_torch
-from remtta.cli.running import RunningOptions
+from remtta.cli.running import RunningOptions, load_start, load_torch
 from remtta.errors import UsageError
 from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
@@ -19,6 +18,7 @@ from remtta.models.embedded import EMBEDDED
 from remtta.options import DEFAULT_MODEL, DataOptions, EvalOptions, ModelOptions
 from remtta.options.option import Subset, in_output, in_protocol
 from remtta.runs.folder import RESULTS, check_folder, run_folder
+from remtta.runs.tables import TABLE, plain_table
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,16 +26,7 @@ if TYPE_CHECKING:
     from remtta.evaluation.domains import Dataset
 
 
-_Model = Annotated[
-    ModelOptions,
-    Subset(
-        *("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "labels", "prompts", "text_embeddings"),
-        *("mean", "std", "input_size", "interpolation", "crop_pct"),
-    ),
-]
-_Running = Annotated[RunningOptions, Subset("device", "compile_model", "threads", "verbose", "quiet", "debug")]
-
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -62,17 +53,11 @@ class TableOptions:
     def scenario(self, options: EvalOptions) -> EvalOptions:
         """Return the options with the scenario of a short flag; raise UsageError if several are given."""
         flags = {"continual": self.continual, "episodic": self.episodic}
-        requested = {name for name, given in flags.items() if given}
+        requested = {name for name, is_set in flags.items() if is_set}
         requested |= {options.scenario} - {EvalOptions.scenario}
         if len(requested) > 1:
             raise UsageError(f"choose one scenario, got {', '.join(sorted(requested))}")
         return replace(options, scenario=requested.pop()) if requested else options
-
-    def folder(self, options: EvalOptions) -> AbstractContextManager[Path]:
-        """Return a context manager for the folder of the results; raise UsageError if --resume lacks --output."""
-        if options.resume and self.output is None:
-            raise UsageError("--resume continues the evaluation in a folder; name it with --output")
-        return run_folder(self.output)
 
 
 def evaluate(
@@ -81,10 +66,10 @@ def evaluate(
     ],
     data: DataOptions,
     options: EvalOptions,
-    model: _Model,
+    model: ModelOptions,
     methods: MethodsOptions,
     table: TableOptions,
-    running: _Running,
+    running: Annotated[RunningOptions, Subset("device", "compile_model", "threads", "verbose", "quiet", "debug")],
 ) -> None:
     """Compare methods on labelled domains: error per domain, mean, calibration, speed.
 
@@ -96,25 +81,25 @@ def evaluate(
 
       remtta eval photos_c --domains fog,snow --model vit_small_patch16_224 --output table1
     """
-    with running.command() as interrupts, ExitStack() as during:
+    with running.command() as interrupts, ExitStack() as stack:
         options = table.scenario(options)
         if not root.is_dir():
             why = "not a folder; a list is --labels-file" if root.exists() else "no such folder"
             raise UsageError(f"{root}: {why}")
-        output = during.enter_context(table.folder(options))
+        if options.resume and table.output is None:
+            raise UsageError("--resume continues the evaluation in a folder; name it with --output")
+        output = stack.enter_context(run_folder(table.output))
         check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
         from remtta.evaluation.evaluating import evaluate as measure
         from remtta.evaluation.protocols import choose_preprocessing
         from remtta.methods.source_data import check_source_data
-        from remtta.runs.tables import TABLE, plain_table
 
         check_source_data(map(method_of, configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)
         start = load_start(methods.shared.delta, output, overwrite=options.overwrite)
-        chosen = _with_classes(root, _with_protocol(model, options), data)
-        classifier = load_classifier(chosen, running.device, start=start, quiet=running.quiet)
+        classifier = running.load_classifier(_with_classes(root, _with_protocol(model, options), data), start)
         dataset = _open(root, classifier, data, options)
         running.compile(classifier)
         preprocessing = choose_preprocessing(classifier, dataset, resize=data.resize, protocol=options.protocol)
@@ -130,7 +115,7 @@ def evaluate(
             interrupts=interrupts,
         )
         typer.echo(plain_table(results))
-        running.tell(str(output / TABLE))
+        running.print_message(str(output / TABLE))
         if table.plots:
             from remtta.evaluation.plots import draw_plots
 
@@ -138,15 +123,15 @@ def evaluate(
 
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
-    """Return the model options with a protocol's input settings, where none are given."""
+    """Return the model options, completed by a protocol's input settings."""
     from remtta.evaluation.protocols import INPUTS
 
     if options.protocol is None:
         return model
     if model.name == EMBEDDED:
         raise UsageError(f"{EMBEDDED} takes images of 48 pixels; leave --protocol out")
-    fixed = INPUTS[options.protocol]
-    return replace(model, **{name: value for name, value in fixed.items() if getattr(model, name) is None})
+    inputs = INPUTS[options.protocol]
+    return replace(model, **{name: value for name, value in inputs.items() if getattr(model, name) is None})
 
 
 def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOptions:

@@ -1,4 +1,4 @@
-"""Shared by all commands: messages, one-line errors, exit codes."""
+"""Shared by all commands: messages, progress, one-line errors, exit codes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,32 @@ import json
 import logging
 import os
 import sys
+import time
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import typer
 
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError
+from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError, counted
 from remtta.runs.reading import printable
+
+if TYPE_CHECKING:
+    from remtta.adapt.stream_group import StreamGroupSummary
+    from remtta.runs.summary import RunSummary
 
 EXIT_CODES: dict[type[RemttaError], int] = {UsageError: 2, CheckpointError: 4, DeltaError: 4}
 _FAILURE = 1
 _SIGNAL_BASE = 128
+SECONDS_BETWEEN_LINES = 30.0  # of progress
+
+ShowProgress = Callable[[int, int | None, str, float], None]
+"""Shows the number done, the total, a detail, and the rate per second."""
+
+_log = logging.getLogger(__name__)
 
 
 class _StderrHandler(logging.Handler):
@@ -40,26 +51,26 @@ class _StderrHandler(logging.Handler):
         _write(f"{prefix}{printable(record.getMessage())}")
 
 
-def say(text: str, level: str = "info", *, as_json: bool = False, **more: object) -> None:
-    """Write a command's own message to standard error: as printable lines, or as JSON Lines with more fields."""
+def print_message(text: str, level: str = "info", *, as_json: bool = False, **fields: object) -> None:
+    """Print a message to standard error: as lines of text, or as one JSON line with more fields."""
     if as_json:
-        _write_json_line(level, text, **more)
+        _write_json_line(level, text, **fields)
     else:
         _write("\n".join(map(printable, text.split("\n"))))
 
 
-def _write_json_line(level: str, message: str, **more: object) -> None:
+def _write_json_line(level: str, message: str, **fields: object) -> None:
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    _write(json.dumps({"time": now, "level": level.lower(), "message": message, **more}))
+    _write(json.dumps({"time": now, "level": level.lower(), "message": message, **fields}))
 
 
 def _write(line: str) -> None:
-    """Write a line to standard error; if nobody can read it, do without messages rather than end a run."""
+    """Write a line to standard error; if it is closed, drop all messages instead of ending the run."""
     try:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
     except OSError:
-        discard(sys.stderr)
+        discard_output(sys.stderr)
 
 
 @contextlib.contextmanager
@@ -77,36 +88,36 @@ def command(
     except (typer.Exit, typer.Abort):
         raise
     except Stopped as stop:
-        say(f"stopped by {stop}", "warning", as_json=as_json)
+        print_message(f"stopped by {stop}", "warning", as_json=as_json)
         raise typer.Exit(_SIGNAL_BASE + stop.signum) from None
     except BrokenPipeError:
-        discard(sys.stdout)
+        discard_output(sys.stdout)
         raise typer.Exit(0) from None
     except Exception as error:
         if as_json:
-            more = {"traceback": traceback.format_exc()} if debug else {}
-            say(_error_text(error, debug), "error", as_json=True, **more)
+            fields = {"traceback": traceback.format_exc()} if debug else {}
+            print_message(_error_text(error, debug), "error", as_json=True, **fields)
         else:
             if debug:
                 traceback.print_exc()
-            say(f"Error: {_error_text(error, debug)}")
-        code = next((code for kind, code in EXIT_CODES.items() if isinstance(error, kind)), _FAILURE)
+            print_message(f"Error: {_error_text(error, debug)}")
+        code = next((code for error_type, code in EXIT_CODES.items() if isinstance(error, error_type)), _FAILURE)
         raise typer.Exit(code) from None
 
 
 @contextlib.contextmanager
 def _messages(level: int, *, as_json: bool) -> Iterator[None]:
     """Send the package's messages to standard error, and show other libraries' warnings only with --verbose."""
-    log = logging.getLogger("remtta")
-    earlier = log.handlers, log.propagate, log.level
-    log.handlers, log.propagate = [_StderrHandler(as_json=as_json)], False
-    log.setLevel(level)
+    logger = logging.getLogger("remtta")
+    handlers, propagate, previous_level = logger.handlers, logger.propagate, logger.level
+    logger.handlers, logger.propagate = [_StderrHandler(as_json=as_json)], False
+    logger.setLevel(level)
     try:
         with warnings.catch_warnings(action="ignore" if level > logging.DEBUG else None):
             yield
     finally:
-        log.handlers, log.propagate = earlier[:2]
-        log.setLevel(earlier[2])
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(previous_level)
 
 
 def one_line(text: str) -> str:
@@ -145,15 +156,15 @@ def open_standard_descriptors() -> None:
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - open as long as the process
 
 
-def discard(output: TextIO) -> None:
+def discard_output(output: TextIO) -> None:
     """Redirect a standard stream to the null device, so that Python's flush at exit cannot fail on it."""
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), output.fileno())
+    with open(os.devnull, "wb") as null:
+        os.dup2(null.fileno(), output.fileno())
 
 
-def print_version(wanted: bool) -> None:
+def print_version(requested: bool) -> None:
     """Print the versions of remtta, torch and timm and the device in one line, for `--version`."""
-    if not wanted:
+    if not requested:
         return
     from importlib.metadata import version
 
@@ -165,3 +176,53 @@ def print_version(wanted: bool) -> None:
     timm = version("timm")  # importing it takes as long as torch
     typer.echo(f"remtta {__version__}, torch {torch.__version__}, timm {timm}, {select_device('auto')}")
     raise typer.Exit
+
+
+@contextlib.contextmanager
+def run_progress(
+    num_frames: int | None, *, hidden: bool, lines: bool = False
+) -> Iterator[Callable[[RunSummary | StreamGroupSummary], None]]:
+    """Yield a function that shows the counts of a run so far; with `lines`, never as a bar."""
+    with progress("adapting", "frames", hidden=hidden, lines=lines) as show:
+        yield lambda run: show(run.num_frames, num_frames, counted(run.num_updates, "update"), run.images_per_s)
+
+
+@contextlib.contextmanager
+def progress(
+    activity: str, unit: str, *, hidden: bool, lines: bool = False, rate_unit: str = "images"
+) -> Iterator[ShowProgress]:
+    """Yield a function that shows progress on standard error: a bar on a terminal, otherwise occasional lines."""
+    if hidden:
+        yield lambda done, total, detail, rate: None
+        return
+    if lines or not sys.stderr.isatty():
+        yield _progress_lines(unit, rate_unit)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = BarColumn(), TextColumn("{task.fields[done]}"), TextColumn("{task.fields[rate]}"), TimeRemainingColumn()
+    console = Console(stderr=True)
+    with Progress(TextColumn(activity), *columns, console=console, redirect_stdout=False, transient=True) as bar:
+        task = bar.add_task(activity, total=None, done="waiting for the first batch", rate="")
+
+        def show(done: int, total: int | None, detail: str, rate: float) -> None:
+            counts = f"{done} {unit}" if total is None else f"{done}/{total}"
+            speed = f"{rate:.1f} {rate_unit}/s" + (f", {detail}" if detail else "")
+            bar.update(task, completed=done, total=total, done=counts, rate=speed)
+
+        yield show
+
+
+def _progress_lines(unit: str, rate_unit: str) -> ShowProgress:
+    """Return a function that logs the counts at most every half minute."""
+    next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def show(done: int, total: int | None, detail: str, rate: float) -> None:
+        nonlocal next_line_at
+        if time.monotonic() >= next_line_at:
+            next_line_at = time.monotonic() + SECONDS_BETWEEN_LINES
+            counts = f"{done} {unit}" if total is None else f"{done} of {total} {unit}"
+            _log.info("%s%s, %.1f %s/s", counts, f", {detail}" if detail else "", rate, rate_unit)
+
+    return show

@@ -1,31 +1,42 @@
-"""Options shared by commands: device, threads, messages and output files."""
+"""Shared by commands: options for device, threads, messages and output files, and the loading of torch and models."""
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
+import logging
 import os
+import sys
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from remtta.cli.reporting import command, say
+from remtta.cli.reporting import command, print_message, progress
 from remtta.engines.interrupts import Interrupts
+from remtta.errors import UsageError
 from remtta.files import cache_folder, check_target
+from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Option, in_output
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from remtta.deltas.delta import Delta
 
 _MAX_THREADS = 4 * (os.cpu_count() or 1)
 
+_log = logging.getLogger(__name__)
+
 
 def keep_compiled_code() -> None:
-    """Make torch cache compiled code in remtta's folder: its own, in /tmp, may have been made by another user."""
+    """Make torch cache compiled code in remtta's folder; torch's default in /tmp may belong to another user."""
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "compiled"))
 
 
@@ -59,17 +70,35 @@ class RunningOptions:
             keep_compiled_code()
         return command(verbose=self.verbose, quiet=self.quiet, debug=self.debug, as_json=self.as_json)
 
-    def tell(self, text: str) -> None:
-        """Write a command's own message to standard error, unless it is to be quiet."""
+    def print_message(self, text: str) -> None:
+        """Print a message to standard error, unless --quiet is set."""
         if not self.quiet:
-            say(text)
+            print_message(text)
 
     def set_threads(self, default: int | None = None) -> None:
-        """Set the number of torch's threads, if given."""
+        """Set the number of torch's threads, if it is an option or has a default."""
         if threads := self.threads or default:
             import torch
 
             torch.set_num_threads(threads)
+
+    def load_classifier(self, model: ModelOptions, start: Delta | None = None) -> nn.Module:
+        """Load the model, or the one on which a `start` delta was made; show the progress of class embeddings.
+
+        Raise RemttaError if the model cannot be loaded, or is not the delta's.
+        """
+        from remtta.deltas.base_model import base_options
+        from remtta.models.loading import load
+
+        if start is not None:
+            model = base_options(start, model)
+        began = time.monotonic()
+        with progress("reading class names", "sentences", hidden=self.quiet, rate_unit="sentences") as show:
+            return load(
+                model,
+                device=self.device,
+                on_texts=lambda done, total: show(done, total, "", done / max(1e-9, time.monotonic() - began)),
+            )
 
     def compile(self, model: nn.Module) -> None:
         """Compile the model's blocks, if requested."""
@@ -86,7 +115,7 @@ class PrintOptions:
     as_json: Annotated[bool, Option("Print JSON instead.", flags=("--json",))] = False
 
     def show(self, content: object, text: Callable[[], str]) -> None:
-        """Print the content as JSON, if requested, or else the text."""
+        """Print the content as JSON, if requested, otherwise the text."""
         typer.echo(json.dumps(content, indent=2) if self.as_json else text())
 
 
@@ -100,3 +129,46 @@ class TargetOptions:
     def check(self, suffix: str = ".safetensors") -> None:
         """Raise UsageError if the file has another suffix, or exists."""
         check_target(self.output, "--output", suffix, overwrite=self.overwrite)
+
+
+def import_uncollected(module: str) -> None:
+    """Import a module that loads torch and timm, with Python's garbage collector disabled.
+
+    Scanning hundreds of thousands of new objects takes a sixth of the time until the first prediction, and finds next
+    to nothing. The imported objects are permanent, so later collections skip them, too.
+    """
+    if module in sys.modules:
+        return
+    gc.disable()
+    try:
+        import_module(module)
+    finally:
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # some libraries complain at exit about objects that still exist
+        gc.enable()
+
+
+def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> None:
+    """Import a module that loads torch, with a message, since it takes seconds; raise UsageError if the checkpoint or
+    the delta does not exist.
+    """
+    model.check_files()
+    if delta is not None:
+        from remtta.deltas.delta_files import delta_file
+
+        delta_file(delta)
+    if "torch" not in sys.modules:
+        name = model.name or (DEFAULT_MODEL if delta is None else f"the model of {delta}")
+        _log.info("loading torch and %s ...", name)
+    import_uncollected(module)
+
+
+def load_start(path: Path | None, output: Path, *, overwrite: bool) -> Delta | None:
+    """Load the delta to start from, if any; raise UsageError if it is in an output folder that will be replaced."""
+    from remtta.deltas.delta import load_delta
+
+    if path is None:
+        return None
+    if overwrite and path.resolve().is_relative_to(output.resolve()):
+        raise UsageError(f"--delta {path} is in {output}, which --overwrite would replace; choose another --output")
+    return load_delta(path)

@@ -6,21 +6,26 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise, takewhile
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from remtta.cli.reporting import EXIT_CODES, discard, one_line, say
+from remtta.cli.reporting import EXIT_CODES, discard_output, one_line, print_message
 from remtta.errors import UsageError, listed, without_password
+from remtta.options.option import OptionField
+
+if TYPE_CHECKING:
+    from typer._click import Context, HelpFormatter
+    from typer._click.core import Command as ClickCommand
 
 _NUMBERS = {"--mean": 3, "--std": 3, "--input-size": 2}
 """Options of several numbers, for which a single one may be given."""
 
-_WORDS = {
+_PLAIN_MESSAGES = {
     ": Value error, ": ": ",
     "Input should be greater than or equal to": "must be at least",
     "Input should be less than or equal to": "must be at most",
@@ -36,20 +41,20 @@ _ALL = "remtta.help_all"
 class Application(TyperGroup):
     """All commands; a usage error is one line, on a terminal too."""
 
-    def main(self, *args: Any, **more: Any) -> Any:
+    def main(self, *args: Any, **more: Any) -> object:
         """Run a command, and exit with its code unless `standalone_mode` is false."""
         if not more.get("standalone_mode", True):
             return super().main(*args, **more)
         try:
             code = super().main(*args, **{**more, "standalone_mode": False})
-        except SystemExit as error:  # rich's answer to a closed pipe, such as that of `--help | head`
+        except SystemExit as error:  # raised by rich for a closed pipe, such as that of `--help | head`
             if not isinstance(error.__context__, BrokenPipeError):
                 raise
-            discard(sys.stdout)
+            discard_output(sys.stdout)
             sys.exit(0)
         except UsageError as error:
             text, code = str(error), EXIT_CODES[UsageError]
-        except OSError as error:  # of the help itself; commands have handlers of their own
+        except OSError as error:  # from printing help; commands handle their own
             text, code = f"standard output cannot be written: {error.strerror}", 1
         except Exception as error:
             if not hasattr(error, "format_message"):  # common to all errors of Typer
@@ -58,18 +63,21 @@ class Application(TyperGroup):
         else:
             sys.exit(code)
         if text.strip():  # without a command, help is shown instead of an error
-            say(f"Error: {_plain(one_line(text))}")
+            text = one_line(text)
+            for message, plain_message in _PLAIN_MESSAGES.items():
+                text = text.replace(message, plain_message)
+            print_message(f"Error: {text}")
         sys.exit(code)
 
 
 class Command(TyperCommand):
     """A command whose values may be spread over several words."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Parse the command line; raise UsageError if that is impossible."""
         ctx.allow_extra_args = True
         if "--help-all" in args:
-            print_all_help(ctx)
+            print_all_help(ctx)  # type: ignore[arg-type]
         if not ctx.resilient_parsing:
             refuse_empty(args)
         for flag, count in _NUMBERS.items():
@@ -80,7 +88,7 @@ class Command(TyperCommand):
             rest = super().parse_args(ctx, spread_values(args))
         except Exception as error:
             option = getattr(error, "param", None)
-            if option is None or ctx.get_parameter_source(option.name).name != "ENVIRONMENT":
+            if option is None or getattr(ctx.get_parameter_source(option.name), "name", "") != "ENVIRONMENT":
                 raise
             raise UsageError(f"{option.envvar}: {error.format_message()}") from error  # type: ignore[attr-defined]
         if rest and not ctx.resilient_parsing:
@@ -89,16 +97,16 @@ class Command(TyperCommand):
         _refuse_addresses(ctx.params.values())
         return rest
 
-    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
         """Return the usage line with SOURCE instead of {SOURCE}."""
         return [re.sub("[{}]", "", piece) for piece in super().collect_usage_pieces(ctx)]
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
+    def format_help(self, ctx: Context, formatter: HelpFormatter) -> None:
         """Print the help; for a command with many options only the common ones."""
-        options: list[Any] = [each for each in self.params if each.param_type_name == "option"]
-        members = getattr(self.callback, "members", {})
-        common = {name for name, each in members.items() if each.option and each.option.common}
-        rare = [each for each in options if each.name not in common and each.name != "help"]
+        options = [parameter for parameter in self.params if isinstance(parameter, TyperOption)]
+        fields: Mapping[str, OptionField] = getattr(self.callback, "fields", {})
+        common = {name for name, field in fields.items() if field.option and field.option.common}
+        rare = [option for option in options if option.name not in {*common, "help"}]
         if len(options) <= _MAX_OPTIONS or ctx.meta.get(_ALL):
             rare = []
         for option in rare:
@@ -112,24 +120,20 @@ class Command(TyperCommand):
             typer.echo(f" {len(rare)} more options: {ctx.command_path} --help-all\n")
 
 
-def _plain(text: str) -> str:
-    """Return Typer's message, with its validation wording made plain."""
-    for theirs, ours in _WORDS.items():
-        text = text.replace(theirs, ours)
-    return text
+def warn_of_variables(commands: Iterable[ClickCommand]) -> None:
+    """Warn of environment variables that look like a misspelt option.
 
-
-def warn_of_variables(commands: Iterable[Any]) -> None:
-    """Name variables that are nearly an option's. Others may be anyone's: Kubernetes sets REMTTA_SERVICE_HOST."""
-    known = {option.envvar for each in commands for option in each.params if getattr(option, "envvar", None)}
+    Other variables may belong to other programs: Kubernetes sets REMTTA_SERVICE_HOST.
+    """
+    known = {option.envvar for command in commands for option in command.params if isinstance(option.envvar, str)}
     for name in sorted(os.environ.keys() - known):
         if name.startswith("REMTTA_") and (close := difflib.get_close_matches(name, known, n=1, cutoff=0.85)):
-            say(f"{name} is ignored: no option has this name; did you mean {close[0]}?")
+            print_message(f"{name} is ignored: no option has this name; did you mean {close[0]}?")
 
 
-def print_all_help(ctx: typer.Context, wanted: bool = True) -> None:
+def print_all_help(ctx: typer.Context, requested: bool = True) -> None:
     """Print the whole help of a command, or of every command in turn, for `--help-all`."""
-    if wanted:
+    if requested:
         ctx.meta[_ALL] = True
         typer.echo(ctx.get_help())
         for name, command in getattr(ctx.command, "commands", {}).items():
@@ -137,9 +141,9 @@ def print_all_help(ctx: typer.Context, wanted: bool = True) -> None:
         raise typer.Exit
 
 
-def _refuse_addresses(values: Iterable[Any]) -> None:
-    """Raise for addresses such as s3://bucket/folder in place of a path, of which `Path` keeps one slash."""
-    for path in (each for value in values for each in (value if isinstance(value, list) else [value])):
+def _refuse_addresses(values: Iterable[object]) -> None:
+    """Raise UsageError for addresses such as s3://bucket/folder in place of a path; `Path` keeps one of the slashes."""
+    for path in (item for value in values for item in (value if isinstance(value, list) else [value])):
         if isinstance(path, PurePath) and re.match(r"[a-z][a-z0-9+.:-]+:/", path.as_posix(), re.IGNORECASE):
             shown = without_password(path.as_posix().replace(":/", "://", 1))
             raise UsageError(f"{shown}: paths are local; mount the bucket, or copy the folder to this machine")
@@ -147,11 +151,11 @@ def _refuse_addresses(values: Iterable[Any]) -> None:
 
 def refuse_empty(args: Sequence[str]) -> None:
     """Raise UsageError for empty values, which unset shell variables give."""
-    for before, word in pairwise(["", *args]):
-        option, given, value = word.partition("=")
+    for previous, word in pairwise(["", *args]):
+        option, equals, value = word.partition("=")
         if word == "":
-            what = before if before.startswith("-") and before not in ("-", "--") else "an argument"
-        elif option.startswith("--") and given and not value:
+            what = previous if previous.startswith("-") and previous not in ("-", "--") else "an argument"
+        elif option.startswith("--") and equals and not value:
             what = option
         else:
             continue
@@ -159,41 +163,41 @@ def refuse_empty(args: Sequence[str]) -> None:
 
 
 def spread_values(args: Sequence[str]) -> list[str]:
-    """Allow one `--model-kwargs` to take several key=value pairs, as timm's scripts do, and one number to stand for
-    several; raise UsageError if an option of several numbers has the wrong number of them.
+    """Let one `--model-kwargs` take several key=value pairs, as timm's scripts do, and repeat a single number for an
+    option of several numbers; raise UsageError if it has the wrong number of them.
     """
     spread: list[str] = []
     words = list(args)
     while words:
-        option, given, value = words.pop(0).partition("=")
+        option, equals, value = words.pop(0).partition("=")
         if option == "--":
             return [*spread, option, *words]
-        values = [value] if given else []
+        values = [value] if equals else []
         if option == "--model-kwargs":
-            values += [] if given or not words else [words.pop(0)]
+            values += [] if equals or not words else [words.pop(0)]
             values += _leading(words, r"[A-Za-z_]\w*=.*")
             spread += [part for pair in values for part in (option, pair)] or [option]
         elif option in _NUMBERS:
             values += _leading(words, r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", _NUMBERS[option] - len(values))
             spread += [option, *_numbers(option, values, words)]
         else:
-            spread.append(f"{option}{given}{value}")
+            spread.append(f"{option}{equals}{value}")
     return spread
 
 
 def _leading(words: list[str], pattern: str, most: int | None = None) -> list[str]:
     """Remove and return the first words that match the pattern, at most `most`."""
-    taken = list(takewhile(re.compile(pattern, re.IGNORECASE | re.DOTALL).fullmatch, words[:most]))
-    del words[: len(taken)]
-    return taken
+    matching = list(takewhile(re.compile(pattern, re.IGNORECASE | re.DOTALL).fullmatch, words[:most]))
+    del words[: len(matching)]
+    return matching
 
 
 def _numbers(option: str, values: list[str], words: Sequence[str]) -> list[str]:
-    wanted = _NUMBERS[option]
-    if len(values) not in (1, wanted):
+    count = _NUMBERS[option]
+    if len(values) not in (1, count):
         got = " ".join(values or words[:1]) or "none"
-        raise UsageError(f"{option} takes {wanted} numbers, or one for all; got {got}")
-    return values * (wanted if len(values) == 1 else 1)
+        raise UsageError(f"{option} takes {count} numbers, or one for all; got {got}")
+    return values * (count if len(values) == 1 else 1)
 
 
 def _too_many(source: Sequence[str], rest: Sequence[str]) -> str:

@@ -1,7 +1,7 @@
-"""Rebuild the model on which a delta was made, taking only safe values from the delta's header.
+"""Rebuild the model on which a delta was made, using only safe values of the delta's header.
 
-Deltas are passed around, so nothing in their header is trusted: it may set sizes of an architecture, within bounds, but
-cannot cause anything to be fetched, opened or run.
+People share deltas, so the header is not trusted: it may set sizes of an architecture, within bounds, but cannot cause
+anything to be downloaded, opened or run.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ _ARGUMENTS = (
     *("no_embed_class", "dynamic_img_size", "dynamic_img_pad"),
 )
 """Model arguments that a header may set: numbers up to a bound, and booleans."""
-_MOST, _MOST_CLASSES = 16_384, 1_000_000
+_MAX_NUMBER, _MAX_CLASSES = 16_384, 1_000_000
 _POOLS = ("", "avg", "avgmax", "max", "token", "map")
 
 
-def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOptions:
-    """Return the options that build the model on which a delta was made, overridden by the given ones. Raise DeltaError
-    if a model of another name is given, or the header sets something it must not; UsageError if the user has to name
-    the base: it is another file, a download, or a model that `load_model` did not build.
+def base_options(delta: Delta, overrides: ModelOptions | None = None) -> ModelOptions:
+    """Return the options that build the model on which a delta was made.
+
+    If the delta was read from a file, only safe values are used: the sizes of the model and, in a run's folder, the
+    checkpoint named in its `run.json`. Raise DeltaError if the overrides name another model, or the header sets
+    something it must not; UsageError if the user has to name the base: it is another file, a download, or a model that
+    `load_model` did not build.
 
     Args:
-        delta: The delta. If it was read from a file, only safe values are taken from it: the sizes of the model and, in
-            a run's folder, the checkpoint named in its `run.json`.
-        given: Overrides; None, False or empty values keep the delta's own.
+        delta: The delta.
+        overrides: Options to use instead; None, False or empty values keep the delta's.
     """
-    chosen = _only_set(vars(given or ModelOptions()))
+    chosen = _only_set(vars(overrides or ModelOptions()))
     if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):
         raise DeltaError(f"the delta was made on {delta.model}, not on {chosen['name']}; leave --model out")
     if delta.model == UNKNOWN and not chosen.get("name"):
@@ -58,10 +60,8 @@ def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOption
             "remtta.apply_delta(model, delta) in Python"
         )
     preprocessing = {name: delta.preprocessing.get(name) for name in _PREPROCESSING}
-    own = dict(delta.model_options)
-    if delta.path is not None:
-        own = _safe_options(delta, own, chosen)
-    options = ModelOptions(**_only_set({**preprocessing, **own, "name": delta.model, **chosen}))
+    header = delta.model_options if delta.path is None else _safe_options(delta, chosen)
+    options = ModelOptions(**_only_set({**preprocessing, **header, "name": delta.model, **chosen}))
     if options.checkpoint and not chosen.get("checkpoint") and not Path(options.checkpoint).is_file():
         raise UsageError(
             f"the delta was made on {options.checkpoint}, which is not there; name that file with --checkpoint"
@@ -70,11 +70,11 @@ def base_options(delta: Delta, given: ModelOptions | None = None) -> ModelOption
 
 
 def _only_set(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments that are set: not None, False or empty, but including 0, which `load_model` rejects."""
+    """Return the arguments that are not None, False or empty; 0 is kept, for `load_model` to reject."""
     return {name: value for name, value in arguments.items() if value or (value == 0 and value is not False)}
 
 
-def load_base(delta: Delta, *, device: str | torch.device = "cpu", **given: Any) -> nn.Module:
+def load_base(delta: Delta, *, device: str | torch.device = "cpu", **overrides: Any) -> nn.Module:
     """Load the model on which a delta was made, including its preprocessing, ready for `apply_delta`.
 
     Arguments of `load_model` override the delta's, e.g. `checkpoint` for a delta without its run folder, or `name` to
@@ -84,37 +84,13 @@ def load_base(delta: Delta, *, device: str | torch.device = "cpu", **given: Any)
         DeltaError: If a model of another name is given, or the header sets something it must not.
         UsageError: If the user has to name the base.
     """
-    return load(base_options(delta, ModelOptions(**given)), device=device)
+    return load(base_options(delta, ModelOptions(**overrides)), device=device)
 
 
-def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that may be taken from a header, given the user's own choices."""
-    if (strange := sorted(set(options) - set(_OPTIONS))) or not delta.model:
-        what = f"unknown model options: {', '.join(strange)}" if strange else "no model"
-        raise DeltaError(f"the delta's header holds {what}; it was not made by remtta")
-    kwargs = options.get("model_kwargs") or {}
-    if not isinstance(kwargs, Mapping):
-        raise DeltaError("the delta's header holds model arguments that are not a mapping")
-    refused = sorted(name for name in kwargs if not _is_safe(name, kwargs[name]))
-    if refused and not chosen.get("model_kwargs"):
-        raise DeltaError(
-            f"the delta's header asks for model arguments that a file may not set: {', '.join(refused)[:80]}; "
-            "if you trust them, name all with --model-kwargs"
-        )
-    prompts = options.get("prompts")
-    templates = prompts in TEMPLATES if isinstance(prompts, str) else _is_text(prompts)  # never a file's
-    if not (templates and _is_text(options.get("labels"))):
-        raise DeltaError("the delta's header holds class names or templates that are not text")
-    classes, size = options.get("num_classes"), options.get("input_size")
-    if not (isinstance(classes, int | None) and _is_safe("num_classes", classes)):
-        raise DeltaError("the delta's header asks for an absurd number of classes; it was refused")
-    pair = size is None or (isinstance(size, list | tuple) and len(size) == 2)
-    if not (pair and _is_safe("img_size", size) and all(type(side) is int and side > 0 for side in size or ())):
-        raise DeltaError("the delta's header asks for an absurd input size; it was refused")
-    try:
-        check_preprocessing(*(delta.preprocessing.get(name) for name in _PREPROCESSING))
-    except (UsageError, TypeError, ValueError) as error:
-        raise DeltaError(f"the delta's header holds a preprocessing that is no preprocessing: {error}") from error
+def _safe_options(delta: Delta, chosen: Mapping[str, object]) -> dict[str, object]:
+    """Return the options that may be taken from a header, where the user has chosen some."""
+    _check_header(delta, chosen)
+    options = delta.model_options
     checkpoint = chosen.get("checkpoint") or _recorded_checkpoint(delta)
     if options.get("checkpoint") and not checkpoint:
         raise UsageError(
@@ -133,36 +109,69 @@ def _safe_options(delta: Delta, options: dict[str, Any], chosen: Mapping[str, An
     return {**options, "checkpoint": checkpoint, "text_embeddings": None, "use_ema": options.get("use_ema") is True}
 
 
-def _is_text(value: Any) -> bool:
+def _check_header(delta: Delta, chosen: Mapping[str, object]) -> None:
+    """Raise DeltaError if a header holds something that remtta never writes, or model arguments that are not safe."""
+    options = delta.model_options
+    if (strange := sorted(set(options) - set(_OPTIONS))) or not delta.model:
+        what = f"unknown model options: {', '.join(strange)}" if strange else "no model"
+        raise DeltaError(f"the delta's header holds {what}; it was not made by remtta")
+    kwargs = options.get("model_kwargs") or {}
+    if not isinstance(kwargs, Mapping):
+        raise DeltaError("the delta's header holds model arguments that are not a mapping")
+    refused = sorted(name for name, value in kwargs.items() if not _is_safe(name, value))
+    if refused and not chosen.get("model_kwargs"):
+        raise DeltaError(
+            f"the delta's header asks for model arguments that a file may not set: {', '.join(refused)[:80]}; "
+            "if you trust them, name all with --model-kwargs"
+        )
+    prompts, classes, size = options.get("prompts"), options.get("num_classes"), options.get("input_size")
+    is_template = prompts in TEMPLATES if isinstance(prompts, str) else _is_text(prompts)  # a file is not allowed
+    if not (is_template and _is_text(options.get("labels"))):
+        raise DeltaError("the delta's header holds class names or templates that are not text")
+    if not (isinstance(classes, int | None) and _is_safe("num_classes", classes)):
+        raise DeltaError("the delta's header asks for an absurd number of classes; it was refused")
+    sides: Any = [1, 1] if size is None else size
+    is_pair = isinstance(sides, list | tuple) and len(sides) == 2
+    if not (is_pair and all(type(side) is int and 0 < side <= _MAX_NUMBER for side in sides)):
+        raise DeltaError("the delta's header asks for an absurd input size; it was refused")
+    preprocessing: dict[str, Any] = {name: delta.preprocessing.get(name) for name in _PREPROCESSING}
+    try:
+        check_preprocessing(**preprocessing)
+    except (UsageError, TypeError, ValueError) as error:
+        raise DeltaError(f"the delta's header holds a preprocessing that is no preprocessing: {error}") from error
+
+
+def _is_text(value: object) -> bool:
     """Return whether a value is None or a list of strings."""
-    return value is None or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+    return value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value))
 
 
-def _is_safe(name: str, value: Any) -> bool:
+def _is_safe(name: str, value: object) -> bool:
     """Return whether a header may set this model argument to this value."""
     if name == "global_pool":
         return value in _POOLS
     if name not in _ARGUMENTS:
         return False
-    most = _MOST_CLASSES if name == "num_classes" else _MOST
+    largest = _MAX_CLASSES if name == "num_classes" else _MAX_NUMBER
     values = value if isinstance(value, (list, tuple)) else [value]
-    numbers = len(values) <= 2 and all(value is None or isinstance(value, (bool, int, float)) for value in values)
-    return numbers and all(value is None or 0 <= value <= most for value in values)
+    return len(values) <= 2 and all(
+        item is None or (isinstance(item, (bool, int, float)) and 0 <= item <= largest) for item in values
+    )
 
 
 def _recorded_checkpoint(delta: Delta) -> str | None:
-    """Return the checkpoint in the `run.json` beside a delta, if that is the record of its run."""
+    """Return the checkpoint in the `run.json` beside a delta, if that file describes its run."""
     assert delta.path is not None
     try:
-        record = json.loads(Path(delta.path).with_name("run.json").read_text(encoding="utf-8"))
-        model = record["model"]
-        named, base = model["checkpoint"], model["base_sha256"]
+        model = json.loads(Path(delta.path).with_name("run.json").read_text(encoding="utf-8"))["model"]
+        checkpoint, base_sha256 = model["checkpoint"], model["base_sha256"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
-    weights = isinstance(named, str) and named.lower().endswith(_WEIGHT_SUFFIXES) and "://" not in named
-    return named if weights and base == delta.base_sha256 else None
+    if not isinstance(checkpoint, str) or "://" in checkpoint or base_sha256 != delta.base_sha256:
+        return None
+    return checkpoint if checkpoint.lower().endswith(_WEIGHT_SUFFIXES) else None
 
 
 def _may_be_same(first: str, second: str) -> bool:
-    """Return whether two names may be one architecture's; those of folders, hubs and custom models do not tell."""
+    """Return whether two names may be of one architecture; unknown for names of folders, hubs and custom models."""
     return ":" in first + second or UNKNOWN in (first, second) or first.partition(".")[0] == second.partition(".")[0]

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +26,9 @@ from remtta.models.weights import check_delta
 from remtta.models.zero_shot import checkpoint_state
 
 ABSURD = 100.0
-"""Ratio of a change's norm to the weights' norm above which the run must have diverged."""
+"""A run whose change of weights has more than this many times their norm has diverged."""
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -56,19 +55,19 @@ class Delta:
     model: str
     base_sha256: str
     method: str
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+    hyperparameters: Mapping[str, object] = field(default_factory=dict)
     frames: int = 0
     updates: int = 0
-    model_options: Mapping[str, Any] = field(default_factory=dict)
-    preprocessing: Mapping[str, Any] = field(default_factory=dict)
+    model_options: Mapping[str, object] = field(default_factory=dict)
+    preprocessing: Mapping[str, object] = field(default_factory=dict)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     remtta_version: str = __version__
     path: str | None = None
     file_sha256: str | None = None
 
     @property
-    def origin(self) -> dict[str, Any]:
-        """The delta's origin, for the record of a run that starts from it."""
+    def origin(self) -> dict[str, object]:
+        """The delta's origin, for `run.json` of a run that starts from it."""
         names = ("path", "file_sha256", "method", "frames", "updates", "created")
         return {name: getattr(self, name) for name in names}
 
@@ -133,8 +132,8 @@ def apply_delta(
     Args:
         model: The model, at its source weights.
         delta: The delta.
-        output: As given to its `Adapter`, if it was.
-        preprocessing: Likewise; its input size counts.
+        output: The `output` argument of its `Adapter`, if any.
+        preprocessing: The `preprocessing` argument of its `Adapter`, if any; only the input size matters.
 
     Raises:
         DeltaError: If the delta does not fit; the model is then unchanged.
@@ -144,12 +143,12 @@ def apply_delta(
     parameters = {**dict(model.named_parameters()), **running_statistics(batch_norms(model))}
     check_delta(delta.tensors, parameters)
     weights = [name for name in delta.tensors if not name.endswith("bias")]  # a head's bias may be near 0
-    change, own = (
+    change_norm, weight_norm = (
         float(torch.nn.utils.get_total_norm([tensors[name].cpu().double() for name in weights]))
         for tensors in (delta.tensors, parameters)
     )
-    if change > ABSURD * own:
-        times = change / max(own, 1e-9)
+    if change_norm > ABSURD * weight_norm:
+        times = change_norm / max(weight_norm, 1e-9)
         _log.warning("the delta moves its weights by %.0e times their size: the run that made it diverged", times)
     for name, tensor in delta.tensors.items():
         parameter = parameters[name]
@@ -159,8 +158,8 @@ def apply_delta(
 def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dtype] | None = None) -> list[str]:
     """Write a model's whole state as a safetensors checkpoint, atomically; a zero-shot model's in open_clip's layout.
 
-    Each tensor is stored in its dtype in the base checkpoint, given by name, if that needs no rounding; return names of
-    those that had to keep the model's own, wider one. Raise OutputError if the file cannot be written.
+    Each tensor is stored with its dtype in the base checkpoint (`base`, by name) if that needs no rounding, otherwise
+    with the model's wider one; return the names of the latter. Raise OutputError if the file cannot be written.
     """
     state, widened = {}, []
     for name, tensor in checkpoint_state(model).items():

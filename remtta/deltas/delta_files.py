@@ -16,7 +16,7 @@ from remtta.models.tensor_files import UNREADABLE, file_sha256, read_tensors
 FORMAT_VERSION = "1"
 TEXTS, NUMBERS = ("model", "base_sha256", "method", "created", "remtta_version"), ("frames", "updates")
 MAPPINGS = ("hyperparameters", "model_options", "preprocessing")
-"""Fields of a `Delta` in a file's header, by their kind; mappings are in JSON."""
+"""Fields of a `Delta` in a file's header; mappings are stored as JSON."""
 
 _MAX_NAMED = 5
 _REQUIRED = ("format_version", "remtta_version", "model", "base_sha256", "method", "frames", "updates", "created")
@@ -26,10 +26,11 @@ def delta_file(path: Path) -> Path:
     """Return the delta at a path, or in the run folder there; raise UsageError if there is none."""
     file = path / DELTA if path.is_dir() else path
     if not file.exists():
-        found = (*file.parent.glob(f"*/{DELTA}"), *file.parent.glob("deltas/*.safetensors"))
-        below = sorted({str(each.parent) for each in found})  # of many streams, a demo or an evaluation
-        why = "; a run that learns nothing has none" if path.is_dir() else ""
-        hint = f"; there are deltas in {listed(below, _MAX_NAMED)}" if below else why
+        hint = "; a run that learns nothing has none" if path.is_dir() else ""
+        # Many streams, a demo or an evaluation have deltas in subfolders.
+        others = (*file.parent.glob(f"*/{DELTA}"), *file.parent.glob("deltas/*.safetensors"))
+        if folders := sorted({str(other.parent) for other in others}):
+            hint = f"; there are deltas in {listed(folders, _MAX_NAMED)}"
         raise UsageError(f"{file}: no such delta file{hint}")
     return file
 

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Generator, Sequence
+from types import ModuleType
 from typing import Any
 
 from remtta.engines.interrupts import Interrupts, Stopped
@@ -17,20 +18,20 @@ _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
 _SECONDS_TO_END = 30.0  # after they are asked to stop
 
 
-def connected() -> Any:
+def connected() -> ModuleType:
     """Return Ray, connected to the cluster at RAY_ADDRESS or to a local one; raise UsageError if Ray is missing,
     RemttaError if there is no cluster.
     """
-    ray = needed("ray", "cluster", "--engine ray")
+    ray: ModuleType = needed("ray", "cluster", "--engine ray")
     if not ray.is_initialized():
         address = os.environ.get("RAY_ADDRESS") or None
-        heeded = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
         try:
             ray.init(log_to_driver=False, logging_level="error", address=address)
         except (OSError, RuntimeError, ValueError) as error:
             raise RemttaError(f"Ray cannot connect to {address or 'a local cluster'}: {first_line(error)}") from error
         if threading.current_thread() is threading.main_thread():
-            for signum, handler in heeded.items():  # Ray's own handlers would end the process at once
+            for signum, handler in handlers.items():  # Ray's handlers would end the process at once
                 signal.signal(signum, handler)
     return ray
 
@@ -52,17 +53,19 @@ def on_ray(
     """
     ray = connected()
     remote = ray.remote(max_retries=RETRIES, num_cpus=1, num_gpus=gpus)(_call)
-    everything = ray.put(shared)
-    waiting = {remote.remote(work, os.getcwd(), everything, task): position for position, task in enumerate(tasks)}
+    shared_reference = ray.put(shared)
+    waiting: dict[object, int] = {
+        remote.remote(work, os.getcwd(), shared_reference, task): position for position, task in enumerate(tasks)
+    }
     lost = False
     try:
         while waiting:
             with interrupts.held():
                 done, _ = ray.wait(list(waiting), num_returns=1, timeout=_SECONDS_BETWEEN_CHECKS)
-                for each in done:
-                    position = waiting.pop(each)
+                for reference in done:
+                    position = waiting.pop(reference)
                     try:
-                        yield position, _result(ray, each)
+                        yield position, get_result(ray, reference)
                     except WorkersDied:
                         lost = True
                         died(position, False)
@@ -70,25 +73,21 @@ def on_ray(
             raise WorkersDied(DIED)
     except Stopped:
         with interrupts.finishing():
-            yield from _last(ray, waiting)
+            for reference in waiting:
+                ray.cancel(reference, force=False)  # raises KeyboardInterrupt in a running task
+            done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=_SECONDS_TO_END)
+            for reference in done:
+                position = waiting.pop(reference)
+                with contextlib.suppress(Exception):  # report the signal only
+                    yield position, ray.get(reference)
         raise
     finally:
-        for each in waiting:
-            ray.cancel(each, force=True)
+        for reference in waiting:
+            ray.cancel(reference, force=True)
 
 
-def _last(ray: Any, waiting: dict[Any, int]) -> Generator[tuple[int, Any]]:
-    """Stop the remaining tasks and yield the results of those that still finish."""
-    for each in waiting:
-        ray.cancel(each, force=False)  # raises KeyboardInterrupt in a running task
-    done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=_SECONDS_TO_END)
-    for each in done:
-        position = waiting.pop(each)
-        with contextlib.suppress(Exception):  # the signal is the reason to end, not this
-            yield position, ray.get(each)
-
-
-def _result(ray: Any, reference: Any) -> Any:
+def get_result(ray: ModuleType, reference: object) -> Any:
+    """Return a task's result, or raise its error; raise WorkersDied if its worker was lost."""
     try:
         return ray.get(reference)
     except ray.exceptions.RayTaskError as error:
@@ -97,7 +96,7 @@ def _result(ray: Any, reference: Any) -> Any:
         raise WorkersDied(DIED) from error
 
 
-def _call(work: Work[Any, T, R], folder: str, shared: Any, task: T) -> R:
+def _call(work: Work[S, T, R], folder: str, shared: S, task: T) -> R:
     os.chdir(folder)  # for relative paths
     with Interrupts() as received, received.finishing():
         return work(shared, task, lambda: signal.SIGTERM if received.pending else 0)

@@ -9,10 +9,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any
 
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 _SAME_STOP_S = 0.5  # timeout, wrappers and closing terminals signal both a process and its group
+_Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 class Stopped(BaseException):
@@ -34,7 +34,7 @@ class Interrupts:
         self._received: list[int] = []
         self._received_at = 0.0
         self._depth = 0
-        self._previous: dict[int, Any] = {}
+        self._previous: dict[int, _Handler] = {}
 
     def part(self) -> Interrupts:
         """Return an object for another thread: the same signals, its own `held`, and raising only in `check`."""
@@ -50,8 +50,7 @@ class Interrupts:
         if threading.current_thread() is threading.main_thread():
             for name in _SIGNALS:
                 signum = getattr(signal, name, None)  # Windows has no SIGHUP
-                # nohup asks to survive SIGHUP; an ignored SIGINT, by contrast, is merely what shells give background
-                # jobs.
+                # nohup makes a process ignore SIGHUP on purpose; shells let all background jobs ignore SIGINT.
                 if signum is None or (name == "SIGHUP" and signal.getsignal(signum) is signal.SIG_IGN):
                     continue
                 self._previous[signum] = signal.signal(signum, self._handle)

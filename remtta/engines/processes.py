@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import multiprocessing
 import os
@@ -12,7 +13,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from multiprocessing.context import BaseContext
+from typing import TypeVar
 
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
@@ -39,20 +41,20 @@ S = TypeVar("S")
 T = TypeVar("T")
 R = TypeVar("R")
 Work = Callable[[S, T, Callable[[], int]], R]
-"""A function of the argument shared by all tasks, the task's own, and a function that returns a signal number once it
-should stop, else 0.
+"""A function of the data shared by all tasks, a task, and a function that returns a signal number once the task should
+stop, else 0.
 """
 
 Died = Callable[[int, bool], None]
-"""Takes the position of a task whose worker died, and whether the task starts again."""
+"""Receives the position of a task whose worker died, and whether the task is restarted."""
 
-_log = logging.getLogger("remtta")
-_stop: Any = None  # in a worker: the number of the signal to stop by, or 0
+_log = logging.getLogger(__name__)
+_stop = ctypes.c_int()  # in a worker, shared with the main process: the number of the signal to stop by, or 0
 
 
-def warn_of_death(position: int, again: bool) -> None:
-    """Warn that the worker of a task died, if the task starts again; the end says it otherwise."""
-    if again:
+def warn_of_death(position: int, restarts: bool) -> None:
+    """Warn that the worker of a task died, if the task is restarted; otherwise `WorkersDied` is raised at the end."""
+    if restarts:
         _log.warning("a worker process died; its work starts again")
 
 
@@ -75,17 +77,17 @@ def in_processes(
         RemttaError: Whatever `work` raises.
         Stopped: On a signal, after yielding the results of tasks already begun; no process is left running.
     """
-    context: Any = multiprocessing.get_context(START)
-    stop = context.RawValue("i", 0)  # without a lock, which a killed process could hold forever
+    context = multiprocessing.get_context(START)
+    stop = context.RawValue(ctypes.c_int, 0)  # without a lock, which a killed process could hold forever
     idle = [_Worker(context, stop) for _ in range(min(jobs, len(tasks)))]
-    workers, todo, deaths = tuple(idle), deque(range(len(tasks))), Counter[int]()
+    workers, queue, deaths = tuple(idle), deque(range(len(tasks))), Counter[int]()
     busy: dict[Future[R], tuple[_Worker, int]] = {}
     try:
-        while todo or busy:
+        while queue or busy:
             with interrupts.held():
-                while todo and idle:
-                    worker, position = idle.pop(), todo.popleft()
-                    busy[worker.begin(work, shared, tasks[position])] = worker, position
+                while queue and idle:
+                    worker, position = idle.pop(), queue.popleft()
+                    busy[worker.submit(work, shared, tasks[position])] = worker, position
                 done, _ = wait(busy, timeout=_SECONDS_BETWEEN_CHECKS, return_when=FIRST_COMPLETED)
                 for future in done:
                     worker, position = busy.pop(future)
@@ -93,17 +95,20 @@ def in_processes(
                     if not isinstance(future.exception(), BrokenProcessPool):
                         yield position, future.result()
                         continue
-                    worker.end()
+                    worker.shutdown()
                     deaths[position] += 1
-                    if again := deaths[position] <= RETRIES:
-                        todo.append(position)
-                    died(position, again)
+                    if restarts := deaths[position] <= RETRIES:
+                        queue.append(position)
+                    died(position, restarts)
         if max(deaths.values(), default=0) > RETRIES:
             raise WorkersDied(DIED)
     except Stopped as signalled:
         with interrupts.finishing():
             stop.value = signalled.signum
-            yield from _last({future: position for future, (_, position) in busy.items()})
+            wait(busy)
+            for future, (_, position) in busy.items():
+                if future.exception() is None:  # otherwise report the signal only
+                    yield position, future.result()
         raise
     except BaseException:
         stop.value = signal.SIGTERM
@@ -111,17 +116,17 @@ def in_processes(
     finally:
         with interrupts.finishing():
             for worker in workers:
-                worker.end()
+                worker.shutdown()
 
 
 class _Worker:
     """A process that runs one task at a time, and is replaced if it dies."""
 
-    def __init__(self, context: Any, stop: Any) -> None:
+    def __init__(self, context: BaseContext, stop: ctypes.c_int) -> None:
         self._context, self._stop = context, stop
         self._process: ProcessPoolExecutor | None = None
 
-    def begin(self, work: Work[S, T, R], shared: S, task: T) -> Future[R]:
+    def submit(self, work: Work[S, T, R], shared: S, task: T) -> Future[R]:
         if self._process is None:
             # `shared` is sent with the task: sending much data at a process's start hangs forever if it is killed then.
             self._process = ProcessPoolExecutor(1, self._context, initializer=_start, initargs=(self._stop,))
@@ -129,41 +134,32 @@ class _Worker:
             with _signals_blocked():  # the process started here inherits the blocked signals
                 return self._process.submit(_call, work, shared, task)
         except BrokenProcessPool:  # it died between two tasks
-            self.end()
-            return self.begin(work, shared, task)
+            self.shutdown()
+            return self.submit(work, shared, task)
 
-    def end(self) -> None:
+    def shutdown(self) -> None:
         """Wait for the current task, if any, and end the process."""
         if self._process is not None:
             self._process.shutdown()
             self._process = None
 
 
-def _last(begun: dict[Future[R], int]) -> Iterator[tuple[int, R]]:
-    """Yield the results of tasks that were still running when asked to stop."""
-    wait(begun)
-    for future, position in begun.items():
-        if future.exception() is None:  # otherwise the signal is the reason to end
-            yield position, future.result()
-
-
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block signals in processes started in this block; the main process stops them instead.
-
-    Ctrl-C in a terminal signals every process, and would interrupt their writing of files.
+    """Block signals in processes started in this block, since Ctrl-C in a terminal signals every process and would
+    interrupt their writing of files; the main process stops them instead.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows: `_start` ignores Ctrl-C instead, slightly later
         yield
         return
-    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-def _start(stop: Any) -> None:
+def _start(stop: ctypes.c_int) -> None:
     global _stop
     _stop = stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -171,12 +167,11 @@ def _start(stop: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """Exit if the parent process is killed, since nothing else would end this one."""
+    """Exit when the parent process is killed; otherwise this one would run forever."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)
 
 
 def _call(work: Work[S, T, R], shared: S, task: T) -> R:
-    stop = _stop
-    return work(shared, task, lambda: int(stop.value))
+    return work(shared, task, lambda: _stop.value)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from remtta.options.evaluation import DataOptions as DataOptions
 from remtta.options.evaluation import EvalOptions as EvalOptions
-from remtta.options.guard_options import Action as Action
-from remtta.options.guard_options import Answer as Answer
-from remtta.options.guard_options import GuardOptions as GuardOptions
 from remtta.options.model import DEFAULT_MODEL as DEFAULT_MODEL
 from remtta.options.model import ModelOptions as ModelOptions
 from remtta.options.run_options import DEFAULT_BATCH_SIZE as DEFAULT_BATCH_SIZE
+from remtta.options.run_options import Action as Action
+from remtta.options.run_options import Answer as Answer
+from remtta.options.run_options import GuardOptions as GuardOptions
 from remtta.options.run_options import RunOptions as RunOptions
 from remtta.options.run_options import Smooth as Smooth
 from remtta.options.stream import LiveOptions as LiveOptions

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check, unknown
-from remtta.options.guard_options import GuardOptions
 from remtta.options.option import Fixed, Subset, check_options, in_data, in_method, in_output, in_protocol
-from remtta.options.run_options import DEFAULT_BATCH_SIZE, MAX_SEED
+from remtta.options.run_options import DEFAULT_BATCH_SIZE, MAX_SEED, GuardOptions
 
 SCENARIOS = ("continual", "episodic", "gradual", "recurring", "mixed", "label-shift", "time-constrained")
 """Orders in which an evaluation visits its domains."""
@@ -20,8 +19,13 @@ Resize = Literal["auto", "always", "never"]
 ProtocolName = Literal["rem-paper", "rem-paper-cifar"]
 
 _ALL_SEVERITIES = (1, 2, 3, 4, 5)
-_OWN = {"imbalance": "label-shift", "dirichlet": "label-shift", "visits": "recurring", "cost_ratio": "time-constrained"}
-"""Options that only one scenario has."""
+_SCENARIO_OPTIONS = {
+    "imbalance": "label-shift",
+    "dirichlet": "label-shift",
+    "visits": "recurring",
+    "cost_ratio": "time-constrained",
+}
+"""Options that apply to a single scenario."""
 
 _GUARD = GuardOptions(action="rollback", answer="adapted")
 _PROTOCOL_BATCH = {"rem-paper-cifar": 20}
@@ -47,7 +51,8 @@ class DataOptions:
         ),
     ] = None
     image_list: Annotated[
-        Path | None, in_data("Evaluate only these images, in this order; one wnid/name per line.", metavar="FILE")
+        Path | None,
+        in_data("Evaluate only the images in this file, in its order; one wnid/name per line.", metavar="FILE"),
     ] = None
     labels_file: Annotated[
         Path | None,
@@ -59,7 +64,8 @@ class DataOptions:
         ),
     ] = None
     class_map: Annotated[
-        Path | None, in_data("Folder name and class number per line, or as JSON.", metavar="FILE", default="detected")
+        Path | None,
+        in_data("File with a folder name and class number per line, or JSON.", metavar="FILE", default="detected"),
     ] = None
     limit: Annotated[int | None, in_data("At most N images per domain.", metavar="N", min=1, common=True)] = None
     resize: Annotated[
@@ -124,7 +130,7 @@ class EvalOptions:
         in_protocol("Domains to test at the end, without learning.", metavar="A,B", default="none"),
         Fixed(),
     ] = ()
-    revisit: Annotated[bool, in_protocol("Test all domains again at the end."), Fixed()] = False
+    revisit: Annotated[bool, in_protocol("Test all domains again at the end, without learning."), Fixed()] = False
     imbalance: Annotated[float, in_protocol("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
     dirichlet: Annotated[
         float | None,
@@ -143,7 +149,7 @@ class EvalOptions:
     ] = None
     reset_every: Annotated[
         int | None,
-        in_method("Restore the source weights each time N images have been learned from.", min=1, metavar="N"),
+        in_method("Restore the source weights after every N images used for updates.", min=1, metavar="N"),
         Fixed(),
     ] = None
     on_error: Annotated[Literal["skip", "stop"], in_output("What to do if an image cannot be read.")] = "stop"
@@ -153,8 +159,7 @@ class EvalOptions:
     resume: Annotated[
         bool,
         in_output(
-            "Continue the evaluation in --output, or start it if there is none; methods and seeds may be added.",
-            common=True,
+            "Continue the evaluation in --output, or start a new one; methods and seeds may be added.", common=True
         ),
     ] = False
     protocol: Annotated[
@@ -182,7 +187,7 @@ class EvalOptions:
         check_options(self)
         check(bool(self.seeds) and len(set(self.seeds)) == len(self.seeds), "seeds", self.seeds, "different numbers")
         check(0 <= min(self.seeds) <= max(self.seeds) <= MAX_SEED, "seed", self.seeds, "from 0 to 2^63 - 1")
-        for name, scenario in _OWN.items():
+        for name, scenario in _SCENARIO_OPTIONS.items():
             if self.scenario != scenario and getattr(self, name) not in (None, math.inf):
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} belongs to --scenario {scenario}; the scenario is {self.scenario}")

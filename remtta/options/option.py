@@ -60,7 +60,7 @@ class Option(Bounds):
     """Make a field a command-line option: `lr: Annotated[float, Option("Learning rate.", above=0)] = 1e-3`.
 
     Attributes:
-        help: Its description, in one sentence.
+        help: Description, in one sentence.
         flags: Its names, the long one first; by default derived from the field's name.
         metavar: Placeholder for its value.
         default: What happens by default, if the field's default does not say so.
@@ -97,7 +97,7 @@ class Fixed:
 
 
 class Subset:
-    """The options that a command takes from a group, some with other defaults: `Annotated[Group, Only("a", "b", c=1)]`.
+    """The options that a command takes from a group, some with other defaults: `Annotated[Group, Subset("a", c=1)]`.
 
     They keep the group's order. All other fields have the group's defaults.
     """
@@ -108,25 +108,25 @@ class Subset:
 
 @dataclass(frozen=True)
 class PassedSettings:
-    """Marks a mapping of the settings of a config that were given, for those of its fields that are options."""
+    """Marks a mapping that holds the settings of a config that the user passed, by the names of its options."""
 
     config: type
 
 
 @dataclass(frozen=True)
 class OptionField:
-    """A field of a group, or a parameter of a command."""
+    """A field of a dataclass of options, or a parameter of a command."""
 
     name: str
-    type: Any  # its type, without None and metadata
+    type: Any  # without None and metadata
     optional: bool  # whether it may be None
-    default: Any  # its default, or `dataclasses.MISSING`
-    metadata: tuple[Any, ...]  # the metadata of `Annotated`
-    own_default: Any  # a command's own default for it, likewise
+    default: object  # `dataclasses.MISSING` if it is required
+    metadata: tuple[object, ...]  # of `Annotated`
+    command_default: object  # replaces `default` in one command; `MISSING` if it does not
 
-    def first(self, kind: type[T]) -> T | None:
+    def first(self, metadata_type: type[T]) -> T | None:
         """Return the first metadata of a class, or None."""
-        return next((each for each in self.metadata if isinstance(each, kind)), None)
+        return next((item for item in self.metadata if isinstance(item, metadata_type)), None)
 
     @property
     def option(self) -> Option | None:
@@ -139,107 +139,102 @@ class OptionField:
         return isinstance(self.type, type) and is_dataclass(self.type)
 
     @property
+    def is_list(self) -> bool:
+        """True if its values are passed as one comma-separated word."""
+        return get_origin(self.type) is tuple and get_args(self.type)[-1] is Ellipsis
+
+    @property
     def flag(self) -> str:
         """Its long name on the command line."""
         flags = self.option.flags if self.option else ()
         return flags[0].partition("/")[0] if flags else f"--{self.name.replace('_', '-')}"
 
 
-_MEMBERS: dict[type, tuple[OptionField, ...]] = {}
+_FIELDS: dict[type, tuple[OptionField, ...]] = {}  # functools.cache is typed for instances of hashable classes only
 
 
 def option_fields(group: type) -> tuple[OptionField, ...]:
     """Return a dataclass's fields, in order."""
-    if group not in _MEMBERS:
+    if group not in _FIELDS:
         hints = get_type_hints(group, include_extras=True)
-        _MEMBERS[group] = tuple(
-            member_of(
-                each.name, hints[each.name], each.default if each.default_factory is MISSING else each.default_factory()
+        _FIELDS[group] = tuple(
+            option_field(
+                item.name, hints[item.name], item.default if item.default_factory is MISSING else item.default_factory()
             )
-            for each in fields(group)
-            if each.init
+            for item in fields(group)
+            if item.init
         )
-    return _MEMBERS[group]
+    return _FIELDS[group]
 
 
-def member_of(name: str, annotation: Any, default: Any = MISSING) -> OptionField:
-    """Return the member for an annotation."""
-    kind, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-    parts = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
-    known = [part for part in parts if part is not types.NoneType]
-    inner = known[0]
-    if get_origin(inner) is Annotated:
-        inner, *more = get_args(inner)
+def option_field(name: str, annotation: object, default: object = MISSING) -> OptionField:
+    """Return the field for an annotation, such as `Annotated[int | None, Option("Seed.")]`."""
+    annotated, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    alternatives = get_args(annotated) if get_origin(annotated) in (Union, types.UnionType) else (annotated,)
+    value_type = next(alternative for alternative in alternatives if alternative is not types.NoneType)
+    if get_origin(value_type) is Annotated:
+        value_type, *more = get_args(value_type)
         metadata += more
-    return OptionField(name, inner, len(known) < len(parts), default, tuple(metadata), MISSING)
+    return OptionField(name, value_type, types.NoneType in alternatives, default, tuple(metadata), MISSING)
 
 
 def documented(group: type[T]) -> type[T]:
     """Add the help of a dataclass's options to its docstring, for Python's `help` and the documentation."""
     doc = (group.__doc__ or "").rstrip()
-    lines = [f"        {each.name}: {each.option.help}" for each in option_fields(group) if each.option]
+    lines = [f"        {field.name}: {field.option.help}" for field in option_fields(group) if field.option]
     head = [] if "Attributes:" in doc else ["", "    Attributes:"]
     group.__doc__ = "\n".join([doc, *head, *lines, "    "])
     return group
 
 
-def fixed_fields(group: type) -> dict[str, Any]:
+def fixed_fields(group: type) -> dict[str, object]:
     """Return the names and defaults of the fields that must not change when a run resumes."""
-    return {each.name: each.default for each in option_fields(group) if each.first(Fixed)}
+    return {field.name: field.default for field in option_fields(group) if field.first(Fixed)}
 
 
-def check_options(group: Any) -> None:
-    """Raise UsageError if a dataclass's field is no number, out of bounds, or not among its type's literals."""
-    for member in option_fields(type(group)):
-        value, name = getattr(group, member.name), member.name
-        if value is None and member.optional:
+def check_options(options: object) -> None:
+    """Raise UsageError if a field of a dataclass is not a number, out of bounds, or not among its type's literals."""
+    for field in option_fields(type(options)):
+        value, name = getattr(options, field.name), field.name
+        if value is None and field.optional:
             continue
-        if member.option and member.flag.removeprefix("--").replace("-", "_") != name:
-            name = member.flag.removeprefix("--")  # the name that users know: lambda
-        if get_origin(member.type) is Literal:
-            check(value in get_args(member.type), name, value, _listed(get_args(member.type)))
-        if member.type in (int, float):
-            check_number(member, name, value)
-        bounds = member.first(Bounds)
+        if field.option and field.flag.removeprefix("--").replace("-", "_") != name:
+            name = field.flag.removeprefix("--")  # the name that users know: lambda
+        if get_origin(field.type) is Literal:
+            *others, last = get_args(field.type)
+            check(value in (*others, last), name, value, f"{', '.join(others)} or {last}" if others else last)
+        if field.type in (int, float):
+            check_number(field, name, value)
+        bounds = field.first(Bounds)
         for number in value if isinstance(value, tuple) else (value,):
             if bounds and isinstance(number, int | float):
                 check(number in bounds, name, number, str(bounds))
 
 
-def check_number(member: OptionField, name: str, value: object) -> None:
-    """Raise UsageError if a value is not of the type of a member, which is a number."""
-    whole = member.type is int
+def check_number(field: OptionField, name: str, value: object) -> None:
+    """Raise UsageError if a value does not have the numeric type of a field."""
+    whole = field.type is int
     is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
-    check(is_number, name, value, f"a {'whole ' if whole else ''}number{' or None' if member.optional else ''}")
+    check(is_number, name, value, f"a {'whole ' if whole else ''}number{' or None' if field.optional else ''}")
 
 
-def _listed(values: tuple[str, ...]) -> str:
-    return " or ".join(filter(None, [", ".join(values[:-1]), values[-1]]))
-
-
-def read_value(member: OptionField, text: str) -> object:
-    """Parse a value of the command line by the member's type; raise UsageError if that is impossible."""
-    assert member.option
-    if member.option.read:
-        return member.option.read(text)
-    kind = get_args(member.type)[0]
-    if kind is str:
+def read_value(field: OptionField, text: str) -> object:
+    """Parse a value of the command line according to its field; raise UsageError if that is impossible."""
+    if field.option and field.option.read:
+        return field.option.read(text)
+    item_type = get_args(field.type)[0]
+    if item_type is str:
         return tuple(name.strip() for name in text.split(",") if name.strip())
     try:
-        return tuple(kind(part) for part in text.split(","))
+        return tuple(item_type(part) for part in text.split(","))
     except ValueError:
-        what = "whole numbers such as 1,2,3" if kind is int else "numbers such as 0,0.1,0.2"
-        raise UsageError(f"{member.flag} takes {what}, got {text}") from None
+        expected = "whole numbers such as 1,2,3" if item_type is int else "numbers such as 0,0.1,0.2"
+        raise UsageError(f"{field.flag} takes {expected}, got {text}") from None
 
 
-def is_list(member: OptionField) -> bool:
-    """Return whether its values are given as one comma-separated word."""
-    return get_origin(member.type) is tuple and get_args(member.type)[-1] is Ellipsis
-
-
-def read_pairs(pairs: Sequence[str], option: str) -> dict[str, Any]:
+def read_pairs(pairs: Sequence[str], option: str) -> dict[str, object]:
     """Parse `img_size=32` and the like to Python values, or else strings; raise UsageError for other forms."""
-    read: dict[str, Any] = {}
+    read: dict[str, object] = {}
     for pair in pairs:
         key, found, value = pair.partition("=")
         if option == "--set" and found and "." in key:

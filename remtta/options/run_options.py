@@ -1,22 +1,103 @@
-"""Options of a run over a stream."""
+"""Options of a run over a stream, and of its guard."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check
-from remtta.options.guard_options import GuardOptions
 from remtta.options.option import Bounds, Fixed, check_options, documented, in_answers, in_method, in_output, read_size
 
 DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
 
+Action = Literal["off", "warn", "rollback", "stop"]
+Answer = Literal["adapted", "both"]
 Smooth = Literal["off", "auto"]
 Engine = Literal["processes", "ray"]
-_BY_METHOD = GuardOptions()
 MAX_SEED = 2**63 - 1
+
+
+@documented
+@dataclass(frozen=True)
+class GuardOptions:
+    """Options of the guard: the model that predicts, and the response to harmful adaptation.
+
+    Attributes:
+        window: Number of frames on which a decision is based.
+        memory: Number of frames from which a dominant class is detected.
+        least: Minimum number of frames in the window for a decision.
+        renewed: Number of new frames between decisions.
+        doubt: How far the adapted model may fall behind before it is in doubt, relative to the mutual information of
+            the source model's predictions.
+        alarm: How far it may fall behind before an alarm.
+        patience: Number of frames in doubt after which the source weights are restored without an alarm.
+        lr_factor: Factor for the learning rate at each alarm.
+        forgive_after: Number of frames without an alarm after which one is forgiven.
+        most_drift: Norm of the change relative to the norm of the weights that raises an alarm by itself.
+    """
+
+    action: Annotated[
+        Action | None,
+        in_answers(
+            "What to do if adaptation makes predictions worse: only warn, restore the source weights (rollback), or "
+            "also end the run after the last retry (stop).",
+            flags=("--guard",),
+            default="by the method: rollback for remtta and light, else off",
+            common=True,
+            more="guard.md",
+        ),
+    ] = None
+    answer: Annotated[
+        Answer | None,
+        in_answers(
+            "Model that predicts: the adapted model, or both (mean of their probabilities).",
+            default="by the method: both for remtta, light and, with batch norms, fast, else adapted",
+            common=True,
+            more="guard.md#who-answers",
+        ),
+    ] = None
+    retries: Annotated[
+        int,
+        in_answers(
+            "Number of rollbacks; the alarm after the last one ends adaptation.", flags=("--guard-retries",), min=0
+        ),
+    ] = 8
+    window: int = 100
+    memory: int = 1000
+    least: int = 32
+    renewed: int = 10
+    doubt: float = 0.04
+    alarm: float = 0.3
+    patience: int = 500
+    lr_factor: float = 0.5
+    forgive_after: int = 10_000
+    most_drift: float = 0.5
+
+    @property
+    def acts(self) -> bool:
+        """True if it acts on harm instead of only reporting it."""
+        return self.action in ("rollback", "stop")
+
+    def filled(self, action: Action = "rollback", answer: Answer = "adapted") -> GuardOptions:
+        """Return a copy with the action and answer that were left open."""
+        return dataclasses.replace(self, action=self.action or action, answer=self.answer or answer)
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        for name in ("memory", "renewed", "patience", "forgive_after"):
+            check(getattr(self, name) >= 1, f"the guard's {name.replace('_', ' ')}", getattr(self, name), ">= 1")
+        check(
+            2 <= self.least <= self.window, "the guard's least frames", self.least, f"in 2 to its {self.window} frames"
+        )
+        check(0 < self.doubt <= self.alarm, "the guard's doubt", self.doubt, "> 0 and at most its alarm")
+        check(0 < self.most_drift < math.inf, "the guard's most drift", self.most_drift, "> 0 and finite")
+        check(0 < self.lr_factor <= 1, "the guard's lr factor", self.lr_factor, "in (0, 1]")
+
+
+_BY_METHOD = GuardOptions()
 
 
 @documented
@@ -34,12 +115,12 @@ class RunOptions:
     )
     reset_every: Annotated[
         int | None,
-        in_method("Restore the source weights each time N frames have been learned from.", min=1, metavar="N"),
+        in_method("Restore the source weights after every N frames used for updates.", min=1, metavar="N"),
         Fixed(),
     ] = None
     adapt_for: Annotated[
         int | None,
-        in_method("Learn from the first N frames, in whole batches, then only predict.", min=1, metavar="N"),
+        in_method("Adapt on the first N frames, in whole batches; then only predict.", min=1, metavar="N"),
         Fixed(),
     ] = None
     guard: Annotated[GuardOptions | None, Fixed()] = _BY_METHOD
@@ -56,7 +137,7 @@ class RunOptions:
         float | None,
         in_answers(
             "Estimate the accuracy over the last 500 frames, given the model's accuracy on clean images (0 to 1); "
-            "unlabelled clean images in --source-data make it more exact.",
+            "unlabelled clean images in --source-data make it more accurate.",
             metavar="ACCURACY",
             common=True,
             more="estimates.md#estimated-accuracy",
@@ -70,7 +151,7 @@ class RunOptions:
     resume: Annotated[
         bool,
         in_output(
-            "Continue the run in --output as if it had not stopped, or start it if there is none.",
+            "Continue the run in --output where it stopped; start a new one if there is none.",
             common=True,
             more="reliability.md",
         ),
@@ -87,7 +168,9 @@ class RunOptions:
     max_ms: Annotated[
         float | None,
         in_output(
-            "Mean time per frame in ms; updates are skipped to keep to it, predictions never.", above=0, below=math.inf
+            "Target mean time per frame in ms; updates are skipped to meet it, predictions never.",
+            above=0,
+            below=math.inf,
         ),
     ] = None
     realtime: Annotated[bool, in_output("Skip updates, never predictions, to keep up with a video or live source.")] = (
@@ -97,7 +180,7 @@ class RunOptions:
     flush_after: Annotated[
         float | None,
         in_output(
-            "Predict frames that have waited this long for a full batch; they are learned from later, in their batch.",
+            "Predict frames that have waited this long for a full batch; they enter an update later, in their batch.",
             metavar="SECONDS",
             min=0,
             below=math.inf,

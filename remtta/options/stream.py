@@ -32,7 +32,7 @@ class LiveOptions:
     reconnect_for: Annotated[
         float,
         in_stream(
-            "Seconds to wait for a lost camera or network stream; 0 ends the run. If given, or with --resume or "
+            "Seconds to wait for a lost camera or network stream; 0 ends the run. If set, or with --resume or "
             "--streams, also wait for a source that is missing at the start.",
             metavar="SECONDS",
             min=0,
@@ -43,7 +43,7 @@ class LiveOptions:
         ),
     ] = 60.0
     buffer: Annotated[
-        Buffer, in_stream("Frames to use of a live source that is faster than the model.", default="latest")
+        Buffer, in_stream("Which frames of a live source to use if it is faster than the model.", default="latest")
     ] = "latest"
     open_timeout_s: float = OPEN_TIMEOUT_S
     read_timeout_s: float = READ_TIMEOUT_S

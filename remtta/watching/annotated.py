@@ -1,16 +1,18 @@
-"""A video of what the model saw and predicted, playable but for the last frame even if the run is killed."""
+"""A video of frames and predictions. If the run is killed, only the last frame is lost."""
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remtta.errors import needed
 from remtta.files import check_target, writing
 
 if TYPE_CHECKING:
+    from av.container import OutputContainer
+    from av.video.stream import VideoStream
     from PIL import Image
 
     from remtta.runs.reading import Row
@@ -47,10 +49,9 @@ class AnnotatedVideo:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._container: Any = None
-        self._stream: Any = None
+        self._video: tuple[OutputContainer, VideoStream] | None = None  # opened at the first frame
         self._last_ms = -_FRAME_MS
-        self._shift_ms, self._before_ms = 0, 0.0  # of the source's times
+        self._shift_ms, self._previous_ms = 0, 0.0  # of the source's times
 
     def __call__(self, view: View) -> None:
         with writing(self._path):
@@ -60,34 +61,37 @@ class AnnotatedVideo:
 
     def close(self) -> None:
         """Flush the encoder and finish the file."""
-        if self._container:
+        if self._video:
+            container, stream = self._video
             with writing(self._path):
-                self._container.mux(self._stream.encode(None))
-                self._container.close()
+                container.mux(stream.encode(None))
+                container.close()
 
     def _add(self, picture: Image.Image, time_s: float | None) -> None:
         import av
         import numpy as np
 
-        if self._container is None:
-            self._open(*picture.size)
+        if self._video is None:
+            self._video = self._open(*picture.size)
+        container, stream = self._video
         ms = round(1000 * (time_s or 0))
-        if time_s is None or ms < self._before_ms:  # an image, or the next video of a list, whose times restart
+        if time_s is None or ms < self._previous_ms:  # an image, or the next video of a list, whose times restart
             self._shift_ms = self._last_ms + _FRAME_MS - ms
-        self._before_ms = math.inf if time_s is None else ms
+        self._previous_ms = math.inf if time_s is None else ms
         self._last_ms = max(ms + self._shift_ms, self._last_ms + 1)  # live frames can arrive at nearly the same time
         frame = av.VideoFrame.from_ndarray(np.asarray(picture), format="rgb24")
         frame.pts, frame.time_base = self._last_ms, _MS
-        self._container.mux(self._stream.encode(frame))
+        container.mux(stream.encode(frame))
 
-    def _open(self, width: int, height: int) -> None:
+    def _open(self, width: int, height: int) -> tuple[OutputContainer, VideoStream]:
         import av
 
-        self._container = av.open(str(self._path), "w", options=_MP4)
+        container = av.open(str(self._path), "w", options=_MP4)
         options = {"preset": "veryfast", "tune": "zerolatency"}  # zerolatency outputs each frame at once
-        self._stream = self._container.add_stream("libx264", rate=1000 // _FRAME_MS, options=options)
-        self._stream.width, self._stream.height, self._stream.pix_fmt = width, height, "yuv420p"
-        self._stream.codec_context.time_base = _MS
+        stream = container.add_stream("libx264", rate=1000 // _FRAME_MS, options=options)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.codec_context.time_base = _MS
+        return container, stream
 
     def _picture(self, frame: DecodedFrame, row: Row, guard: str | None) -> Image.Image:
         """Return the frame, enlarged if small, above a band with two lines of text; both sides are even."""
@@ -101,17 +105,15 @@ class AnnotatedVideo:
         picture.paste(seen.resize((width, height), Image.Resampling.NEAREST))
         draw, font = ImageDraw.Draw(picture), ImageFont.load_default(_TEXT)
         verdict = f"guard: {guard}" if guard else "no guard"
-        for number, line in enumerate((_answer(row), f"{_answered_by(row)}; {verdict}")):
+        label = row["class"] if row["label"] is None else row["label"]
+        lines = f"{label} {100 * row['prob']:.0f} %", f"{_predicted_by(row)}; {verdict}"
+        for number, line in enumerate(lines):
             text = "".join(sign if sign.isprintable() else "?" for sign in line)
             draw.text((8, height + 8 + number * _BAND // 2.3), text, fill="white", font=font, anchor="la")
         return picture
 
 
-def _answer(row: Row) -> str:
-    return f"{row['class'] if row['label'] is None else row['label']} {100 * row['prob']:.0f} %"
-
-
-def _answered_by(row: Row) -> str:
+def _predicted_by(row: Row) -> str:
     """Return which model made a row's prediction, in a few words."""
     if row.get("answered_by") == "both":
         return f"adapted {100 * row['weight']:.0f} %, source {100 - 100 * row['weight']:.0f} %"

@@ -7,10 +7,10 @@ import glob
 import json
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from remtta.errors import OutputError, UsageError
 from remtta.files import remove_leftovers, write_atomically, writing
@@ -24,9 +24,8 @@ _MAX_BYTES = 65_536  # far more than it ever holds
 
 
 def check_health_path(path: Path, folder: Path) -> None:
-    """Raise before any work if the health file could not be written; raise UsageError if its folder does not exist, it
-    is one of the run's own files, its name in the run's folder, which need not exist yet, does not end in .json, or
-    another kind of file is there.
+    """Raise UsageError, before any work, if the health file's folder does not exist, it is one of the run's own files,
+    it has another suffix than .json in the run's folder (which need not exist yet), or another kind of file is there.
     """
     parent = _target(path).parent
     within = parent == Path(os.path.realpath(folder))
@@ -59,12 +58,12 @@ def _is_health_file(path: Path) -> bool:
     return isinstance(content, dict) and {"time", "state"} <= set(content)
 
 
-def vitals(run: Run) -> dict[str, Any]:
+def vitals(run: Run) -> dict[str, object]:
     """Return a run's state; can be called at any time from any thread."""
-    summary, guard, live = run.summary, run.context.pipeline.guard, run.context.stream.live_source
+    summary, guard, live_source = run.summary, run.context.pipeline.guard, run.context.stream.live_source
     ended = summary.ended
     return {
-        "state": ended or (live.state if live else "running"),
+        "state": ended or (live_source.state if live_source else "running"),
         **({"reason": summary.exit_reason} if ended == "error" else {}),
         "frames": summary.num_frames,
         "skipped": summary.num_skipped,
@@ -89,7 +88,7 @@ class HealthFile:
         report: Returns the values to write besides the time; called from the thread.
     """
 
-    def __init__(self, path: Path, report: Callable[[], dict[str, Any]], every_s: float = EVERY_S) -> None:
+    def __init__(self, path: Path, report: Callable[[], Mapping[str, object]], every_s: float = EVERY_S) -> None:
         self._path, self._report, self._every_s = _target(path), report, every_s
         self._done = threading.Event()
         with writing(self._path.parent):

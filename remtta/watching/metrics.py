@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from remtta.runs.budget import Latencies
     from remtta.runs.run import Run
 
-_PATIENCE_S, _MOST_CLIENTS = 10.0, 16
+IDLE_TIMEOUT_S, MAX_CLIENTS = 10.0, 16
 
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the histograms' buckets; exact to within 4 %, the width of a bin of `Latencies`."""
@@ -29,14 +29,13 @@ _HISTOGRAMS = {
     "read_seconds": ("Time to read a frame from the source.", "reads"),
     "decode_seconds": ("Time to decode and preprocess a frame.", "decodes"),
 }
-"""Metric to its description, and the attribute of a run's record that holds it."""
-
+"""Description of each metric, and the attribute of a run's record that holds it."""
 
 Sample = Mapping[str, Any]
 """The counts of a run, as returned by `sample`."""
 
 Watch = Callable[[], Mapping[str, Sample]]
-"""Returns the current runs by the names of their streams; "" if there is only one. Called from other threads."""
+"""Returns the current runs by stream name ("" for a single stream). Called from other threads."""
 
 
 def parse_metrics_address(text: str) -> tuple[str, int]:
@@ -60,14 +59,13 @@ class Metrics:
         registry: CollectorRegistry = prometheus_client.CollectorRegistry()
         registry.register(self)
         try:
-            # At the start, so that a port in use is reported before a model is loaded.
             self._server, self._thread = prometheus_client.start_http_server(address[1], address[0], registry)
-        except (OSError, UnicodeError) as error:  # UnicodeError: a..b is no name of a host
+        except (OSError, UnicodeError) as error:  # UnicodeError: for a host name such as a..b
             where, why = f"{address[0]}:{address[1]}", getattr(error, "strerror", None) or error
             raise UsageError(f"--metrics {where}: {why}; choose another port, or a host of this machine") from error
-        # Clients that send nothing or are gone, or too many, must not use up the descriptors that the run needs.
-        self._server.RequestHandlerClass = type("_", (self._server.RequestHandlerClass,), {"timeout": _PATIENCE_S})
-        self._server.verify_request = lambda request, address: _num_clients() < _MOST_CLIENTS
+        # Clients that are idle, gone or too many must not use up the file descriptors that the run needs.
+        self._server.RequestHandlerClass = type("_", (self._server.RequestHandlerClass,), {"timeout": IDLE_TIMEOUT_S})
+        self._server.verify_request = lambda request, address: _num_clients() < MAX_CLIENTS
         self._server.handle_error = lambda request, address: None
 
     def collect(self) -> Iterator[Metric]:
@@ -80,23 +78,24 @@ class Metrics:
         )
 
         runs = self.watch()
-        yield GaugeMetricFamily("remtta_loading", "1 until the model is there and the runs begin.", float(not runs))
+        yield GaugeMetricFamily("remtta_loading", "1 until the model is loaded and the runs begin.", float(not runs))
         info = InfoMetricFamily("remtta_run", "The model and method of a run.", labels=["stream"])
         for name, run in runs.items():
             info.add_metric([name], {**run["run"], "version": __version__})
         yield info
-        for kind, group in ((CounterMetricFamily, "counters"), (GaugeMetricFamily, "gauges")):
-            for metric, text in {m: text for run in runs.values() for m, (text, _) in run[group].items()}.items():
-                family = kind(f"remtta_{metric}", text, labels=["stream"])
-                for name, run in runs.items():
-                    if (value := run[group].get(metric, ("", None))[1]) is not None:
+        for group, family_type in (("counters", CounterMetricFamily), ("gauges", GaugeMetricFamily)):
+            families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+            for name, run in runs.items():
+                for metric, (text, value) in run[group].items():
+                    family = families.setdefault(metric, family_type(f"remtta_{metric}", text, labels=["stream"]))
+                    if value is not None:
                         family.add_metric([name], value)
-                yield family
+            yield from families.values()
+        edges = [*(f"{edge:g}" for edge in BUCKETS_S), "+Inf"]
         for metric, (text, _) in _HISTOGRAMS.items():
             histogram = HistogramMetricFamily(f"remtta_{metric}", text, labels=["stream"])
             for name, run in runs.items():
                 counts, seconds = run["histograms"][metric]
-                edges = [*(f"{edge:g}" for edge in BUCKETS_S), "+Inf"]
                 histogram.add_metric([name], list(zip(edges, counts, strict=True)), seconds)
             yield histogram
 
@@ -113,26 +112,26 @@ def _num_clients() -> int:
 
 def sample(run: Run) -> Sample:
     """Return the counts of a run in a form that JSON can hold; can be called at any time from any thread."""
-    taken: dict[str, Latencies] = {metric: getattr(run.record, name) for metric, (_, name) in _HISTOGRAMS.items()}
+    latencies: dict[str, Latencies] = {name: getattr(run.record, field) for name, (_, field) in _HISTOGRAMS.items()}
     return {
         "run": {"model": run.context.card.name, "method": run.context.method},
         "counters": _counters(run),
         "gauges": _gauges(run),
-        "histograms": {metric: (each.cumulative_counts(BUCKETS_S), each.seconds) for metric, each in taken.items()},
+        "histograms": {name: (item.cumulative_counts(BUCKETS_S), item.seconds) for name, item in latencies.items()},
     }
 
 
 def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
-    """Return values that only grow, over all parts of a run; name to description and value."""
+    """Return values that only grow, over all parts of a run: description and value by name."""
     summary, guard = run.summary, run.context.pipeline.guard
     live = run.record.live_counts
     return {
         "frames": ("Frames seen, unreadable ones included.", summary.num_frames),
         "skipped": ("Frames that could not be read.", summary.num_skipped),
-        "not_adapted": ("Frames predicted and not learned from.", summary.progress.not_adapted),
+        "not_adapted": ("Frames predicted, but not used for an update.", summary.progress.not_adapted),
         "updates": ("Optimizer steps.", summary.num_updates),
-        "answered_by_source": ("Frames that the source model answered alone.", summary.progress.by_source),
-        "answered_by_both": ("Frames that the source model had a share in.", summary.progress.by_both),
+        "answered_by_source": ("Frames predicted by the source model alone.", summary.progress.by_source),
+        "answered_by_both": ("Frames predicted by source and adapted model together.", summary.progress.by_both),
         "guard_alarms": ("Alarms of the guard.", guard.detector.status.total_alarms if guard else None),
         "dropped": ("Frames dropped for newer ones.", live.get("dropped")),
         "gaps": ("Times a live source was lost and came back.", live.get("gaps")),
@@ -140,19 +139,19 @@ def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
 
 
 def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
-    """Return values that rise and fall."""
+    """Return values that rise and fall: description and value by name."""
     summary = run.summary
     predicted = None if summary.last_frame is None else datetime.fromisoformat(summary.last_frame).timestamp()
     guard = run.context.pipeline.guard if summary.num_frames else None  # before the first frame it has no state
     lead = guard.detector.status.lead if guard else math.nan
     return {
-        "running": ("1 until the run has ended.", float(summary.ended is None)),
-        "failed": ("1 where an error has ended it.", float(summary.ended == "error")),
+        "running": ("1 until the run ends.", float(summary.ended is None)),
+        "failed": ("1 if an error ended the run.", float(summary.ended == "error")),
         "last_frame_timestamp_seconds": ("When a frame was last predicted.", predicted),
         "lag_seconds": ("Age of a live source's oldest frame when it was predicted.", summary.lag_s),
         "entropy_nats": ("Mean entropy of the last batch's predictions.", summary.entropy),
-        "estimated_accuracy": ("Of the answers to the last 500 frames.", summary.estimates.get("answers")),
-        "adapted_weight": ("The adapted model's share in answers.", guard.weight if guard else None),
+        "estimated_accuracy": ("Of the predictions of the last 500 frames.", summary.estimates.get("answers")),
+        "adapted_weight": ("Weight of the adapted model in predictions.", guard.weight if guard else None),
         "guard_lead": (
             "Relative lead of the adapted model over the source model; negative means harm.",
             lead if math.isfinite(lead) else None,

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import sys
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from remtta.errors import OutputError, UsageError, needed
@@ -19,15 +20,17 @@ from remtta.files import write_json
 from remtta.runs.folder import MQTT, PREDICTIONS
 
 if TYPE_CHECKING:
+    from paho.mqtt.reasoncodes import ReasonCode
+
     from remtta.runs.run_writer import View
 
 PATIENCE_S = 5.0  # for the broker to take the rest at the end
 _POLL_S, _SAVE_EVERY_S = 0.05, 1.0
 _MAX_IN_FLIGHT = 200  # messages not yet confirmed by the broker
-_RETRY_S = (1, 30)
+RETRY_S = (1, 30)
 _PORTS = {"mqtt": 1883, "mqtts": 8883}
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,9 @@ def parse_topic(text: str) -> Topic:
 
 
 class Publisher:
-    """Publishes the lines of a run's predictions from its own thread, so that the broker delays no prediction.
+    """Publishes the lines of a run's predictions file from a thread, so that the broker delays no prediction.
 
-    Confirmed progress is noted in the run's folder; a resumed run, to which existing predictions belong, continues from
-    there.
+    The run's folder records how much the broker has confirmed, and a resumed run continues from there.
     """
 
     def __init__(self, topic: Topic, folder: Path, *, resume: bool) -> None:
@@ -76,17 +78,17 @@ class Publisher:
         from paho.mqtt.enums import CallbackAPIVersion
 
         self._topic, self._folder, self._resume = topic, folder, resume
-        self._begun, self._done = threading.Event(), threading.Event()
+        self._started, self._closing = threading.Event(), threading.Event()
         self._in_flight: deque[tuple[int, int]] = deque()  # message ids, and where their lines end
         self._confirmed: set[int] = set()
-        self._read = self._sent = self._noted = 0
+        self._read = self._sent = self._saved = 0  # bytes of the file
         self._warned = False
         self._client = Client(CallbackAPIVersion.VERSION2)
         if topic.user is not None:
             self._client.username_pw_set(topic.user, topic.password)
         if topic.secure:
             self._client.tls_set()
-        self._client.reconnect_delay_set(*_RETRY_S)
+        self._client.reconnect_delay_set(*RETRY_S)
         self._client.on_connect = self._log_connection
         self._client.on_connect_fail = lambda client, data: self._warn(f"cannot be reached ({sys.exception()})")
         self._client.on_disconnect = lambda client, data, flags, reason, more: self._warn(f"is lost ({reason})")
@@ -98,54 +100,56 @@ class Publisher:
 
     def __call__(self, view: View) -> None:
         """Start publishing: the file now belongs to this run."""
-        self._begin()
+        self._start()
 
-    def _begin(self) -> None:
-        if not self._begun.is_set():
-            self._read = self._sent = self._noted = self._earlier() if self._resume else 0
-            self._begun.set()
+    def _start(self) -> None:
+        if not self._started.is_set():
+            self._read = self._sent = self._saved = self._sent_before() if self._resume else 0
+            self._started.set()
 
     def close(self) -> None:
         """Publish the rest, as far as the broker accepts it within a few seconds."""
         if self._resume:  # the rest of an earlier part, if no frame followed
-            self._begin()
-        self._done.set()
+            self._start()
+        self._closing.set()
         self._thread.join()
         self._client.on_disconnect = None
         self._client.disconnect()
         self._client.loop_stop()
-        if self._begun.is_set() and self._left:
+        if self._started.is_set() and self._num_unsent:
             _log.warning("%s has not confirmed all predictions; --resume sends the rest", self._topic.shown)
 
     @property
-    def _left(self) -> int:
+    def _num_unsent(self) -> int:
         """Number of bytes of the file not yet confirmed."""
         path = self._folder / PREDICTIONS
         return (path.stat().st_size if path.exists() else 0) - self._sent
 
-    def _earlier(self) -> int:
+    def _sent_before(self) -> int:
         """Return the number of bytes that an earlier part of the run has published to this topic."""
         try:
-            noted = json.loads((self._folder / MQTT).read_bytes())
+            saved = json.loads((self._folder / MQTT).read_bytes())
             with open(self._folder / PREDICTIONS, "rb") as file:
-                file.seek(noted["sent_bytes"] - 1)
-                return int(noted["sent_bytes"]) if noted["to"] == self._topic.shown and file.read(1) == b"\n" else 0
+                file.seek(saved["sent_bytes"] - 1)
+                return int(saved["sent_bytes"]) if saved["to"] == self._topic.shown and file.read(1) == b"\n" else 0
         except (OSError, ValueError, KeyError, TypeError):  # missing or damaged: publish all of it again
             return 0
 
     def _work(self) -> None:
-        noted_at, deadline = time.monotonic(), None
-        while True:
-            if self._begun.is_set():
+        saved_at, deadline = time.monotonic(), math.inf
+        while time.monotonic() < deadline:
+            if self._started.is_set():
                 self._send_new()
-                self._count_confirmed()
-            ends = self._done.is_set()
-            deadline = deadline or (time.monotonic() + PATIENCE_S if ends else None)
-            if ends and (not self._begun.is_set() or not self._left or time.monotonic() > (deadline or 0)):
-                break
-            if time.monotonic() - noted_at > _SAVE_EVERY_S:
+                while self._in_flight and self._in_flight[0][0] in self._confirmed:
+                    message, self._sent = self._in_flight.popleft()
+                    self._confirmed.discard(message)
+            if self._closing.is_set():
+                if not self._started.is_set() or not self._num_unsent:
+                    break
+                deadline = min(deadline, time.monotonic() + PATIENCE_S)
+            if time.monotonic() - saved_at > _SAVE_EVERY_S:
                 self._save()
-                noted_at = time.monotonic()
+                saved_at = time.monotonic()
             time.sleep(_POLL_S)
         self._save()
 
@@ -160,18 +164,13 @@ class Publisher:
                 self._read += len(line)
                 self._in_flight.append((self._client.publish(self._topic.name, line.rstrip(), qos=1).mid, self._read))
 
-    def _count_confirmed(self) -> None:
-        while self._in_flight and self._in_flight[0][0] in self._confirmed:
-            message, self._sent = self._in_flight.popleft()
-            self._confirmed.discard(message)
-
     def _save(self) -> None:
-        if self._sent != self._noted:
+        if self._sent != self._saved:
             with contextlib.suppress(OutputError):  # the disk may be full for now; lines may be sent twice
                 write_json(self._folder / MQTT, {"to": self._topic.shown, "sent_bytes": self._sent})
-                self._noted = self._sent
+                self._saved = self._sent
 
-    def _log_connection(self, client: Any, data: Any, flags: Any, reason: Any, more: Any) -> None:
+    def _log_connection(self, client: object, data: object, flags: object, reason: ReasonCode, more: object) -> None:
         if reason.is_failure:
             self._warn(f"refuses: {reason}")
         self._warned = bool(reason.is_failure)

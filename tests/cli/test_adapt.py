@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from remtta.cli.progress import progress
+from remtta.cli.reporting import run_progress
 from remtta.runs.progress import RunProgress
 from remtta.runs.summary import RunSummary
 from tests.command import refusal_of, remtta_here
@@ -25,7 +25,7 @@ def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
     caplog.set_level("INFO", logger="remtta")
     clock = iter((0.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0))
     monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    with progress(500, hidden=False) as advance:
+    with run_progress(500, hidden=False) as advance:
         for frames in (50, 100, 150, 200):
             advance(RunSummary(Path("run"), RunProgress(frames=frames, updates=frames // 50, seconds=10)))
     assert caplog.messages == [
@@ -43,15 +43,14 @@ def test_on_a_terminal_a_bar_tells_it_without_colours_if_they_are_not_wanted(
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with progress(500, hidden=False) as advance:
+    with run_progress(500, hidden=False) as advance:
         advance(RunSummary(Path("run"), RunProgress(frames=50, updates=1, seconds=10)))
     assert "50/500" in terminal.getvalue() and "1 update" in terminal.getvalue()
     assert bool(re.search(r"\x1b\[[\d;]*m", terminal.getvalue())) == coloured
 
 
-def test_a_seed_decides_every_random_choice(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "4"]
-    options += ["--method", "rem", "--set", "masking=random"]
+def test_a_seed_decides_every_random_choice(frames: Path, tiny: list[str], tmp_path: Path) -> None:
+    options = [*tiny, "-b", "4", "--method", "rem", "--set", "masking=random"]
     for number, seed in enumerate(("0", "7", "7")):
         assert remtta_here("adapt", frames, *options, "--seed", seed, "-o", tmp_path / str(number)) == 0
     first, second, third = (load_file(tmp_path / str(number) / "delta.safetensors") for number in range(3))
@@ -60,16 +59,15 @@ def test_a_seed_decides_every_random_choice(frames: Path, checkpoint: Path, tmp_
 
 
 def test_resume_continues_in_the_folder_it_is_given(
-    frames: Path, checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    frames: Path, tiny: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--batch-size", "4"]
-    run = tmp_path / "run"
-    assert "name it with --output" in refusal_of(capfd, "adapt", frames, *options, "--resume")
-    assert remtta_here("adapt", frames, *options, "--output", run, "--limit", "8", "--resume") == 0
-    assert "--resume to continue it" in refusal_of(capfd, "adapt", frames, *options, "--output", run)
-    assert remtta_here("adapt", frames, *options, "--output", run, "--resume") == 0
+    run, adapt = tmp_path / "run", ["adapt", str(frames), *tiny, "--batch-size", "4"]
+    assert "name it with --output" in refusal_of(capfd, *adapt, "--resume")
+    assert remtta_here(*adapt, "--output", run, "--limit", "8", "--resume") == 0
+    assert "--resume to continue it" in refusal_of(capfd, *adapt, "--output", run)
+    assert remtta_here(*adapt, "--output", run, "--resume") == 0
     assert "resuming" in capfd.readouterr().err
-    assert remtta_here("adapt", frames, *options, "--output", tmp_path / "whole") == 0
+    assert remtta_here(*adapt, "--output", tmp_path / "whole") == 0
     assert (run / "predictions.jsonl").read_bytes() == (tmp_path / "whole" / "predictions.jsonl").read_bytes()
 
 
@@ -96,40 +94,39 @@ def test_order_weights_and_deadlines_are_those_asked_for(checkpoint: Path, tmp_p
     assert live[0]["adapted"] and records[2]["options"]["realtime"]
 
 
-def test_guard_stop_ends_with_its_own_exit_code(checkpoint: Path, tmp_path: Path) -> None:
-    folder = draw_folder(tmp_path / "long", range(48))
-    options = [*TINY_OPTIONS, *f"--checkpoint {checkpoint} --batch-size 6 --lr 0.9 --anchor 0 -q".split()]
-    stopping = ("--guard", "stop", "--guard-retries", "0")
-    assert remtta_here("adapt", folder, *options, "--output", tmp_path / "stop", *stopping) == 5
+def test_guard_stop_ends_with_its_own_exit_code(tiny: list[str], tmp_path: Path) -> None:
+    draw_folder(tmp_path / "long", range(48))
+    options = ["--batch-size", "6", "--lr", "0.9", "--anchor", "0", "-q", "--guard", "stop", "--guard-retries", "0"]
+    adapt: list[str | Path] = ["adapt", tmp_path / "long", *tiny, *options, "--output", tmp_path / "stop"]
+    assert remtta_here(*adapt) == 5
     record = record_of(tmp_path / "stop")
     assert record["exit_reason"] == "guard" and record["guard"]["retired"]
     before = rows_of(tmp_path / "stop")
     assert len(before) < 48 and before[-1]["answered_by"] == "source"
-    assert remtta_here("adapt", folder, *options, "--output", tmp_path / "stop", *stopping, "--resume") == 5
+    assert remtta_here(*adapt, "--resume") == 5
     assert rows_of(tmp_path / "stop") == before
 
 
 def test_an_empty_list_is_no_failure(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("remtta.streams.sources.read_paths", lambda descriptor, null_separated: iter(()))
-    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint)]
     before = set(tmp_path.iterdir())
-    assert remtta_here("adapt", "-", *options) == 0
+    assert remtta_here("adapt", "-", *tiny) == 0
     told = capfd.readouterr()
     assert told.out == ""
     assert told.err.endswith("the list of frames is empty: nothing to do, and no run folder is left\n")
-    assert remtta_here("adapt", "-", *options, "--resume", "-o", "run", "-q", "--predictions", "-") == 0
+    assert remtta_here("adapt", "-", *tiny, "--resume", "-o", "run", "-q", "--predictions", "-") == 0
     assert capfd.readouterr() == ("", "")
     assert set(tmp_path.iterdir()) == before
 
 
 def test_the_folder_that_was_chosen_is_the_only_line_on_standard_output(
-    frames: Path, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    frames: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--method", "source"]
+    options = [*tiny, "--method", "source"]
     assert remtta_here("adapt", frames, *options) == 0
     [line] = capfd.readouterr().out.splitlines()
     assert Path(line).parent == Path("runs") and record_of(Path(line))["exit_reason"] == "completed"

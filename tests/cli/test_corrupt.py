@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -54,9 +55,8 @@ def test_a_labelled_folder_becomes_an_imagenet_c_tree(
 ) -> None:
     out = tmp_path / "out"
     assert remtta_here("corrupt", photos, out, *FAST, "--severity", "1,5") == 0
-    captured = capfd.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("6 images, 24 corrupted images written, ")
+    stdout, stderr = capfd.readouterr()
+    assert stdout == "" and stderr.startswith("6 images, 24 corrupted images written, ")
     names = ["cat_2.png", "cat_10.png", "more/last.png"]
     assert set(tree_of(out)) == {
         f"{name}/{severity}/{label}/{file.replace('cat_', label + '_')}"
@@ -66,9 +66,7 @@ def test_a_labelled_folder_becomes_an_imagenet_c_tree(
         for file in names
     }
     record = record_of(out)
-    assert record["exit_reason"] == "done"
-    assert record["written"] == 24
-    assert record["skipped"] == []
+    assert (record["exit_reason"], record["written"], record["skipped"]) == ("done", 24, [])
     assert record["settings"]["seed"] == 0
     assert record["corruptions"]["contrast"]["severities"] == [1, 5]
     assert record["corruptions"]["contrast"]["imagenet"][4] == {"factor": 0.05}
@@ -81,8 +79,7 @@ def test_every_file_holds_what_the_library_makes(photos: Path, tmp_path: Path) -
     source = load_image(photos / "dog" / "dog_2.png")
     for name in names:
         expected = corrupt(source, name, 5, generator_of(7, name, 5, "dog/dog_2.png"))
-        made = load_image(out / name / "5" / "dog" / "dog_2.png")
-        assert np.array_equal(np.asarray(made), np.asarray(expected)), name
+        assert np.array_equal(np.asarray(load_image(out / name / "5/dog/dog_2.png")), np.asarray(expected)), name
 
 
 def test_an_unlabelled_folder_and_a_single_image_have_no_class_level(frames: Path, tmp_path: Path) -> None:
@@ -112,7 +109,7 @@ def test_size_and_format(tmp_path: Path) -> None:
 def test_prepare_resizes_and_crops_as_imagenet_c_does() -> None:
     image = draw_image(0, 500, 375)
     expected = image.resize((341, 256), Image.Resampling.BILINEAR).crop((58, 16, 282, 240))
-    assert np.array_equal(np.asarray(prepare(image, 224)), np.asarray(expected))
+    assert prepare(image, 224) == expected
     assert prepare(image, None) is image
     assert prepare(draw_image(0, 3, 1000), 7).size == (7, 7)
     assert prepare(draw_image(0, 32_000, 1), 224).size == (224, 224)
@@ -211,8 +208,7 @@ def test_what_cannot_be_read_is_skipped_and_listed(
         assert remtta_here("corrupt", photos, out, *FAST[:2], "--jobs", jobs) == 0
         err = capfd.readouterr().err
         assert "Warning: skipping cat/broken.jpg: not an image that Pillow can read" in err
-        assert "9 images, " in err
-        assert ", 3 skipped, " in err
+        assert "9 images, " in err and ", 3 skipped, " in err
         skipped = {entry["source"]: entry["error"] for entry in record_of(out)["skipped"]}
         assert skipped.keys() == {"cat/broken.jpg", "dog/cut.jpg", "dog/long.png"}
         assert skipped["dog/long.png"] == "32767x2: sides may have up to 32766 pixels"
@@ -223,10 +219,8 @@ def test_a_tree_made_before_is_no_source(photos: Path, tmp_path: Path) -> None:
     assert remtta_here("corrupt", photos, tmp_path / "out", *FAST) == 0
     (tmp_path / "out").rename(photos / "out")
     (photos / "link").symlink_to(photos / "out")
-    inside = len(list((photos / "out").rglob("*.*")))
-    assert inside > 1
-    names = {image.name for image in find_images(photos, tmp_path / "other")}
-    assert not any(name.startswith(("out/", "link/")) for name in names)
+    assert len(list((photos / "out").rglob("*.*"))) > 1
+    assert not [image for image in find_images(photos, tmp_path / "other") if image.name.startswith(("out/", "link/"))]
 
 
 def test_a_destination_in_the_source_is_refused(photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -241,13 +235,9 @@ def test_a_destination_in_the_source_is_refused(photos: Path, capfd: pytest.Capt
 
 def test_names_that_would_fall_together_stay_apart(tmp_path: Path) -> None:
     names = [PurePath(name) for name in ("x/a.bmp", "x/a.TIF", "x/a.jpg", "y/a.bmp", "x/b.bmp", "x/B.tif", "x/c.JPG")]
-    targets = target_names(names, "jpeg")
-    assert targets[PurePath("x/a.jpg")] == "x/a.jpg"
-    assert targets[PurePath("x/a.bmp")] == "x/a.bmp.JPEG"
-    assert targets[PurePath("x/a.TIF")] == "x/a.TIF.JPEG"
-    assert targets[PurePath("y/a.bmp")] == "y/a.JPEG"
-    assert targets[PurePath("x/b.bmp")] == "x/b.bmp.JPEG"
-    assert targets[PurePath("x/c.JPG")] == "x/c.JPG"
+    targets = {path.as_posix(): target for path, target in target_names(names, "jpeg").items()}
+    renamed = {"x/a.bmp": "x/a.bmp.JPEG", "x/a.TIF": "x/a.TIF.JPEG", "y/a.bmp": "y/a.JPEG", "x/b.bmp": "x/b.bmp.JPEG"}
+    assert ({"x/a.jpg": "x/a.jpg", "x/c.JPG": "x/c.JPG"} | renamed).items() <= targets.items()
     hard = [PurePath(name) for name in ("a.bmp", "a.tif", "a.bmp.tif", "a.bmp.jpeg", "a.bmp.JPEG_", "a.bmp_.bmp")]
     for kind in ("jpeg", "png"):
         assert len({target.casefold() for target in target_names(hard, kind).values()}) == len(hard)
@@ -279,10 +269,7 @@ def test_what_the_disk_refuses_is_one_line(frames: Path, tmp_path: Path, capfd: 
     (out / "contrast").mkdir()
     (out / "contrast" / "5").write_text("a file where a folder is needed")
     assert remtta_here("corrupt", frames, out, "-c", "contrast", "-j", "2") == 1
-    err = capfd.readouterr().err
-    assert err.count("\n") == 1
-    assert err.startswith("Error: ")
-    assert "cannot be written" in err
+    assert re.fullmatch(r"Error: .* cannot be written.*\n", capfd.readouterr().err)
     assert record_of(out)["exit_reason"] == "unfinished"
 
 
@@ -325,11 +312,10 @@ def test_a_signal_to_all_leaves_whole_files_and_no_process(tmp_path: Path) -> No
     wait_for_none_in(process.pid)
     made = tree_of(out)
     assert 20 <= len(made) < 60 * 20
-    assert record_of(out)["written"] == len(made)
     for path in made:
         assert path.endswith(".JPEG")
         load_image(out / path)  # whole, or it would raise
-    assert record_of(out)["exit_reason"] == "SIGINT"
+    assert (record_of(out)["written"], record_of(out)["exit_reason"]) == (len(made), "SIGINT")
 
 
 @HAS_PROC
@@ -343,8 +329,7 @@ def test_workers_end_with_a_killed_parent_and_the_rest_is_made_later(tmp_path: P
     before = len([path for path in tree_of(out) if path.endswith(".JPEG")])
     options = CorruptOptions(corruptions=CHEAP, severities=(1, 2, 3, 4, 5), jobs=1)
     summary: TreeSummary = corrupt_tree(source, out, options)
-    assert summary.kept == before
-    assert summary.written == 10 * 20 - before
+    assert (summary.kept, summary.written) == (before, 10 * 20 - before)
     corrupt_tree(source, tmp_path / "whole", options)
     for path in out.rglob(".*.tmp"):
         os.utime(path, (0, 0))  # as long after the kill

@@ -67,17 +67,18 @@ def test_a_delta_brings_its_model_along(
         before = needed.read_bytes()
         assert remtta_here("apply", second, "-o", needed, "--overwrite") == 2
         assert needed.read_bytes() == before
-    assert remtta_here("apply", second, "--model", "vit_small_patch16_224", "-o", tmp_path / "x.safetensors") == 4
-    assert "the delta was made on vit_tiny_patch16_224, not on vit_small" in capfd.readouterr().err
-    assert "tpu" in refusal_of(capfd, "apply", second, "-o", tmp_path / "x.safetensors", "--device", "tpu")
+    out = "-o", tmp_path / "x.safetensors"
+    line = refusal_of(capfd, "apply", second, "--model", "vit_small_patch16_224", *out, code=4)
+    assert "the delta was made on vit_tiny_patch16_224, not on vit_small" in line
+    assert "tpu" in refusal_of(capfd, "apply", second, *out, "--device", "tpu")
 
     start = second / "delta.safetensors"
-    assert remtta_here("adapt", frames, "--delta", start, "-o", second, "--overwrite") == 2 and start.exists()
-    assert f"is in {second}, which --overwrite would replace" in capfd.readouterr().err
+    line = refusal_of(capfd, "adapt", frames, "--delta", start, "-o", second, "--overwrite")
+    assert f"is in {second}, which --overwrite would replace" in line and start.exists()
 
     checkpoint.rename(tmp_path / "moved.safetensors")
-    assert remtta_here("apply", second, "-o", tmp_path / "again.safetensors") == 2
-    assert "which is not there; name that file with --checkpoint" in capfd.readouterr().err
+    line = refusal_of(capfd, "apply", second, "-o", tmp_path / "again.safetensors")
+    assert "which is not there; name that file with --checkpoint" in line
 
 
 def test_a_delta_brings_its_preprocessing_and_names_its_checkpoint_from_anywhere(

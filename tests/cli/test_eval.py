@@ -7,20 +7,18 @@ from safetensors.torch import save_file
 
 from remtta.errors import OutputError
 from remtta.evaluation import plots
-from tests.command import remtta_here
+from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, raising, tiny_vit
 from tests.evaluation.trees import CLASSES, write_tree
 from tests.records import json_of, rows_of
 
 
 def test_the_command_prints_the_fields_lines_and_a_table(
-    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny: list[str], checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     root = write_tree(tmp_path / "c", ["fog"])
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--no-plots"]
-    options += ["--set", "tent.lr=0.002", "--output", tmp_path / "run", "-b", "4"]
-    methods = ("--methods", "source,tent,rem", "--seeds", "0,1", "--lr", "0.01")
-    code = remtta_here("eval", root, "--continual", *methods, *options)
+    methods = ("--methods", "source,tent,rem", "--seeds", "0,1", "--lr", "0.01", "--set", "tent.lr=0.002")
+    code = remtta_here("eval", root, "--continual", *methods, *tiny, "--no-plots", "-b", "4", "-o", tmp_path / "run")
     captured = capfd.readouterr()
     assert code == 0, captured.err
     assert captured.err.count("error % [fog5]: ") == 6
@@ -31,11 +29,10 @@ def test_the_command_prints_the_fields_lines_and_a_table(
     assert results["settings"]["model"]["checkpoint"] == str(checkpoint)
     assert len(results["settings"]["model"]["base_sha256"]) == 64
     assert {"remtta", "torch", "timm", "python"} <= results["environment"].keys()
-    costs = {
-        name: (each["forwards_per_image"], each["trainable_parameters"]) for name, each in results["methods"].items()
-    }
-    assert costs == {"source": (1, 0), "tent": (1, 480), "rem": (3, 192)}
-    assert all(each["timing"]["peak_memory_bytes"] > 10**6 for each in results["methods"].values())
+    costs = {"source": (1, 0), "tent": (1, 480), "rem": (3, 192)}
+    for name, result in results["methods"].items():
+        assert (result["forwards_per_image"], result["trainable_parameters"]) == costs[name]
+        assert result["timing"]["peak_memory_bytes"] > 10**6
 
 
 @pytest.mark.parametrize(
@@ -61,30 +58,26 @@ def test_a_protocol_sets_inputs_and_batch(
 
 
 def test_the_table_is_printed_before_any_picture_can_fail(
-    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tiny: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = OutputError("plots/reliability.png cannot be written: No space left on device")
     monkeypatch.setattr(plots, "draw_plots", raising(full))
     root = write_tree(tmp_path / "c", ["fog"], each=1)
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "run"]
-    assert remtta_here("eval", root, "--methods", "source", *options) == 1
+    assert remtta_here("eval", root, "--methods", "source", *tiny, "--output", tmp_path / "run") == 1
     captured = capfd.readouterr()
     assert captured.out.splitlines()[0].split() == ["error", "in", "%", "source"]
     assert captured.err.splitlines()[-1] == "Error: plots/reliability.png cannot be written: No space left on device"
 
 
 def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(
-    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny: list[str], checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    root = write_tree(tmp_path / "c", ["fog"], each=1)
-    options: list[str | Path] = ["--methods", "rem", "--no-plots", "-b", "4"]
-    first: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", tmp_path / "a"]
-    assert remtta_here("eval", root, *options, *first) == 0
-    delta = tmp_path / "a" / "deltas" / "rem_seed0.safetensors"
+    root, delta = write_tree(tmp_path / "c", ["fog"], each=1), tmp_path / "a" / "deltas" / "rem_seed0.safetensors"
+    evaluate = ["eval", str(root), "--methods", "rem", "--no-plots", "-b", "4"]
+    assert remtta_here(*evaluate, *tiny, "--output", tmp_path / "a") == 0
     more: list[str | Path] = ["--delta", delta, "--reset-every", "4", "--output", tmp_path / "b"]
-    assert remtta_here("eval", root, *options, *more) == 2  # which opens no file that a header names
-    assert "name them with --checkpoint" in capfd.readouterr().err
-    assert remtta_here("eval", root, *options, *more, "--checkpoint", checkpoint) == 0, capfd.readouterr().err
+    assert "name them with --checkpoint" in refusal_of(capfd, *evaluate, *more)  # opens no file that a header names
+    assert remtta_here(*evaluate, *more, "--checkpoint", checkpoint) == 0, capfd.readouterr().err
     settings = json_of(tmp_path / "b" / "results.json")["settings"]
     assert (settings["start_delta"]["updates"], settings["options"]["reset_every"]) == (2, 4)
     assert [row["update"] for row in rows_of(tmp_path / "b")] == [2] * 4 + [0] * 3
@@ -92,14 +85,12 @@ def test_the_command_starts_from_a_delta_on_the_model_it_was_made_on(
 
 
 def test_one_table_takes_a_method_with_several_settings(
-    checkpoint: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tiny: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    root = write_tree(tmp_path / "tree", ["fog"], severities=(), each=1)
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "--no-plots"]
-    options += [f"--set={value}" for value in ("random.masking=random", "high.lr=0.05", "rem.lr=0.02")]
-    options += ["--methods", "rem,rem+guard,random=rem,high=rem+guard"]
-    assert remtta_here("eval", root, *options, "-o", run) == 0
+    run, root = tmp_path / "run", write_tree(tmp_path / "tree", ["fog"], severities=(), each=1)
+    evaluate = ["eval", str(root), *tiny, "-b", "2", "--no-plots"]
+    evaluate += [f"--set={value}" for value in ("random.masking=random", "high.lr=0.05", "rem.lr=0.02")]
+    assert remtta_here(*evaluate, "-o", run, "--methods", "rem,rem+guard,random=rem,high=rem+guard") == 0
     methods = json_of(run / "results.json")["methods"]
     assert list(methods) == ["rem", "rem+guard", "random=rem", "high=rem+guard"]
     configs = [method["config"] for method in methods.values()]
@@ -112,15 +103,13 @@ def test_one_table_takes_a_method_with_several_settings(
         ("a.b=rem", "cannot label"),
         ("tent=rem", "cannot label"),
     ]:
-        assert remtta_here("eval", root, *options[:-1], names, "-o", tmp_path / "no") == 2
-        assert told in capfd.readouterr().err
+        assert told in refusal_of(capfd, *evaluate, "-o", tmp_path / "no", "--methods", names)
 
 
-def test_a_class_map_gives_the_true_classes(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_class_map_gives_the_true_classes(tiny: list[str], tmp_path: Path) -> None:
     root = write_tree(tmp_path / "c", ["fog"], each=1)
     (tmp_path / "map.txt").write_text("".join(f"{name} {6 - number}\n" for number, name in enumerate(CLASSES)))
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--no-plots", "-q"]
-    options += ["--methods", "source", "--class-map", tmp_path / "map.txt", "--output", tmp_path / "run"]
-    assert remtta_here("eval", root, *options) == 0
+    options: list[str | Path] = ["--no-plots", "-q", "--methods", "source", "--class-map", tmp_path / "map.txt"]
+    assert remtta_here("eval", root, *tiny, *options, "--output", tmp_path / "run") == 0
     true = {Path(row["source"]).parent.name: row["label_true"] for row in rows_of(tmp_path / "run")}
     assert true == {name: 6 - number for number, name in enumerate(CLASSES)}

@@ -142,17 +142,9 @@ def test_rows_that_were_lost_are_reported(run: Path, tmp_path: Path) -> None:
     assert "lost" not in told(run)[1]
 
 
-VALUES = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(),
-    st.just(10**400),
-    st.floats(),
-    st.sampled_from([ESCAPE, "", "\ud800", "\u2028", "x" * 100_000]),
-    st.text(max_size=5),
-    st.lists(st.integers(), max_size=2),
-    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
-)
+TEXTS = st.text(max_size=5) | st.sampled_from([ESCAPE, "", "\ud800", "\u2028", "x" * 100_000])
+NUMBERS = st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats()
+VALUES = NUMBERS | TEXTS | st.lists(st.integers(), max_size=2) | st.dictionaries(TEXTS, st.integers(), max_size=2)
 
 
 def mutated(data: st.DataObject, content: Any) -> str:
@@ -186,16 +178,15 @@ def test_no_record_makes_it_fail(kind: str, data: st.DataObject, request: pytest
         path.write_text(whole)
 
 
+FIELDS = ["format_version", "model", "base_sha256", "method", "frames", "updates", "created", "hyperparameters"]
+HEADER_TEXTS = st.text(max_size=5) | st.sampled_from([ESCAPE, "1", "{}", "[]", "NaN", "9" * 5000, "[" * 50_000])
+
+
 @settings(max_examples=settings().max_examples // 2)
 @given(
-    changes=st.dictionaries(
-        st.sampled_from(
-            ["format_version", "model", "base_sha256", "method", "frames", "updates", "created", "hyperparameters"]
-        ),
-        st.one_of(st.text(max_size=5), st.sampled_from([ESCAPE, "1", "{}", "[]", "NaN", "9" * 5000, "[" * 50_000])),
-    ),
+    changes=st.dictionaries(st.sampled_from(FIELDS), HEADER_TEXTS),
     values=st.lists(st.floats(width=32), max_size=3),
-    name=st.one_of(st.text(max_size=4), st.sampled_from(["blocks." + "9" * 5000, ESCAPE])),
+    name=st.text(max_size=4) | st.sampled_from(["blocks." + "9" * 5000, ESCAPE]),
     kind=st.sampled_from(["float32", "float64", "float16", "int64", "bool"]),
 )
 def test_no_delta_makes_it_fail(changes: dict[str, str], values: list[float], name: str, kind: str, run: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from remtta.backbones.families import FAMILIES, modules_without_family
-from remtta.cli.models import methods_text
+from remtta.cli.listings import methods_text
 from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT
 from remtta.methods.support import Support, kinds, support_of
 from tests.command import remtta_here

@@ -15,39 +15,36 @@ import pytest
 from remtta import load_delta
 from remtta.__main__ import main
 from tests.command import Started, without_descriptors
-from tests.conftest import TINY_OPTIONS, draw_folder, happens, raising
+from tests.conftest import draw_folder, happens, raising
 from tests.records import num_rows, parsed, record_of, rows_of
 
 
-def test_a_process_without_standard_descriptors_loses_nothing(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    command: list[str | Path] = ["adapt", frames, *TINY_OPTIONS, "--checkpoint", checkpoint, "-o", tmp_path / "run"]
+def test_a_process_without_standard_descriptors_loses_nothing(frames: Path, tiny: list[str], tmp_path: Path) -> None:
     for more, code in (([], 0), (["--predictions", "-", "--overwrite"], 2)):
-        with Started(*command, *more, before=without_descriptors) as process:
+        with Started("adapt", frames, *tiny, "-o", tmp_path / "run", *more, before=without_descriptors) as process:
             process.communicate()
             assert process.returncode == code
         assert len(rows_of(tmp_path / "run")) == 12
 
 
 def test_paths_from_a_pipe_and_predictions_to_a_pipe_and_strange_names_stay_printable(
-    frames: Path, checkpoint: Path, tmp_path: Path
+    frames: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     strange = draw_folder(tmp_path / "new\nline \x1b[31m", [0], "a.png")
     (strange / "b.png").write_text("no image")
-    given = [frames / "frame_7.png", strange / "a.png", frames / "frame_3.png", strange / "b.png"]
-    options = [*TINY_OPTIONS, *f"--checkpoint {checkpoint} --batch-size 2 --output {tmp_path / 'run'}".split()]
-    paths = b"\0".join(map(os.fsencode, given))
-    with Started("adapt", "-", "-0", *options, "--predictions", "-") as process:
-        out, err = process.communicate(paths)
+    paths = [frames / "frame_7.png", strange / "a.png", frames / "frame_3.png", strange / "b.png"]
+    with Started("adapt", "-", "-0", *tiny, "-b", "2", "-o", tmp_path / "run", "--predictions", "-") as process:
+        out, err = process.communicate(b"\0".join(map(os.fsencode, paths)))
         assert process.returncode == 0
-    assert [row["source"] for row in parsed(out)] == [str(path) for path in given]
+    assert [row["source"] for row in parsed(out)] == list(map(str, paths))
     assert out == (tmp_path / "run" / "predictions.jsonl").read_bytes()
     assert b"\x1b[31m" not in out + err
 
 
-def test_a_reader_that_leaves_ends_the_run_with_0_and_a_save(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
-    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "-b", "1", "-o", str(tmp_path / "run")]
+def test_a_reader_that_leaves_ends_the_run_with_0_and_a_save(frames: Path, tiny: list[str], tmp_path: Path) -> None:
+    options: list[str | Path] = [*tiny, "-b", "1", "-o", tmp_path / "run", "--predictions", "-"]
     reader, writer = os.pipe()
-    with Started("adapt", frames, *options, "--predictions", "-", stdout=writer) as process:
+    with Started("adapt", frames, *options, stdout=writer) as process:
         os.close(writer)
         with open(reader, "rb") as rows:
             assert json.loads(rows.readline())["index"] == 0
@@ -93,9 +90,9 @@ def as_shells_do() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-def start_on_stdin(frames: Path, checkpoint: Path, run: Path, before: Callable[[], object]) -> Started:
+def start_on_stdin(frames: Path, tiny: list[str], run: Path, before: Callable[[], object]) -> Started:
     """Start a run that has predicted four frames and waits for the path of its sixth."""
-    process = Started("adapt", "-", *TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "-o", run, before=before)
+    process = Started("adapt", "-", *tiny, "-b", "2", "-o", run, before=before)
     process.stdin.write(b"".join(os.fsencode(frames / f"frame_{number}.png") + b"\n" for number in range(5)))
     assert happens(lambda: num_rows(run) >= 4, within_s=60)
     return process
@@ -103,10 +100,10 @@ def start_on_stdin(frames: Path, checkpoint: Path, run: Path, before: Callable[[
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM], ids=str)
 def test_a_signal_saves_everything_and_exits_with_its_code(
-    signum: signal.Signals, frames: Path, checkpoint: Path, tmp_path: Path
+    signum: signal.Signals, frames: Path, tiny: list[str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with start_on_stdin(frames, checkpoint, run, before=as_shells_do) as process:
+    with start_on_stdin(frames, tiny, run, before=as_shells_do) as process:
         process.send_signal(signum)
         _, stderr = process.communicate()
         assert process.returncode == 128 + signum, stderr
@@ -118,9 +115,9 @@ def test_a_signal_saves_everything_and_exits_with_its_code(
     assert record_of(run)["exit_reason"] == signum.name
 
 
-def test_a_run_under_nohup_outlives_its_terminal(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_run_under_nohup_outlives_its_terminal(frames: Path, tiny: list[str], tmp_path: Path) -> None:
     as_nohup_does = partial(signal.signal, signal.SIGHUP, signal.SIG_IGN)
-    with start_on_stdin(frames, checkpoint, tmp_path / "run", before=as_nohup_does) as process:
+    with start_on_stdin(frames, tiny, tmp_path / "run", before=as_nohup_does) as process:
         process.send_signal(signal.SIGHUP)
         _, stderr = process.communicate(os.fsencode(frames / "frame_5.png") + b"\n")
         assert process.returncode == 0, stderr
@@ -132,9 +129,8 @@ def with_a_full_stderr() -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_messages_that_nobody_can_read_do_not_end_a_run(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_messages_that_nobody_can_read_do_not_end_a_run(frames: Path, tiny: list[str], tmp_path: Path) -> None:
     (frames / "broken.png").write_text("no image")
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "-b", "2", "-o", tmp_path / "run"]
-    with Started("adapt", frames, *options, before=with_a_full_stderr) as process:
+    with Started("adapt", frames, *tiny, "-b", "2", "-o", tmp_path / "run", before=with_a_full_stderr) as process:
         assert process.communicate() == (b"", b"") and process.returncode == 0
     assert record_of(tmp_path / "run")["exit_reason"] == "completed"

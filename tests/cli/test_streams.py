@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from tests.command import Started, forking_workers, refusal_of, remtta_here, workers_of
-from tests.conftest import TINY_OPTIONS, draw_folder, happens
+from tests.conftest import draw_folder, happens
 from tests.records import assert_same_results, json_of, lines_of, num_rows
 
 
 @pytest.fixture
-def site(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def site(tmp_path: Path, tiny: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """A command on two streams of different lengths; its folder is `site`."""
     monkeypatch.chdir(tmp_path)
     draw_folder(tmp_path / "long", range(24))
     draw_folder(tmp_path / "short", range(100, 106))
     Path("cams.txt").write_text("# two\nlong=long\nshort=short\n")
-    return ["adapt", "cams.txt", "--streams", *TINY_OPTIONS, "--checkpoint", str(checkpoint), "--batch-size", "2"]
+    return ["adapt", "cams.txt", "--streams", *tiny, "--batch-size", "2"]
 
 
 def alone(site: list[str]) -> list[str]:

@@ -116,28 +116,27 @@ def test_weights_that_moved_far_are_warned_of_and_a_heads_offset_is_not(
     assert "the run that made it diverged" in caplog.text
 
 
-_UNUSABLE = [
-    ({"norm__scale": torch.ones(48)}, "the delta changes norm.scale, which the model does not have"),
-    ({"norm__weight": torch.ones(47)}, "the delta's norm.weight has shape (47,), the model's has (48,)"),
-    (
-        {"norm__weight": torch.full((48,), torch.nan)},
-        "the delta's norm.weight holds values that are not finite numbers",
-    ),
-    (
-        {"norm__weight": torch.full((48,), 1e300, dtype=torch.float64)},  # more than the model can hold
-        "the delta's norm.weight holds values that are not finite numbers",
-    ),
-    ({"norm__weight": torch.ones(48).int()}, "the delta's norm.weight holds values that are not finite numbers"),
-]
-
-
-@pytest.mark.parametrize(("tensors", "message"), _UNUSABLE)
+@pytest.mark.parametrize(
+    ("name", "tensor", "message"),
+    [
+        ("norm.scale", torch.ones(48), "the delta changes norm.scale, which the model does not have"),
+        ("norm.weight", torch.ones(47), "the delta's norm.weight has shape (47,), the model's has (48,)"),
+        *(
+            ("norm.weight", tensor, "the delta's norm.weight holds values that are not finite numbers")
+            for tensor in (
+                torch.full((48,), torch.nan),
+                torch.full((48,), 1e300, dtype=torch.float64),  # more than the model can hold
+                torch.ones(48).int(),
+            )
+        ),
+    ],
+)
 def test_a_delta_that_does_not_fit_is_refused_and_the_model_untouched(
-    tensors: dict[str, Tensor], message: str, vit: nn.Module
+    name: str, tensor: Tensor, message: str, vit: nn.Module
 ) -> None:
     before = state_sha256(vit)
     # The first tensor fits: it must not have been added when the second is refused.
-    delta = _delta(vit, head__bias=torch.ones(7), **tensors)
+    delta = _delta(vit, head__bias=torch.ones(7), **{name: tensor})
     with pytest.raises(DeltaError) as caught:
         apply_delta(vit, delta)
     assert str(caught.value) == message

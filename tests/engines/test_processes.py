@@ -14,7 +14,7 @@ import pytest
 
 from remtta.corruptions.options import CorruptOptions
 from remtta.corruptions.tree import corrupt_tree
-from remtta.engines.cluster import _result, on_ray
+from remtta.engines.cluster import get_result, on_ray
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import DIED, RETRIES, WorkersDied, in_processes
 from remtta.errors import RemttaError
@@ -79,8 +79,9 @@ def test_tasks_that_every_worker_dies_of_end_it_with_advice_once_the_others_are_
 
 def test_what_ray_kills_for_lack_of_memory_has_died() -> None:
     errors = SimpleNamespace(RayTaskError=KeyError, RayError=OSError)  # which OutOfMemoryError and others are
+    ray: Any = SimpleNamespace(exceptions=errors, get=raising(OSError("killed")))
     with pytest.raises(WorkersDied, match=DIED):
-        _result(SimpleNamespace(exceptions=errors, get=raising(OSError("killed"))), None)
+        get_result(ray, None)
 
 
 def test_without_ray_or_its_cluster_a_line_says_so_and_nothing_is_touched(

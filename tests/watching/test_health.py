@@ -1,6 +1,5 @@
 import os
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
@@ -39,13 +38,19 @@ def test_the_file_is_replaced_whole_again_and_again(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_refuses_later_does_not_end_the_run(tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    health = HealthFile(tmp_path / "there" / "health.json", dict, every_s=0.01)
-    (tmp_path / "there").rename(tmp_path / "gone")
-    time.sleep(0.1)
-    (tmp_path / "gone").rename(tmp_path / "there")
-    (tmp_path / "there" / "health.json").unlink()
-    assert happens((tmp_path / "there" / "health.json").exists)
+    path, calls = tmp_path / "there" / "health.json", [0]
+
+    def report() -> dict[str, Any]:
+        calls[0] += 1
+        return {}
+
+    health = HealthFile(path, report, every_s=0.01)
+    path.parent.rename(tmp_path / "gone")
+    before = calls[0]
+    assert happens(lambda: calls[0] > before + 2)  # at least one write has failed by then
+    (tmp_path / "gone").rename(path.parent)
+    path.unlink()
+    assert happens(path.exists)
     health.close()
 
 

@@ -24,18 +24,11 @@ from remtta.streams.sources import open_stream
 from remtta.watching import metrics
 from remtta.watching.metrics import BUCKETS_S, Metrics, parse_metrics_address
 from tests.command import refusal_of
-from tests.conftest import draw_folder, tiny_vit
+from tests.conftest import draw_folder, free_port, tiny_vit
 from tests.records import lines_of
 from tests.runs.tiny import CONFIGS, adapt_tiny
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture
@@ -103,7 +96,7 @@ def test_each_stream_of_a_site_is_reported_by_its_name(served: tuple[Metrics, st
     assert (value(told, "remtta_frames_total", "a"), value(told, "remtta_frames_total", "b")) == (2, 5)
 
 
-@pytest.mark.parametrize(("limit", "value", "first"), [("_PATIENCE_S", 0.1, 0), ("_MOST_CLIENTS", 2, 2)])
+@pytest.mark.parametrize(("limit", "value", "first"), [("IDLE_TIMEOUT_S", 0.1, 0), ("MAX_CLIENTS", 2, 2)])
 def test_idle_clients_are_sent_away(limit: str, value: float, first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, limit, value)
     with contextlib.ExitStack() as opened:
@@ -136,17 +129,14 @@ def test_addresses() -> None:
 def test_what_cannot_be_had_is_reported_in_one_line_before_anything_is_loaded(
     frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    adapt: list[str | Path] = ["adapt", frames, "--output", tmp_path / "run", "--metrics"]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics", address)
-    assert "choose another port" in line
-    line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics", "a..b:9108")
-    assert "or a host of this machine" in line
+        assert "choose another port" in refusal_of(capfd, *adapt, f"127.0.0.1:{taken.getsockname()[1]}")
+    assert "or a host of this machine" in refusal_of(capfd, *adapt, "a..b:9108")
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    line = refusal_of(capfd, "adapt", frames, "--output", tmp_path / "run", "--metrics", ":9108")
-    assert 'pip install "remtta[metrics]"' in line
+    assert 'pip install "remtta[metrics]"' in refusal_of(capfd, *adapt, ":9108")
     assert not (tmp_path / "run").exists()
 
 

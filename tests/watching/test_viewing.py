@@ -15,7 +15,7 @@ from remtta.runs.run_writer import View
 from remtta.streams.prefetch import DecodedFrame
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from tests.command import Started, refusal_of, remtta_here
-from tests.conftest import TINY_OPTIONS, draw_folder, happens
+from tests.conftest import draw_folder, happens
 from tests.records import num_rows, rows_of
 
 
@@ -27,11 +27,10 @@ def pictures_of(path: Path) -> list[np.ndarray[Any, Any]]:
     return frames
 
 
-def test_a_video_shows_each_frame_above_what_was_said_of_it(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_video_shows_each_frame_above_what_was_said_of_it(frames: Path, tiny: list[str], tmp_path: Path) -> None:
     (frames / "broken.png").write_bytes(b"no picture")
     path = tmp_path / "run" / "out.mp4"
-    options = [*TINY_OPTIONS, "--checkpoint", str(checkpoint), "--output", str(path.parent)]
-    assert remtta_here("adapt", frames, *options, "--annotate", path, "--batch-size", "5") == 0
+    assert remtta_here("adapt", frames, *tiny, "-o", path.parent, "--annotate", path, "-b", "5") == 0
     pictures = pictures_of(path)
     assert len(pictures) == 12 == len([row for row in rows_of(path.parent) if "class" in row])
     seen, band = pictures[0][:320], pictures[0][320:]
@@ -50,11 +49,9 @@ def test_frames_keep_their_times_over_videos_bursts_and_images(tmp_path: Path) -
     assert times == [0, 1, 400, 500, 540, 640, 740, 840, 1340]
 
 
-def test_a_killed_run_leaves_a_video_but_for_its_last_frame(frames: Path, checkpoint: Path, tmp_path: Path) -> None:
+def test_a_killed_run_leaves_a_video_but_for_its_last_frame(frames: Path, tiny: list[str], tmp_path: Path) -> None:
     path, run = tmp_path / "out.mp4", tmp_path / "run"
-    options: list[str | Path] = [*TINY_OPTIONS, "--checkpoint", checkpoint, "--output", run, "--batch-size", "3"]
-    options += ["--annotate", path]
-    with Started("adapt", "-", *options) as process:
+    with Started("adapt", "-", *tiny, "-o", run, "-b", "3", "--annotate", path) as process:
         process.stdin.write("".join(f"{frame}\n" for frame in sorted(frames.iterdir())[:9]).encode())
         assert happens(lambda: num_rows(run) == 9, 100.0)
         assert happens(lambda: len(pictures_of(path)) >= 8)
@@ -83,9 +80,9 @@ def test_a_video_that_cannot_be_made_is_reported_in_one_line(
         assert told in refusal_of(capfd, "adapt", frames, "-o", tmp_path / "run", "--annotate", tmp_path / name)
     within = draw_folder(tmp_path / "videos", range(2)) / "part.mp4"
     within.write_bytes(b"seen")
-    line = refusal_of(capfd, "adapt", within.parent, "-o", tmp_path / "run", "--annotate", within, "--overwrite")
+    output: list[str | Path] = ["-o", tmp_path / "run", "--annotate"]
+    line = refusal_of(capfd, "adapt", within.parent, *output, within, "--overwrite")
     assert f"--annotate {within} would replace its own input {within.parent}" in line
     assert within.read_bytes() == b"seen"
     monkeypatch.setitem(sys.modules, "av", None)
-    line = refusal_of(capfd, "adapt", frames, "-o", tmp_path / "run", "--annotate", tmp_path / "x.mp4")
-    assert 'pip install "remtta[video]"' in line
+    assert 'pip install "remtta[video]"' in refusal_of(capfd, "adapt", frames, *output, tmp_path / "x.mp4")

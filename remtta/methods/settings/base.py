@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from remtta.errors import UsageError, check
-from remtta.options import guard_options
+from remtta.options import run_options
 from remtta.options.option import Bounds, check_options, in_method, in_output
 
 Optimizer = Literal["adam", "sgd"]
@@ -185,8 +185,8 @@ class Preset:
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    action: guard_options.Action = "off"  # of its guard
-    answer: guard_options.Answer = "adapted"  # which model predicts
+    action: run_options.Action = "off"  # of its guard
+    answer: run_options.Answer = "adapted"  # which model predicts
 
 
 PUBLISHED = Preset()

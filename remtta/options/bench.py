@@ -1,4 +1,4 @@
-"""Options of `remtta bench`. Imports no torch, so that `--help` is fast."""
+"""Options of a benchmark: the model, and the methods to measure."""
 
 from __future__ import annotations
 

@@ -23,10 +23,7 @@ from torch import Tensor, nn
 from remtta import Delta, apply_delta, load_delta, load_model, save_delta
 from remtta.backbones.norms import norm_modules
 from remtta.errors import OutputError, RemttaError, UsageError
-from remtta.export import formats
-from remtta.export.adapted import ExportableModel
-from remtta.export.onnx_models import write_onnx
-from remtta.export.timm_folders import write_timm
+from remtta.export import ExportableModel, export_model, write_onnx, write_timm
 from remtta.files import check_not_input
 from remtta.models.card import card_of, labels_of
 from remtta.models.huggingface import weights_place
@@ -200,8 +197,9 @@ def test_the_weights_that_an_export_is_made_of_are_not_replaced(
         check_not_input(base, "--output", [weights_place(f"local-dir:{base.parent}", None)])
 
 
-def test_a_full_disk_is_named_with_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named_with_the_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
-    monkeypatch.setitem(formats._WRITERS, "timm", raising(full))
+    monkeypatch.setattr("remtta.export.save_weights", raising(full))
+    model = ExportableModel(tiny_vit(), {}, card_of(tiny_vit()), load_delta(place / "1.safetensors"), ())
     with pytest.raises(OutputError, match=r"out cannot be written: .*No space left"):
-        formats.export(None, "timm", tmp_path / "out")  # type: ignore[arg-type]
+        export_model(model, "timm", tmp_path / "out")

@@ -1,19 +1,22 @@
-"""`remtta inspect`: show the content of a delta or the folder of a run or evaluation."""
+"""`remtta inspect` and `remtta report`: show a delta, a run or an evaluation as text, or as an HTML page."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from remtta.cli.running import PrintOptions, RunningOptions
+from remtta.cli.running import PrintOptions, RunningOptions, TargetOptions
 from remtta.errors import UsageError, counted
-from remtta.options.option import Subset
+from remtta.options.option import Option, Subset
 from remtta.runs.reading import aligned, printable, reading
 from remtta.runs.tables import significance_mark
 
 _COUNTS = ("frames", "skipped", "updates")
+_Json = Mapping[str, Any]
 
 
 def inspect(
@@ -42,14 +45,14 @@ def inspect(
             printed.show(content, lambda: "\n".join(map(printable, _lines(content))))
 
 
-def _lines(content: dict[str, Any]) -> list[str]:
+def _lines(content: _Json) -> list[str]:
     from remtta.report.facts import evaluation_facts, run_facts
 
     lines: list[str] = []
     if "evaluation" in content:
         lines += [*_fact_lines(evaluation_facts(content)), "", *_result_lines(content["evaluation"])]
     if "site" in content:
-        lines += _site_lines(content["site"], alive=content["alive"])
+        lines += _stream_group_lines(content["site"], alive=content["alive"])
     if "run" in content:
         lines += _fact_lines(run_facts(content))
     if "delta" in content:
@@ -61,13 +64,13 @@ def _fact_lines(facts: dict[str, str]) -> list[str]:
     return [f"{name:<12} {text}" for name, text in facts.items()]
 
 
-def _site_lines(site: dict[str, Any], *, alive: bool | None) -> list[str]:
+def _stream_group_lines(site: _Json, *, alive: bool | None) -> list[str]:
     from remtta.report.facts import state_of
 
     streams = site["streams"]
     rows = [
-        (name, *(str(each[count]) for count in _COUNTS), f"{state_of(each['exit_reason'], alive)}, {each['source']}")
-        for name, each in streams.items()
+        (name, *(str(run[count]) for count in _COUNTS), f"{state_of(run['exit_reason'], alive)}, {run['source']}")
+        for name, run in streams.items()
     ]
     return [
         f"streams      {state_of(site['exit_reason'], alive)}; {counted(len(streams), 'stream')}",
@@ -76,7 +79,7 @@ def _site_lines(site: dict[str, Any], *, alive: bool | None) -> list[str]:
     ]
 
 
-def _result_lines(evaluation: dict[str, Any]) -> list[str]:
+def _result_lines(evaluation: _Json) -> list[str]:
     rows = [
         (
             name,
@@ -90,9 +93,9 @@ def _result_lines(evaluation: dict[str, Any]) -> list[str]:
     return aligned([("method", "mean error", "gain", " ECE", ""), *rows], left=(0, 4)) if rows else []
 
 
-def _delta_lines(delta: dict[str, Any]) -> list[str]:
+def _delta_lines(delta: _Json) -> list[str]:
     rows = [(layer["layer"], f"{layer['rms']:.2e}", f"{layer['max']:.2e}") for layer in delta["layers"]]
-    moved = ", ".join(f"{each['class']} ({each['bias']:+.2f})" for each in delta["classes"])
+    moved = ", ".join(f"{change['class']} ({change['bias']:+.2f})" for change in delta["classes"])
     return [
         f"delta        {counted(delta['tensors'], 'tensor')}, {delta['parameters']} parameters, {delta['bytes']} bytes",
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
@@ -102,3 +105,36 @@ def _delta_lines(delta: dict[str, Any]) -> list[str]:
         *aligned([("layer", "rms change", "largest change"), *rows]),
         *(["", f"centred head, largest changes of the bias: class {moved}"] if moved else []),
     ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageOptions(TargetOptions):
+    """The page to write."""
+
+    output: Annotated[Path, Option("The .html file to write.", flags=("--output", "-o"))]
+
+
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER", help="Folders of runs or evaluations, shown side by side.")
+    ],
+    target: PageOptions,
+    running: Annotated[RunningOptions, Subset("quiet", "debug")],
+) -> None:
+    """Write an HTML page on runs or evaluations: charts over time, changed layers, frames to look at.
+
+    The page needs no network and no other file.
+
+    Example:
+
+      remtta report run1 run2 --output report.html
+    """
+    with running.command():
+        target.check(".html")
+        from remtta.report.content import write_report
+
+        for folder in folders:
+            if not folder.is_dir():
+                raise UsageError(f"{folder}: no such folder")
+        write_report(folders, target.output)
+        running.print_message(str(target.output))

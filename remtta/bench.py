@@ -12,10 +12,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from remtta.backbones.families import compile_blocks
-from remtta.bench.subjects import FORWARD, BenchOptions
 from remtta.machine import processor_name
 from remtta.methods.base import Method
 from remtta.methods.build import build_method
@@ -26,13 +25,14 @@ from remtta.models.loading import load, select_device
 from remtta.models.peak_memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import is_zero_shot
-from remtta.options import GuardOptions
+from remtta.options import GuardOptions, ModelOptions
+from remtta.options.bench import FORWARD, BenchOptions
 from remtta.pipeline.guard import guard_for
 from remtta.pipeline.pipeline import Pipeline
 
 MEMORY_STEPS = 2
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Prepared:
     """A subject's step on random images, with its model, method (if any), and the number of batches in a step."""
 
     step: Callable[[], object]
-    model: Any
+    model: nn.Module
     method: Method[Any] | None = None
     batches: int = 1
 
@@ -75,7 +75,7 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
         for name, subject in prepared.items():
             times[name].append(_timed(subject, device))
     del prepared
-    medians = {name: tuple(map(statistics.median, zip(*taken, strict=True))) for name, taken in times.items()}
+    medians = {name: tuple(map(statistics.median, zip(*timings, strict=True))) for name, timings in times.items()}
     plain_s, _ = medians[FORWARD]
     return [
         Measurement(
@@ -83,7 +83,7 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
             seconds=seconds,
             forwards=seconds / plain_s,
             images_per_s=options.batch_size / seconds,
-            peak_bytes=_peak_in_a_process(name, options) if options.memory else None,
+            peak_bytes=measure_peak(name, options) if options.memory else None,
             cpu_s_per_1000=1000 * cpu_s / options.batch_size,
         )
         for name, (seconds, cpu_s) in medians.items()
@@ -96,14 +96,14 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     """
     device = select_device(options.device)
     torch.manual_seed(options.seed)
-    model = _model(options).eval().to(device)
+    model = _model(options.model).eval().to(device)
     if options.compile and subject != FORWARD:
         compile_blocks(model)
     height, width = preprocessing_of(model).input_size
     images = torch.randn(options.batch_size, 3, height, width, device=device)
     if subject == FORWARD:
-        return Prepared(lambda: _forward(model, images), model)
-    settings: dict[str, Any] = {"precision": options.precision}
+        return Prepared(torch.no_grad()(lambda: model(images)), model)
+    settings: dict[str, object] = {"precision": options.precision}
     if options.mask_ratios and subject in ("rem", "remtta"):
         settings["mask_ratios"] = options.mask_ratios
     config = method_config(subject, settings, batch_size=options.batch_size)
@@ -121,20 +121,15 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     return Prepared(step, model, method, config.adapt_every)
 
 
-def _model(options: BenchOptions) -> Any:
-    given = options.model
-    name = given.name or ""
-    if is_zero_shot(name) or name == EMBEDDED or given.checkpoint is not None:
-        return load(given)
-    model: Any = create(name, given, pretrained=False)
-    if given.input_size is not None:
-        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *given.input_size)}
+def _model(options: ModelOptions) -> nn.Module:
+    """Build the model, with random weights unless it has a checkpoint or is a zero-shot or the embedded model."""
+    name = options.name or ""
+    if is_zero_shot(name) or name == EMBEDDED or options.checkpoint is not None:
+        return load(options)
+    model: Any = create(name, options, pretrained=False)
+    if options.input_size is not None:
+        model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *options.input_size)}
     return model
-
-
-@torch.no_grad()
-def _forward(model: nn.Module, images: Tensor) -> Tensor:
-    return model(images)
 
 
 def _timed(subject: Prepared, device: torch.device) -> tuple[float, float]:
@@ -151,15 +146,17 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _peak_in_a_process(subject: str, options: BenchOptions) -> int:
-    """Measure in a fresh process, since this one's peak includes the other subjects."""
+def measure_peak(subject: str, options: BenchOptions) -> int:
+    """Return the peak memory of a few steps beyond that of the loaded model, in bytes.
+
+    It is measured in a new process, since this one's peak includes the other subjects.
+    """
     _log.info("measuring the memory of %s", subject)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(measure_peak, (subject, options))
+        return pool.apply(_measure_peak_here, (subject, options))
 
 
-def measure_peak(subject: str, options: BenchOptions) -> int:
-    """Return the peak memory of a few steps beyond that of the loaded model, in bytes."""
+def _measure_peak_here(subject: str, options: BenchOptions) -> int:
     keep_freed_memory()  # as the command line does
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -172,23 +169,28 @@ def measure_peak(subject: str, options: BenchOptions) -> int:
     return max(0, peak_bytes(device) - before)
 
 
-def as_json(options: BenchOptions, measured: Sequence[Measurement], environment: Mapping[str, Any]) -> dict[str, Any]:
+def as_json(
+    options: BenchOptions, measured: Sequence[Measurement], environment: Mapping[str, object]
+) -> dict[str, object]:
     """Return options, environment and measurements, ready for JSON."""
-    model, own = options.model, asdict(options)
-    del own["model"]
-    names = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")
-    about = {name: getattr(model, name) for name in names}
+    model, bench_options = options.model, asdict(options)
+    del bench_options["model"]
+    model_options = {
+        "model": model.name,
+        "checkpoint": model.checkpoint and str(model.checkpoint),
+        **{name: getattr(model, name) for name in ("use_ema", "num_classes", "model_kwargs", "input_size")},
+    }
     return {
-        "options": {"model": model.name, **about, "checkpoint": model.checkpoint and str(model.checkpoint), **own},
+        "options": {**model_options, **bench_options},
         "environment": {**environment, **processor()},
-        "measurements": [asdict(each) for each in measured],
+        "measurements": [asdict(measurement) for measurement in measured],
     }
 
 
-def processor() -> dict[str, Any]:
+def processor() -> dict[str, str | int]:
     """Return the CPU's model, its number of cores, and the instruction set used by PyTorch."""
     return {
         "cpu": processor_name(),
-        "cores": os.cpu_count(),
+        "cores": os.cpu_count() or 1,
         "used_by_torch": torch.backends.cpu.get_cpu_capability(),
     }

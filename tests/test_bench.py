@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from remtta.bench.measure import prepare, run_bench
-from remtta.bench.subjects import FORWARD, SUBJECTS, BenchOptions
+from remtta.bench import measure_peak, prepare, run_bench
 from remtta.errors import UsageError
-from remtta.methods.rem import REM
+from remtta.methods.settings import REMConfig
 from remtta.options import ModelOptions
+from remtta.options.bench import FORWARD, SUBJECTS, BenchOptions
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS
 from tests.models.tiny_clip import tiny_clip
@@ -31,15 +31,13 @@ def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
 def test_rem_has_the_mask_ratios_asked_for() -> None:
     options = BenchOptions(TINY_MODEL, batch_size=4, mask_ratios=(0.0, 0.5))
     method = prepare("rem", options).method
-    assert isinstance(method, REM) and method.config.mask_ratios == (0.0, 0.5)
+    assert method and isinstance(method.config, REMConfig) and method.config.mask_ratios == (0.0, 0.5)
 
 
 def test_peak_memory_is_that_over_the_loaded_model(monkeypatch: pytest.MonkeyPatch) -> None:
     forks = multiprocessing.get_context("forkserver")  # of a process that has imported torch
     monkeypatch.setattr(multiprocessing, "get_context", lambda _: forks)
-    measured = run_bench(BenchOptions(TINY_MODEL, batch_size=16, repeats=1, subjects=("rem",)))
-    peaks = {each.subject: each.peak_bytes for each in measured}
-    assert (peaks["rem"] or 0) > 2**20 + (peaks[FORWARD] or 0)
+    assert measure_peak("rem", BenchOptions(TINY_MODEL, batch_size=16)) > 2**20
 
 
 def test_the_command_prints_a_table_or_json(capfd: pytest.CaptureFixture[str]) -> None:
@@ -68,8 +66,9 @@ def test_a_checkpoint_is_measured_at_its_own_size(
     )
     options, random = BenchOptions(model, batch_size=2), replace(model, checkpoint=None)
     own = vit.state_dict()["head.weight"]
-    assert torch.equal(prepare("tent", options).model.head.weight, own)
-    heads = [prepare("tent", replace(options, model=random, seed=seed)).model.head.weight for seed in (0, 0, 1)]
+    assert torch.equal(prepare("tent", options).model.get_parameter("head.weight"), own)
+    models = [prepare("tent", replace(options, model=random, seed=seed)).model for seed in (0, 0, 1)]
+    heads = [model.get_parameter("head.weight") for model in models]
     assert heads[0].shape == own.shape
     assert torch.equal(heads[0], heads[1]) and not torch.equal(heads[0], heads[2])
     quick = ["-b", "2", "--repeats", "1", "--no-memory", "--methods", "source", "--json"]
@@ -80,10 +79,12 @@ def test_a_checkpoint_is_measured_at_its_own_size(
 
 
 def test_the_methods_are_compiled_and_what_they_are_compared_with_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nn.Module, "compile", lambda self, **_: setattr(self, "_compiled_call_impl", print))
+    compiled: list[nn.Module] = []
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **_: compiled.append(self))
     options = BenchOptions(TINY_MODEL, batch_size=2, compile=True)
-    compiled = [prepare(name, options).model.blocks[0]._compiled_call_impl is not None for name in (FORWARD, "tent")]
-    assert compiled == [False, True]
+    prepare(FORWARD, options)
+    assert compiled == []
+    assert prepare("tent", options).model.get_submodule("blocks.0") in compiled
 
 
 def test_a_convolutional_model_is_measured() -> None:

@@ -1,1 +1,0 @@
-"""Benchmark of speed and memory on this machine."""

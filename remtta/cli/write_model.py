@@ -1,0 +1,164 @@
+"""`remtta apply`, `export` and `text-embed`: write an adapted model, or the classes of a zero-shot model, to files."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from remtta.cli.doctor import options_text
+from remtta.cli.running import RunningOptions, TargetOptions, load_torch
+from remtta.errors import UsageError, counted
+from remtta.files import check_not_input
+from remtta.options import DEFAULT_MODEL, ModelOptions
+from remtta.options.option import Option, Subset
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def apply(
+    delta: Annotated[
+        Path, typer.Argument(metavar="DELTA", help="A delta.safetensors of remtta adapt, or its run folder.")
+    ],
+    target: TargetOptions,
+    model: Annotated[
+        ModelOptions,
+        Subset("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
+    ],
+    running: Annotated[RunningOptions, Subset("quiet", "debug", device="cpu")],
+) -> None:
+    """Write the adapted checkpoint: the base weights plus DELTA.
+
+    Its predictions equal the adapted model's bit for bit. The model, its
+    arguments and its checkpoint default to those of the delta. A zero-shot
+    model is written whole, in float32, for open_clip and --checkpoint.
+
+    Example:
+
+      remtta apply run1/delta.safetensors --checkpoint vit.safetensors --output adapted.safetensors
+    """
+    with running.command():
+        target.check()
+        load_torch("remtta.deltas.base_model", model, delta)
+        from remtta.deltas.base_model import base_options
+        from remtta.deltas.delta import apply_delta, load_delta, save_weights
+        from remtta.models.checkpoints import checkpoint_dtypes
+        from remtta.models.huggingface import weights_file, weights_place
+        from remtta.models.loading import load
+        from remtta.models.prompts import is_zero_shot
+
+        change = load_delta(delta)
+        options = base_options(change, model)
+        name, embeddings = options.name or "", options.text_embeddings
+        base = load(options, device=running.device)
+        apply_delta(base, change)
+        inputs = change.path, weights_place(name, options.checkpoint), embeddings
+        check_not_input(target.output, "--output", inputs)
+        source = weights_file(name, options.checkpoint)
+        renamed = is_zero_shot(name) or embeddings  # then the weights' names are not the checkpoint's
+        dtypes = checkpoint_dtypes(base, source, use_ema=options.use_ema) if source and not renamed else None
+        widened = save_weights(target.output, base, dtypes)
+        note = f"; {len(widened)} adapted tensors in float32, which the base's dtype would round" if widened else ""
+        running.print_message(
+            f"{target.output}: {change.model} with {counted(len(change.tensors), 'adapted tensor')}{note}\n"
+            f"predict with it: remtta adapt FRAMES {_loading_options(base, options)} "
+            f"--checkpoint {shlex.quote(str(target.output))} --method source"
+        )
+
+
+def _loading_options(base: nn.Module, options: ModelOptions) -> str:
+    """Return the model's command-line options, with its preprocessing unless that is the default of its name."""
+    from timm import get_pretrained_cfg
+    from timm.data import resolve_data_config
+
+    from remtta.models.embedded import EMBEDDED
+    from remtta.models.loading import load
+    from remtta.models.preprocessing import preprocessing_of
+
+    name, preprocessing, default = options.name or "", preprocessing_of(base).as_dict(), {}
+    words = [f"--model {shlex.quote(name)}"]
+    if options.model_kwargs:
+        words += ["--model-kwargs", shlex.join(f"{key}={value}" for key, value in options.model_kwargs.items())]
+    words += [f"--num-classes {options.num_classes}"] if options.num_classes else []
+    words += ["--input-size {} {}".format(*options.input_size)] if options.input_size else []
+    words += [f"--text-embeddings {shlex.quote(str(options.text_embeddings))}"] if options.text_embeddings else []
+    if name == EMBEDDED:
+        default = preprocessing_of(load(ModelOptions(name))).as_dict()
+    elif ":" not in name and (known := get_pretrained_cfg(name)):
+        default = resolve_data_config(pretrained_cfg=known.to_dict())
+    same = all(preprocessing[key] == default.get(key) for key in ("mean", "std", "interpolation", "crop_pct"))
+    return " ".join([*words, *([] if same else [options_text(preprocessing)])])
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """The files to write."""
+
+    format: Annotated[Literal["onnx", "peft", "timm"], Option("Format to write.", flags=("--format", "-f"))]
+    output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))]
+    overwrite: Annotated[bool, Option("Replace files of the same names.")] = False
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of remtta adapt, or a delta.")],
+    target: ExportOptions,
+    model: Annotated[
+        ModelOptions,
+        Subset(
+            "name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "text_embeddings"
+        ),
+    ],
+    running: Annotated[RunningOptions, Subset("quiet", "debug")],
+) -> None:
+    """Write the adapted model of RUN as ONNX, PEFT or timm files, and check them against torch.
+
+    The model, its arguments and its checkpoint default to those of the delta.
+
+    Example:
+
+      remtta export run1 --format onnx --output run1_onnx
+    """
+    with running.command():
+        load_torch("remtta.deltas.base_model", model, run)
+        from remtta.deltas.base_model import base_options
+        from remtta.deltas.delta import load_delta
+        from remtta.export import adapted_model, export_model
+
+        delta = load_delta(run)
+        adapted = adapted_model(delta, base_options(delta, model))
+        files = export_model(adapted, target.format, target.output, overwrite=target.overwrite)
+        running.print_message("\n".join(map(str, files)))
+
+
+def text_embed(
+    target: TargetOptions,
+    model: Annotated[ModelOptions, Subset("name", "checkpoint", "use_ema", "labels", "prompts")],
+    running: Annotated[RunningOptions, Subset("device", "quiet", "debug")],
+) -> None:
+    """Save the class embeddings of a zero-shot model, so that a device needs only its image tower.
+
+    Examples:
+
+      remtta text-embed --model clip:ViT-B-16/openai --labels names.txt --prompts openai80 --output names.safetensors
+
+      remtta adapt frames -m vit_base_patch16_clip_quickgelu_224.openai --crop-pct 1 --text-embeddings names.safetensors
+    """
+    with running.command():
+        from remtta.models.prompts import is_zero_shot
+
+        target.check()
+        check_not_input(target.output, "--output", [model.checkpoint])
+        name = model.name or DEFAULT_MODEL
+        if not is_zero_shot(name):
+            raise UsageError(f"{name} has no text tower; name a zero-shot model, such as clip:ViT-B-16/openai")
+        load_torch("remtta.models.loading", model)
+        from remtta.models.zero_shot import save_text_embeddings, zero_shot_head
+
+        head = zero_shot_head(running.load_classifier(model))
+        save_text_embeddings(target.output, head, name)
+        counts = f"{len(head.texts.names)} classes by {len(head.texts.templates)} templates"
+        running.print_message(f"{target.output}: {counts}")
