@@ -30,10 +30,9 @@ from remtta.deltas.delta import Delta, apply_delta, save_weights
 from remtta.errors import OutputError, RemttaError, UsageError, counted, first_line, needed
 from remtta.files import FolderLock, check_can_hold, check_not_input, writing
 from remtta.models.card import ModelCard, card_of
-from remtta.models.heads import classifiers_of
 from remtta.models.huggingface import weights_place
 from remtta.models.loading import load, load_model
-from remtta.models.unwrapping import config_of
+from remtta.models.unwrapping import classifiers_of, config_of
 from remtta.models.zero_shot import ZeroShotHead
 from remtta.options import ModelOptions
 

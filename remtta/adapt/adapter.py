@@ -25,11 +25,16 @@ from remtta.models.unwrapping import unwrap_model
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.harm import log_event
+from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.prediction import Prediction
 from remtta.runs.manifest import delta_of
 from remtta.runs.states import load_whole
 
 _FROZEN, _FRAMES = "frozen", "frames"
+_SHARED = (
+    "a later Adapter was made of the same model, and two cannot share one; give each its own, such as "
+    "copy.deepcopy(model)"
+)
 _USERS: WeakKeyDictionary[nn.Module, ReferenceType[Adapter]] = WeakKeyDictionary()  # last adapter of each model
 
 _log = logging.getLogger("remtta")
@@ -134,18 +139,10 @@ class Adapter:
             before = pipeline.method.num_updates
             prediction = pipeline.predict(pixels, learnable, update=pipeline.skip_reason(learnable) is None)
             pipeline.learn()
-            self._count_learned(prediction, before)
+            self.frames_in_delta = _frames_in_delta(pipeline, prediction, before, self.frames_in_delta)
             self.log_events()
             self._warn_of_few(len(pixels))
         return prediction.logits.float().softmax(-1).cpu()
-
-    def _count_learned(self, prediction: Prediction, before: int) -> None:
-        """Count the frames of a batch that were learned from, given the number of updates before."""
-        before = 0 if self.config.episodic else before
-        after = self.pipeline.method.num_updates
-        learned = int(prediction.learned.sum()) if 0 < after != before else 0
-        restored = self.config.episodic or after < before  # the source weights
-        self.frames_in_delta = learned + (0 if restored else self.frames_in_delta)
 
     def run_exclusively(self, work: Callable[[], None]) -> None:
         """Call `work` while no other thread uses the model."""
@@ -157,10 +154,7 @@ class Adapter:
         """Use the model while no other thread does, in the configured precision; raise UsageError if it is not ours."""
         with self._lock, _on_cpu(), torch.autocast(self.card.device.type, enabled=False):
             if _USERS[self._module]() is not self:
-                raise UsageError(
-                    "a later Adapter was made of the same model, and two cannot share one; give each its own, such as "
-                    "copy.deepcopy(model)"
-                )
+                raise UsageError(_SHARED)
             yield
 
     def freeze(self) -> None:
@@ -246,6 +240,15 @@ class Adapter:
         if self._small_calls == 2:  # a single one may be the rest of a source
             message = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
             _log.warning(message, count, self.options.batch_size, count)
+
+
+def _frames_in_delta(pipeline: Pipeline, prediction: Prediction, updates_before: int, frames: int) -> int:
+    """Return how many frames the weights were adapted on, after a batch, given the numbers before it."""
+    episodic, after = pipeline.method.config.episodic, pipeline.method.num_updates
+    before = 0 if episodic else updates_before
+    learned = int(prediction.learned.sum()) if 0 < after != before else 0
+    restored = episodic or after < before  # the source weights
+    return learned + (0 if restored else frames)
 
 
 def _as_tensor(text: str) -> Tensor:

@@ -273,4 +273,4 @@ def _with_end(report: StreamReport, run: RunSummary) -> StreamReport:
 
 
 def _unpacked(content: Mapping[str, Any]) -> RunSummary:
-    return RunSummary(**{**content, "output": Path(content["output"]), "place": RunProgress(**content["place"])})
+    return RunSummary(**{**content, "output": Path(content["output"]), "progress": RunProgress(**content["progress"])})

@@ -23,6 +23,7 @@ from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batc
 from remtta.models.card import ModelCard
 from remtta.options import RunOptions
 from remtta.pipeline.accuracy import WINDOW, Calibration, Estimator
+from remtta.pipeline.forward import source_logits
 from remtta.pipeline.guard import guard_for
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.smoothing import Smoother
@@ -168,7 +169,7 @@ def _calibration(
     files = source_files(Path(config.source_data))
     with contextlib.closing(clean_batches(files, card.preprocessing, card.device, WINDOW, wait)) as batches:
         transform = pipeline.method.model.transform
-        logits = torch.cat([pipeline.source_logits(transform(batch)).float().cpu() for batch in batches])
+        logits = torch.cat([source_logits(pipeline.method, transform(batch)).float().cpu() for batch in batches])
     if len(logits) < FEW_IMAGES:
         _log.warning("the estimate is calibrated on only %s; a few hundred are better", counted(len(logits), "image"))
     return Calibration.seen(accuracy, logits)

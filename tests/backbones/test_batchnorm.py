@@ -19,6 +19,7 @@ from remtta.methods.norm import NORM, NORMConfig
 from remtta.methods.settings import method_config
 from remtta.methods.source import Source
 from remtta.models.tensor_files import state_sha256
+from remtta.pipeline.forward import source_logits
 from tests.backbones.tiny_models import pictures, tiny
 from tests.methods.making import descend, entropies, pipeline_of, predicted
 
@@ -49,7 +50,7 @@ def test_updates_of_tent_are_its_plain_reading(count: int) -> None:
         torch.testing.assert_close(pipeline(pictures(count, seed)), logits.detach(), atol=1e-4, rtol=1e-4)
         descend(optimizer, entropies(logits).mean())
     assert max(float(change.abs().max()) for change in pipeline.delta().values()) > 1e-3
-    torch.testing.assert_close(pipeline.source_logits(pictures(4)), tiny("resnet")(pictures(4)).detach())
+    torch.testing.assert_close(source_logits(pipeline.method, pictures(4)), tiny("resnet")(pictures(4)).detach())
 
 
 def pooled_by_hand(batches: list[Tensor], layer: Any, prior: float) -> tuple[Tensor, Tensor]:
@@ -193,7 +194,7 @@ def test_running_statistics_that_move_are_part_of_delta_state_and_reset() -> Non
     moved = through.method.model.model.state_dict()
     assert all(not torch.equal(source[key], moved[key]) for key in statistics)
     assert all(torch.equal(source[key] + change, moved[key]) for key, change in through.delta().items())
-    torch.testing.assert_close(through.source_logits(pictures(3)), tiny("resnet")(pictures(3)).detach())
+    torch.testing.assert_close(source_logits(through.method, pictures(3)), tiny("resnet")(pictures(3)).detach())
     resumed.load_state_dict(through.state_dict())
     for seed in range(2, 4):
         assert torch.equal(resumed(pictures(5, seed)), through(pictures(5, seed)))
@@ -339,7 +340,7 @@ def test_recent_statistics_become_the_running_ones() -> None:
     torch.testing.assert_close(norm.method.model.model(pictures(8)), first)  # no image came before these
     norm.reset()
     assert torch.equal(norm(pictures(8)), first)
-    torch.testing.assert_close(norm.source_logits(pictures(8)), source)
+    torch.testing.assert_close(source_logits(norm.method, pictures(8)), source)
 
 
 def test_recent_statistics_of_parts_are_those_of_the_plain_view() -> None:

@@ -14,6 +14,7 @@ from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import ModelError, UsageError
 from remtta.methods.becotta import BECoTTA, BECoTTAConfig, mutual_information
 from remtta.methods.ecotta import EcoTTA, EcoTTAConfig
+from remtta.pipeline.forward import source_logits
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.methods.making import descend, entropies, pipeline_of, predicted
@@ -176,7 +177,9 @@ def test_predictions_of_the_source_are_the_models_own() -> None:
         EcoTTA, tiny_vit(depth=4), EcoTTAConfig(lr=0.1, entropy_margin=1.0), source=[random_images(8, 90)]
     )
     ecotta(random_images(4))
-    torch.testing.assert_close(ecotta.source_logits(random_images(4)), tiny_vit(depth=4)(random_images(4)).detach())
+    torch.testing.assert_close(
+        source_logits(ecotta.method, random_images(4)), tiny_vit(depth=4)(random_images(4)).detach()
+    )
 
 
 def test_batch_norms_of_ecotta_and_of_the_model_may_have_the_same_names() -> None:

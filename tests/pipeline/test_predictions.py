@@ -17,10 +17,11 @@ from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names
 from remtta.methods.tent import TentConfig
 from remtta.options import Action, Answer, GuardOptions
+from remtta.pipeline.forward import shifted, source_logits
 from remtta.pipeline.guard import guard_for
 from remtta.pipeline.harm import HarmDetector, describe
 from remtta.pipeline.information import PredictionWindow, information_gap_of, mixture, parked_class
-from remtta.pipeline.pipeline import Pipeline, shifted
+from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.summary import RunSummary
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, random_images, same_tensors, tiny_vit
@@ -166,7 +167,7 @@ def test_frames_that_are_not_learned_from_are_predicted_alike() -> None:
     images, learnable = random_images(6, 3), torch.tensor([True, False, True, True, False, True])
     for _ in range(3):
         adapted = pipeline.method.predict(images)
-        source = pipeline.source_logits(shifted(images))
+        source = source_logits(pipeline.method, shifted(images))
         prediction = predict_and_learn(pipeline, images, learnable)
         assert 0 < prediction.weight < 1
         torch.testing.assert_close(prediction.adapted, adapted, rtol=0, atol=1e-5)
