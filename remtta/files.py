@@ -22,6 +22,9 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+JsonObject = dict[str, Any]
+"""An object parsed from JSON, or ready for it."""
+
 LOCK = ".lock"
 _TRIES, _PAUSE_S = 5, 0.02
 IN_USE = "another run is writing to {}; choose another --output, or wait for it"
@@ -152,7 +155,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
+def write_json(path: Path, content: JsonObject) -> None:
     """Write a JSON file atomically; raise OutputError if the file cannot be written."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

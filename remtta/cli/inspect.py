@@ -43,7 +43,7 @@ def inspect(
 
 
 def _lines(content: dict[str, Any]) -> list[str]:
-    from remtta.report.facts import evaluation_facts, run_facts
+    from remtta.report.inspection import evaluation_facts, run_facts
 
     lines: list[str] = []
     if "evaluation" in content:
@@ -62,7 +62,7 @@ def _fact_lines(facts: dict[str, str]) -> list[str]:
 
 
 def _site_lines(site: dict[str, Any], *, alive: bool | None) -> list[str]:
-    from remtta.report.facts import state_of
+    from remtta.report.inspection import state_of
 
     streams = site["streams"]
     rows = [

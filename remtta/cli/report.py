@@ -38,7 +38,7 @@ def report(
     with running.command():
         target.check(".html")
 
-        from remtta.report.content import write_report
+        from remtta.report.page import write_report
 
         for folder in folders:
             if not folder.is_dir():

@@ -13,7 +13,7 @@ import pytest
 from remtta.evaluation import evaluate, open_dataset
 from remtta.methods.settings import method_config
 from remtta.options import EvalOptions, GuardOptions
-from remtta.report.series import read_series
+from remtta.report.charts import read_series
 from remtta.runs.tables import outcome, table_rows
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image, tiny_vit
@@ -143,7 +143,7 @@ def test_classes_are_those_before_smoothing_and_videos_are_not_pictured(tmp_path
     still: dict[str, Any] = {"index": 0, **raw, "class": 1, "entropy": 0.1, "weight": 0.5, "raw": raw}
     (tmp_path / "predictions.jsonl").write_text(json.dumps(still) + "\n" + json.dumps({**still, "frame": 0}) + "\n")
     series = read_series(tmp_path, 2)
-    assert series.halves == ({"2": 2}, {"2": 2}) and series.unsure == [still]
+    assert series.by_model == ({"2": 2}, {"2": 2}) and series.unsure == [still]
 
 
 def test_what_cannot_be_reported_is_reported(
