@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from remtta.drawing import AS_IT_IS, COLOURS, running_error
-from remtta.evaluation.tally import ECE_BINS, Tallies, tally_of, tally_rows
+from remtta.evaluation.tally import ECE_BINS, Tallies, Tally, tally_rows
 from remtta.evaluation.trial_writer import PLOTS
 from remtta.files import write_atomically
 from remtta.runs.folder import PREDICTIONS
@@ -130,7 +130,7 @@ def _visits(path: Path, seed: int) -> Iterator[tuple[str, list[tuple[int, str]],
 
 def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any]) -> Figure:
     """Plot accuracy against confidence, one panel per method, with the number of images per bin."""
-    methods = list(dict.fromkeys(method for method, _ in tallies))
+    methods = list(dict.fromkeys(key.method for key in tallies))
     columns = min(_PANELS, len(methods))
     lines = math.ceil(len(methods) / columns)
     figure.set_size_inches(3.6 * columns, 3.6 * lines)
@@ -138,11 +138,11 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any
     for axes in panels.flat[len(methods) :]:
         axes.remove()
     for axes, name in zip(panels.flat, methods, strict=False):
-        together = tally_of(tallies, name)
-        ece = together.calibration_error
-        together.bins[-2] += together.bins[-1]  # confidences of exactly 1 are counted in a separate bin
-        together.bins[-1] = 0
-        numbers, images, confidence, accuracy = together.reliability()
+        tally = Tally.total(tally for key, tally in tallies.items() if key.method == name and key.phase == "adapt")
+        ece = tally.calibration_error
+        tally.bins[-2] += tally.bins[-1]  # confidences of exactly 1 are counted in a separate bin
+        tally.bins[-1] = 0
+        numbers, images, confidence, accuracy = tally.reliability()
         places = (numbers + 0.5) / ECE_BINS
         _plain(axes).plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
         axes.bar(places, accuracy, 2 * _HALF_BAR, color=colours[name], alpha=0.5)  # lines show on black

@@ -8,8 +8,8 @@ import pytest
 
 from remtta.corruptions import STANDARD
 from remtta.errors import UsageError
-from remtta.evaluation.class_maps import map_classes, read_class_map, zero_shot_names
-from remtta.evaluation.datasets import read_image_list
+from remtta.evaluation.class_maps import map_classes, read_class_map
+from remtta.evaluation.datasets import class_names, read_image_list
 from remtta.evaluation.domains import Dataset, default_order, wanted_domains
 from tests.conftest import draw_folder
 from tests.evaluation.trees import CLASSES, open_tree, write_tree
@@ -173,7 +173,7 @@ def test_the_only_severity_is_evaluated_and_reported(tmp_path: Path, caplog: pyt
 def test_wnids_are_mapped_by_wnid_and_by_position_only_in_a_head_of_as_many() -> None:
     mapped = map_classes(["n01443537", "n15075141", "n01440764"], num_classes=1000)
     assert mapped.numbers == {"n01440764": 0, "n01443537": 1, "n15075141": 999}
-    assert mapped.how == "wnid"
+    assert mapped.matched_by == "wnid"
     assert map_classes(["n01443537", "n01440764"], num_classes=2).numbers == {"n01440764": 0, "n01443537": 1}
     with pytest.raises(UsageError, match=r"\(1\) is not the model's \(7\); name every class's folder in --labels, or"):
         map_classes(["n01443537"], num_classes=7)
@@ -218,8 +218,9 @@ def test_class_maps_come_as_lines_or_json(name: str, text: str, tmp_path: Path) 
             read_class_map(tmp_path / name)
 
 
-def test_folders_without_names_ask_for_labels() -> None:
-    assert zero_shot_names(["n01440764"], Path("d")) is None
-    for folders in ([], ["0", "1"]):
-        with pytest.raises(UsageError, match="name them with --labels FILE"):
-            zero_shot_names(folders, Path("d"))
+def test_only_folders_with_names_name_the_classes_of_a_zero_shot_model(tmp_path: Path) -> None:
+    write_tree(tmp_path / "named", ["fog"], (), ["tree_frog", "ship"], each=1)
+    assert class_names(tmp_path / "named") == ["ship", "tree frog"]
+    assert class_names(write_tree(tmp_path / "imagenet", ["fog"], (), ["n01440764"], each=1)) is None
+    with pytest.raises(UsageError, match="name them with --labels FILE"):
+        class_names(write_tree(tmp_path / "numbers", ["fog"], (), ["0", "1"], each=1))

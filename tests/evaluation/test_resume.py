@@ -218,7 +218,7 @@ def test_what_workers_began_goes_on_without(tree: Dataset, tmp_path: Path, monke
 
     def here(work: Any, shared: Any, tasks: Any, *, jobs: int, interrupts: Any) -> Iterator[tuple[int, bool]]:
         for number, task in enumerate(tasks):
-            ran.append((task[0][0], jobs))
+            ran.append((task.method, jobs))
             yield number, work(shared, task, lambda: 0)
             if jobs == 2:
                 raise Stopped(15)
