@@ -106,7 +106,7 @@ def evaluate(
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
         from remtta.evaluation.evaluating import evaluate as measure
-        from remtta.evaluation.protocols import choose_preprocessing
+        from remtta.evaluation.preprocessing import choose_preprocessing
         from remtta.methods.source_data import check_source_data
         from remtta.runs.tables import TABLE, plain_table
 
@@ -139,7 +139,7 @@ def evaluate(
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
     """Return the model options with a protocol's input settings, where none are given."""
-    from remtta.evaluation.protocols import INPUTS
+    from remtta.evaluation.preprocessing import INPUTS
 
     if options.protocol is None:
         return model

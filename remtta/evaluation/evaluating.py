@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import pickle
 import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,9 +22,8 @@ from remtta.errors import RemttaError, UsageError, counted, first_line
 from remtta.evaluation.class_maps import map_classes
 from remtta.evaluation.context import EvaluationContext, read_earlier
 from remtta.evaluation.domains import Dataset
-from remtta.evaluation.results import summarise
+from remtta.evaluation.results import write_results
 from remtta.evaluation.scenarios import plan_visits
-from remtta.evaluation.tally import errors_by_round, tally_rows
 from remtta.evaluation.trial import Trial
 from remtta.evaluation.trial_writer import (
     DELTAS,
@@ -37,7 +34,7 @@ from remtta.evaluation.trial_writer import (
     TrialWriter,
     delta_path,
 )
-from remtta.files import FolderLock, JsonObject, remove_leftovers, write_atomically, write_json, writing
+from remtta.files import FolderLock, JsonObject, remove_leftovers, write_json, writing
 from remtta.machine import num_cores
 from remtta.methods.settings import MethodConfig, settings_of
 from remtta.methods.settings.names import check_method_names, is_guarded, method_of
@@ -50,10 +47,9 @@ from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import is_timm_model
 from remtta.options import EvalOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
-from remtta.runs.manifest import environment
 from remtta.runs.reading import read_rows, reading
 from remtta.runs.states import load_position, save_state
-from remtta.runs.tables import TABLE, markdown_table
+from remtta.runs.tables import TABLE
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own
 
@@ -180,7 +176,7 @@ class _Evaluation:
             check_free(folder, RESULTS, overwrite=options.overwrite, resume=options.resume)
             if source_data is not None:
                 self._context.learn(source_data, self._interrupts.check)
-            return self._run_or_resume()
+            return self._resume() if options.resume and (folder / RESULTS).exists() else self._start()
         except UsageError:
             raise
         except Exception as error:
@@ -192,36 +188,36 @@ class _Evaluation:
         finally:
             lock.release()
 
-    def _run_or_resume(self) -> JsonObject:
+    def _resume(self) -> JsonObject:
+        """Run the trials that remain, those of added or changed methods and added seeds included."""
         context, record = self._context, self._folder / RESULTS
-        methods, seeds = list(context.methods), list(context.options.seeds)
-        progress, state = EvaluationProgress(), dict[str, Tensor]()
-        if context.options.resume and record.exists():
-            with reading(record, UsageError):
-                earlier = read_earlier(record)
-                settings = earlier["settings"]
-                if earlier["status"] == "completed":
-                    order = context.order_after(settings, self._folder, finished=earlier["methods"])
-                    if methods == list(settings["methods"]) and seeds == settings["options"]["seeds"]:
-                        _log.info("the evaluation in %s is complete", self._folder)
-                        return earlier
-                    progress = EvaluationProgress.of_completed(self._folder, earlier)
-                else:
-                    progress, state = load_position(self._folder / PROGRESS, EvaluationProgress)
-                    order = context.order_after(settings, self._folder, {trial.method for trial in progress.finished})
-                    if progress.position.frames and _next_trial(progress, settings) != _next_trial(
-                        progress, context.settings(order)
-                    ):
-                        progress.drop_current()
-                        state = {}
-            methods = order
-            self._record_resuming(earlier, methods, progress, state)
-        else:
-            self._start_anew()
-        return self._run_trials(progress.remaining(methods, seeds), progress, state)
+        with reading(record, UsageError):
+            earlier = read_earlier(record)
+            settings, completed = earlier["settings"], earlier["status"] == "completed"
+            progress, state = EvaluationProgress(), dict[str, Tensor]()
+            if not completed:
+                progress, state = load_position(self._folder / PROGRESS, EvaluationProgress)
+            finished = earlier["methods"] if completed else {trial.method for trial in progress.finished}
+            methods = context.order_after(settings, self._folder, finished)
+            now = context.settings(methods)
+            if completed:
+                unchanged = [list(settings["methods"]), settings["options"]["seeds"]]
+                if unchanged == [list(context.methods), list(context.options.seeds)]:
+                    _log.info("the evaluation in %s is complete", self._folder)
+                    return earlier
+                progress = EvaluationProgress.of_completed(self._folder, earlier)
+            elif progress.position.frames and _next_trial(progress, settings) != _next_trial(progress, now):
+                progress.drop_current()
+                state = {}
+        save_state(self._folder / PROGRESS, asdict(progress), state)  # before the record claims that it exists
+        if progress.finished or progress.position.frames:
+            runs, images = counted(len(progress.finished), "run"), counted(progress.position.frames, "image")
+            _log.info("resuming after %s and %s", runs, images)
+        write_json(record, {**earlier, "status": "running", "settings": now})
+        return self._run_trials(methods, progress, state)
 
-    def _start_anew(self) -> None:
-        """Prepare the folder: remove what is left of an earlier evaluation."""
+    def _start(self) -> JsonObject:
+        """Remove what is left of an earlier evaluation, and run all trials."""
         folder = self._folder
         with writing(folder):
             (folder / PROGRESS).unlink(missing_ok=True)
@@ -234,31 +230,21 @@ class _Evaluation:
                     with contextlib.suppress(OSError):  # absent, or it holds other files
                         (folder / name).rmdir()
         write_json(folder / RESULTS, {"status": "running", "settings": self._context.settings()})
-
-    def _record_resuming(
-        self, earlier: JsonObject, methods: Sequence[str], progress: EvaluationProgress, state: Mapping[str, Tensor]
-    ) -> None:
-        """Save the progress, and record methods and seeds that were added, changed or left out since."""
-        save_state(self._folder / PROGRESS, asdict(progress), state)  # before the record claims that it exists
-        if progress.finished or progress.position.frames:
-            runs, images = counted(len(progress.finished), "run"), counted(progress.position.frames, "image")
-            _log.info("resuming after %s and %s", runs, images)
-        settings = self._context.settings(methods)
-        write_json(self._folder / RESULTS, {**earlier, "status": "running", "settings": settings})
+        return self._run_trials(list(self._context.methods), EvaluationProgress(), {})
 
     def _run_trials(
-        self, trials: Sequence[tuple[str, int]], progress: EvaluationProgress, state: Mapping[str, Tensor]
+        self, methods: Sequence[str], progress: EvaluationProgress, state: Mapping[str, Tensor]
     ) -> JsonObject:
-        """Run what remains of the trials, the first one from `state` if it was interrupted; return the results."""
-        remaining, options = list(trials), self._context.options
-        guarded = any(map(is_guarded, self._context.methods))
-        with TrialWriter(self._folder, progress, save_every_s=options.save_every_s, has_events=guarded) as writer:
-            while remaining and (self._pickled is None or progress.position.frames):  # finish here what was begun here
-                writer.finish(self._run_trial(*remaining.pop(0), writer, state))
+        """Run the trials that remain, the first one from `state` if it was interrupted; return the results."""
+        options, has_events = self._context.options, any(map(is_guarded, methods))
+        trials = progress.remaining(methods, options.seeds)
+        with TrialWriter(self._folder, progress, save_every_s=options.save_every_s, has_events=has_events) as writer:
+            while trials and (self._pickled is None or progress.position.frames):  # finish here what was begun here
+                writer.finish(self._run_trial(*trials.pop(0), writer, state))
                 state = {}
-            if remaining:
-                self._run_in_workers(remaining, writer)
-        results = self._results(progress.finished)
+            if trials:
+                self._run_in_workers(trials, writer)
+        results = write_results(self._folder, self._context, progress.finished)
         with writing(self._folder / PROGRESS):
             (self._folder / PROGRESS).unlink(missing_ok=True)
         return results
@@ -304,29 +290,6 @@ class _Evaluation:
         serial = options.engine == "serial"  # it continues what workers began
         jobs = 1 if serial else options.jobs or gpus or num_cores()  # on a GPU, one unless more are requested
         return in_processes(_run_task, shared, tasks, jobs=jobs, interrupts=self._interrupts)
-
-    def _results(self, trials: Sequence[TrialRecord]) -> JsonObject:
-        context, rows = self._context, self._folder / PREDICTIONS
-        domains = list(dict.fromkeys(domain.name for domain in context.dataset.domains))
-        tallies = tally_rows(rows, by_path=len(context.dataset.domains) == 1)
-        order = list(itertools.product(context.methods, context.options.seeds))
-        ordered = sorted(trials, key=lambda trial: order.index((trial.method, trial.seed)))
-        made_with = environment(context.card.device)
-        del made_with["command"]  # differs after --resume, and the settings cover it
-        content: JsonObject = {
-            "status": "completed",
-            "methods": summarise(tallies, ordered, domains, len(context.numbers)),
-            "settings": context.settings(),
-            "environment": made_with,
-        }
-        if context.options.scenario == "recurring":
-            num_adapted = sum(domain.name not in context.options.unseen for domain in context.dataset.domains)
-            for name, errors in errors_by_round(rows, num_adapted).items():
-                content["methods"][name]["error_by_round"] = errors
-        table = partial(Path.write_text, data=markdown_table(content), encoding="utf-8")
-        write_atomically(self._folder / TABLE, table)
-        write_json(self._folder / RESULTS, content)  # last, as it marks completion
-        return content
 
 
 def _next_trial(progress: EvaluationProgress, settings: JsonObject) -> tuple[str, int, JsonObject]:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby
+from functools import partial
+from pathlib import Path
 from statistics import harmonic_mean
 
 import numpy as np
 
-from remtta.evaluation.tally import TOP, Tallies, Tally, mean_and_std, padded_sum
+from remtta.evaluation.context import EvaluationContext
+from remtta.evaluation.tally import TOP, Tallies, Tally, errors_by_round, mean_and_std, padded_sum, tally_rows
 from remtta.evaluation.trial_writer import TrialRecord
-from remtta.files import JsonObject
-from remtta.runs.tables import AGAIN
+from remtta.files import JsonObject, write_atomically, write_json
+from remtta.runs.folder import PREDICTIONS, RESULTS
+from remtta.runs.manifest import environment
+from remtta.runs.tables import AGAIN, TABLE, markdown_table
 
 MAX_CLASSES = 1000  # listed individually in results.json
 
@@ -20,6 +25,30 @@ _AVERAGED = ("mean", "top5", "ece", "diversity", "tvd")
 
 Outcomes = Mapping[str, Tally]
 """A trial's predictions by domain."""
+
+
+def write_results(folder: Path, context: EvaluationContext, trials: Iterable[TrialRecord]) -> JsonObject:
+    """Write `table.md` and `results.json` of finished trials, from the rows in the folder; return the latter."""
+    rows, num_domains = folder / PREDICTIONS, len(context.dataset.domains)
+    tallies = tally_rows(rows, by_path=num_domains == 1)
+    order = list(itertools.product(context.methods, context.options.seeds))
+    ordered = sorted(trials, key=lambda trial: order.index((trial.method, trial.seed)))
+    domains = list(dict.fromkeys(domain.name for domain in context.dataset.domains))
+    made_with = environment(context.card.device)
+    del made_with["command"]  # differs after --resume, and the settings cover it
+    content: JsonObject = {
+        "status": "completed",
+        "methods": summarise(tallies, ordered, domains, len(context.numbers)),
+        "settings": context.settings(),
+        "environment": made_with,
+    }
+    if context.options.scenario == "recurring":
+        num_unseen = sum(domain.name in context.options.unseen for domain in context.dataset.domains)
+        for name, errors in errors_by_round(rows, num_domains - num_unseen).items():
+            content["methods"][name]["error_by_round"] = errors
+    write_atomically(folder / TABLE, partial(Path.write_text, data=markdown_table(content), encoding="utf-8"))
+    write_json(folder / RESULTS, content)  # last, as it marks completion
+    return content
 
 
 def summarise(
@@ -36,7 +65,7 @@ def summarise(
     methods: dict[str, JsonObject] = {}
     adapted: dict[str, list[Outcomes]] = {}
     seeds: dict[str, list[JsonObject]] = {}
-    for name, records in groupby(trials, key=lambda trial: trial.method):
+    for name, records in itertools.groupby(trials, key=lambda trial: trial.method):
         seeds[name] = [{**asdict(record), **_one_seed(tallies, record, order, num_classes > TOP)} for record in records]
         adapted[name] = [_outcomes(tallies, name, seed["seed"], "adapt", order) for seed in seeds[name]]
         domains = list(adapted[name][0])

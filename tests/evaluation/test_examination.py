@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from remtta.demo.signs import render_sign
-from remtta.evaluation.examination import Candidate, Finding, are_telling, candidates_of
+from remtta.evaluation.preprocessing import Candidate, Finding, are_conclusive, candidates_of
 from remtta.models.embedded import CLASS_NAMES
 from remtta.models.preprocessing import Preprocessing
 from remtta.streams.sources import open_stream
@@ -78,7 +78,7 @@ def test_images_that_tell_the_model_little_get_no_verdict(tmp_path: Path, capsys
     assert remtta_here("doctor", tmp_path, *args, "--json") == 0
     assert json.loads(capsys.readouterr().out)["fits"] is None
     blurred, sharp = finding(EYE.repeat(8, 1) / 9), finding(EYE.repeat(8, 1))
-    assert are_telling([blurred, sharp]) and not are_telling([blurred, blurred])
+    assert are_conclusive([blurred, sharp]) and not are_conclusive([blurred, blurred])
 
 
 def test_too_few_images_are_refused_without_a_password(
