@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import cast
 
 from remtta.errors import UsageError
 from remtta.files import JsonObject
@@ -80,7 +81,7 @@ class EvaluationProgress:
     def __post_init__(self) -> None:
         if isinstance(self.position, dict):  # as read from JSON
             self.position = TrialProgress(**self.position)
-            self.finished = [TrialRecord.from_json(record) for record in self.finished]
+            self.finished = [TrialRecord.from_json(cast(JsonObject, record)) for record in self.finished]
 
     def remaining(self, methods: Iterable[str], seeds: Iterable[int]) -> list[tuple[str, int]]:
         """Return method and seed of the trials that are not finished, in the order in which they run."""

@@ -82,7 +82,8 @@ class Series:
         self.num_differing += _models_differ(row)
         self.both_predicted |= "each" in row or "weight" in row
         self.by_half[half][class_name(row)] += 1
-        models, unsmoothed = row.get("each") or {}, row.get("raw", row)
+        models: dict[str, Row] = row.get("each") or {}
+        unsmoothed: Row = row.get("raw", row)
         for counts, model in zip(self.by_model, ("source", "adapted"), strict=True):
             counts[class_name(models.get(model, unsmoothed))] += 1
         if "frame" not in row:
