@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ import torch
 from torch import nn
 
 from remtta import apply_delta, load_delta
-from remtta.evaluation import evaluate, open_dataset
+from remtta.evaluation import open_dataset
 from remtta.evaluation.domains import Dataset
 from remtta.models.preprocessing import preprocessing_of
-from remtta.options import EvalOptions
 from tests.conftest import TINY, copied, draw_image
-from tests.evaluation.trees import methods_of
+from tests.evaluation.trees import evaluate_tiny, methods_of
 from tests.records import rows_of
 
 IMAGES = 8
@@ -77,8 +77,8 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
         before = model(preprocessing.normalise(pixels))
     probs, places = before[:, numbers].softmax(-1).max(-1)
 
-    options = EvalOptions(batch_size=4, order="stored")
-    results = evaluate(model, dataset, tmp_path / "run", methods=methods_of("source", "tent"), options=options)
+    methods = methods_of("source", "tent")
+    results = evaluate_tiny(dataset, tmp_path / "run", methods, model=model, batch_size=4, order="stored")
     source, tent = ([row for row in rows_of(tmp_path / "run") if row["method"] == name] for name in ("source", "tent"))
     assert [row["class"] for row in source] == numbers[places].tolist()
     assert [row["prob"] for row in source] == pytest.approx(probs.tolist(), abs=1e-5)
@@ -111,15 +111,15 @@ def test_class_maps_and_lists_are_restricted_too_but_not_domains_with_others(
 
 def test_deltas_of_restricted_and_whole_heads_fit_each_other(variants: Path, tmp_path: Path) -> None:
     model, dataset = make("head"), few_of(variants / "r")
-    options = EvalOptions(batch_size=4, order="stored")
-    evaluate(model, dataset, tmp_path / "run", methods=methods_of("centre"), options=options)
+    run = partial(evaluate_tiny, dataset, model=model, batch_size=4, order="stored")
+    run(folder=tmp_path / "run", methods=methods_of("centre"))
     saved = load_delta(tmp_path / "run" / "deltas" / "centre_seed0.safetensors")
     (bias,) = saved.tensors.values()
     moved = set(bias.nonzero().flatten().tolist())
     assert bias.shape == (1000,) and moved and moved <= set(dataset.class_numbers)
-    results = evaluate(model, dataset, tmp_path / "more", methods=methods_of("source"), options=options, delta=saved)
+    results = run(folder=tmp_path / "more", delta=saved)
     apply_delta(model, saved)
-    again = evaluate(model, dataset, tmp_path / "applied", methods=methods_of("source"), options=options)
+    again = run(folder=tmp_path / "applied")
     assert results["methods"]["source"]["error"] == again["methods"]["source"]["error"]
     first, second = (rows_of(tmp_path / name) for name in ("more", "applied"))
     assert [row["prob"] for row in first] == pytest.approx([row["prob"] for row in second], abs=1e-5)

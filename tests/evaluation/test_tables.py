@@ -1,6 +1,5 @@
 """Tables, errors by class, and the marking of insignificant differences."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,44 +8,38 @@ from typing import Any, cast
 import pytest
 import torch
 
-from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.results import summarise
-from remtta.evaluation.tally import tally_rows
 from remtta.evaluation.trial import evaluation_rows
+from remtta.evaluation.trial_writer import TrialRecord
 from remtta.guard.observer import Answers
-from remtta.options import EvalOptions
 from remtta.runs.loop import BatchResult
 from remtta.runs.rows import RowFormat
 from remtta.runs.tables import markdown_table, notes, outcome, plain_table, table_rows
 from remtta.streams.batches import Batch
 from remtta.streams.prefetch import DecodedFrame
-from tests.conftest import tiny_vit
-from tests.evaluation.trees import methods_of
+from tests.evaluation.trees import evaluate_tiny, tally_of
 from tests.records import rows_of
 
-RUN: dict[str, Any] = {"config": {}, "images": 10, "guard": None, "trainable_parameters": 0, "adapted": []}
-RUN |= {"forwards_per_image": 1, "backwards_per_image": 0, "models_held": 1}
-RUN |= {"timing": {"seconds": 1.0, "peak_memory_bytes": 1}}
+TIMING = {"seconds": 1.0, "peak_memory_bytes": 1}
+RECORD = TrialRecord("", 0, {}, 10, 0, 0, 0, None, 1.0, 0.0, 1, None, 0, [], TIMING)
 
 
 def rows_from(method: str, right: str, domain: str = "my_fog", seed: int = 0, ranks: str = "1") -> list[dict[str, Any]]:
     """Return rows for ten classes: 1 is right, 0 predicts class 4 for class 3."""
     return [
-        {"method": method, "seed": seed, "phase": "adapt", "visit": 0, "index": place, "domain": domain, "prob": 0.5}
-        | {"source": f"{domain}/a/{place}.png", "class": 3, "label_true": 3 if sign == "1" else 4}
-        | {"rank_true": int(ranks[place % len(ranks)])}
-        for place, sign in enumerate(right)
+        {"method": method, "seed": seed, "domain": domain, "prob": 0.5}
+        | {"source": f"{domain}/a/{number}.png", "class": 3, "label_true": 3 if sign == "1" else 4}
+        | {"rank_true": int(ranks[number % len(ranks)])}
+        for number, sign in enumerate(right)
     ]
 
 
-def results_of(tmp_path: Path, *rows: list[dict[str, Any]], num_classes: int = 5) -> dict[str, Any]:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for own in rows for row in own))
-    runs = list(dict.fromkeys((row["method"], row["seed"]) for own in rows for row in own))
-    records = [{**RUN, "method": method, "seed": seed} for method, seed in runs]
-    domains = list(dict.fromkeys(row["domain"] for own in rows for row in own))
-    return {"settings": {}, "methods": summarise(tally_rows(path), records, domains, num_classes)}
+def results_of(tmp_path: Path, *trials: list[dict[str, Any]], num_classes: int = 5) -> dict[str, Any]:
+    records = [replace(RECORD, method=rows[0]["method"], seed=rows[0]["seed"]) for rows in trials]
+    rows = [row for rows in trials for row in rows]
+    domains = list(dict.fromkeys(row["domain"] for row in rows))
+    return {"settings": {}, "methods": summarise(tally_of(tmp_path, *rows), records, domains, num_classes)}
 
 
 def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> None:
@@ -84,9 +77,7 @@ def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> Non
 
 
 def test_names_of_domains_change_neither_the_table_nor_the_terminal(tmp_path: Path) -> None:
-    name = "a|<img>\n\x1b[31m"
-    rows = [{**row, "domain": name} for row in rows_from("source", "01")]
-    results = results_of(tmp_path, rows)
+    results = results_of(tmp_path, rows_from("source", "01", domain="a|<img>\n\x1b[31m"))
     assert r"a|<img>\n\x1b[31m" in plain_table(results) and "\x1b" not in plain_table(results)
     assert r"| error in % | a\|&lt;img&gt;\n\x1b[31m | mean |" in markdown_table(results)
 
@@ -129,8 +120,7 @@ def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
 
 
 def test_every_class_and_every_mistake_is_counted(tree: Dataset, tmp_path: Path) -> None:
-    options = EvalOptions(batch_size=8, seeds=(0, 1))
-    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source", "rem"), options=options)
+    results = evaluate_tiny(tree, tmp_path / "run", ["source", "rem"], batch_size=8, seeds=(0, 1))
     rows = [row for row in rows_of(tmp_path / "run") if row["method"] == "rem"]
     assert all((row["rank_true"] == 1) == (row["class"] == row["label_true"]) for row in rows)
     assert all(1 <= row["rank_true"] <= 7 for row in rows)

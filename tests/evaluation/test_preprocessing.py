@@ -1,4 +1,4 @@
-"""Which preprocessing fits a model, by what it says of images."""
+"""Which preprocessing fits a model, and an evaluation on images of the input size."""
 
 import json
 from dataclasses import replace
@@ -10,11 +10,14 @@ import torch
 from PIL import Image
 
 from remtta.demo.signs import render_sign
-from remtta.evaluation.preprocessing import Candidate, Finding, are_conclusive, candidates_of
+from remtta.errors import UsageError
+from remtta.evaluation.preprocessing import Candidate, Finding, are_conclusive, candidates_of, choose_preprocessing
 from remtta.models.embedded import CLASS_NAMES
-from remtta.models.preprocessing import Preprocessing
+from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.streams.sources import open_stream
 from tests.command import refusal_of, remtta_here
+from tests.conftest import draw_image, tiny_vit
+from tests.evaluation.trees import open_tree, write_tree
 
 HALF = Preprocessing((48, 48), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0, "center")
 EYE = 9 * torch.eye(6)
@@ -97,3 +100,21 @@ def test_candidates_have_each_preprocessing_once() -> None:
     own = Preprocessing((48, 48), (0.4,) * 3, (0.5,) * 3, "bilinear", 0.875, "center")
     assert candidates_of(own)[0] == Candidate("mean, std: as configured", own)
     assert len(candidates_of(own)) == 10
+
+
+def test_images_of_the_input_size_are_taken_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    model = tiny_vit()
+    own = preprocessing_of(model)
+    assert own.crop_pct == 0.9
+    same = open_tree(write_tree(tmp_path / "same"))
+    assert choose_preprocessing(model, same).crop_pct == 1.0
+    assert choose_preprocessing(model, same, resize="always") == own
+    other = open_tree(write_tree(tmp_path / "other", size=40))
+    assert choose_preprocessing(model, other) == own
+    assert caplog.text.count("are used as they are; adapt crops (--resize always)") == 1
+    with pytest.raises(UsageError, match="0 of 63 images have the model's input size of 32x32"):
+        choose_preprocessing(model, other, resize="never")
+    draw_image(0, 32, 32).save(tmp_path / "other" / "fog" / "5" / "class_a" / "0.png")
+    with pytest.raises(UsageError, match=r"1 of 63 images .* \(sizes: 40x40, 32x32\); choose --resize always"):
+        choose_preprocessing(model, open_tree(tmp_path / "other"))
