@@ -159,7 +159,8 @@ def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Da
 def test_runs_and_evaluations_do_not_share_a_folder(tree: Dataset, frames: Path, tmp_path: Path) -> None:
     adapt_stream(tiny_vit(), frames, tmp_path / "run")
     evaluate_tiny(tree, tmp_path / "table")
-    for options in ({}, {"resume": True}, {"overwrite": True}):
+    choices: list[dict[str, Any]] = [{}, {"resume": True}, {"overwrite": True}]
+    for options in choices:
         with pytest.raises(UsageError, match="run holds a run of remtta adapt; choose another --output"):
             evaluate_tiny(tree, tmp_path / "run", **options)
         with pytest.raises(UsageError, match="table holds an evaluation; choose another --output"):
