@@ -156,17 +156,11 @@ def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], 
 def candidates_of(configured: Preprocessing) -> list[Candidate]:
     """Return the configured preprocessing first, then other normalisations and channel orders."""
     statistics = (configured.mean, configured.std)
-    title = next((title for title, pair in NORMALISATIONS.items() if pair == statistics), "as configured")
-    normalised = {
-        f"mean, std: {title}": replace(configured, mean=mean, std=std)
-        for title, (mean, std) in ({title: statistics} | dict(NORMALISATIONS)).items()
-    }
+    first = next((title for title, pair in NORMALISATIONS.items() if pair == statistics), "as configured")
     return [
-        *(Candidate(title, preprocessing) for title, preprocessing in normalised.items()),
-        *(
-            Candidate(f"{title}; red, blue swapped", preprocessing, swapped=True)
-            for title, preprocessing in normalised.items()
-        ),
+        Candidate(f"mean, std: {title}{suffix}", replace(configured, mean=mean, std=std), swapped=bool(suffix))
+        for suffix in ("", "; red, blue swapped")
+        for title, (mean, std) in {first: statistics, **NORMALISATIONS}.items()
     ]
 
 
