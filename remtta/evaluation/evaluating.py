@@ -132,7 +132,7 @@ def evaluate(
         if options.scenario == "episodic":
             raise UsageError("the episodic scenario starts every domain from the source weights; leave --delta out")
     if dataset.names:
-        model = _named(model, dataset.names)
+        model = _with_class_names(model, dataset.names)
     plan_visits(dataset, options, options.seeds[0])  # refuses what the data set lacks
     restricted_to, num_classes = dataset.class_numbers if dataset.restricted_to else None, card_of(model).num_classes
     if delta is not None and restricted_to is not None:
@@ -144,7 +144,7 @@ def evaluate(
         return _Evaluation(context, Path(output), interrupts or Interrupts()).execute(source_data)
 
 
-def _named(model: nn.Module, names: Sequence[str]) -> nn.Module:
+def _with_class_names(model: nn.Module, names: Sequence[str]) -> nn.Module:
     """Name a model's classes by folders unless it has names; raise UsageError if folders give these another order."""
     if (labels := labels_of(model)) is None:
         if not is_timm_model(model):

@@ -35,9 +35,9 @@ class Tally:
     # For each calibration bin, the number of predictions, the sum of their confidences, and the number of correct ones.
     # Bins are of equal width, closed below and open above; as in torchmetrics, confidences of exactly 1 have their own.
     bins: np.ndarray
-    beyond: np.ndarray  # number of rows whose true class is not among the top five, in an array of one
-    distances: np.ndarray  # number of rows with masked views, and the sum of their distances from the plain view
-    entropies: np.ndarray  # sum of the entropies of each view
+    outside_top5: np.ndarray  # number of rows whose true class is not among the top five, in an array of one
+    view_distances: np.ndarray  # number of rows with masked views, and the sum of their distances from the plain view
+    view_entropies: np.ndarray  # sum of the entropies of each view
 
     @classmethod
     def of(cls, rows: Sequence[Row], image_numbers: dict[str, int], *, by_path: bool = False) -> Tally:
@@ -59,9 +59,9 @@ class Tally:
             num_right=np.bincount(true[right]),
             num_predicted=np.bincount(predicted),
             bins=np.stack([np.bincount(bins, weights, ECE_BINS + 1) for weights in (None, confidence, right)], axis=1),
-            beyond=np.array([sum(row["rank_true"] > TOP for row in rows)]),
-            distances=np.array([len(masked), sum(row["tvd"] for row in masked)]),
-            entropies=np.array([sum(view) for view in zip(*(row["entropies"] for row in masked), strict=True)]),
+            outside_top5=np.array([sum(row["rank_true"] > TOP for row in rows)]),
+            view_distances=np.array([len(masked), sum(row["tvd"] for row in masked)]),
+            view_entropies=np.array([sum(view) for view in zip(*(row["entropies"] for row in masked), strict=True)]),
         )
 
     @classmethod
@@ -101,13 +101,13 @@ class Tally:
         summary: JsonObject = {
             "images": len(self),
             "error": self.error,
-            "top5_error": 100 * int(self.beyond[0]) / len(self),
+            "top5_error": 100 * int(self.outside_top5[0]) / len(self),
             "ece": self.calibration_error,
             "diversity": diversity(self.num_predicted),
         }
-        num_masked, distance = self.distances.tolist()
+        num_masked, distance = self.view_distances.tolist()
         if num_masked:
-            summary |= {"tvd": distance / num_masked, "entropies": (self.entropies / num_masked).tolist()}
+            summary |= {"tvd": distance / num_masked, "entropies": (self.view_entropies / num_masked).tolist()}
         return summary
 
 

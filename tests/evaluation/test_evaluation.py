@@ -99,13 +99,13 @@ def test_in_limited_time_only_every_so_manyth_batch_is_learned_from(tree: Datase
     options: dict[str, Any] = {"scenario": "time-constrained", "cost_ratio": 2.5, "batch_size": 3}
     evaluate_tiny(tree, tmp_path / "run", methods_of("rem"), **options)
     adapted = [row["adapted"] for row in rows_of(tmp_path / "run")][::3]
-    assert adapted == [place % 3 == 0 for place in range(14)]
+    assert adapted == [number % 3 == 0 for number in range(14)]
     light = {"rem": method_config("rem", {"adapt_every": 2}, batch_size=3)}
     results = evaluate_tiny(tree, tmp_path / "light", light, **options)
     passes = [results["methods"]["rem"][f"{way}_per_image"] for way in ("forwards", "backwards")]
     assert passes == pytest.approx([1 + 2 * 4 / 14, 3 * 4 / 14])
     adapted = [row["adapted"] for row in rows_of(tmp_path / "light")][::3]
-    assert adapted == [place % 4 == 0 for place in range(14)]  # the batch between updates takes no time
+    assert adapted == [number % 4 == 0 for number in range(14)]  # the batch between updates takes no time
 
 
 def test_a_measured_cost_ratio_counts_the_source_models_pass_and_leaves_the_method_as_it_was(

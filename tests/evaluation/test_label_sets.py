@@ -72,18 +72,18 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
     assert dataset.restricted_to == restricted and len(dataset.class_numbers) == (200 if restricted else IMAGES)
     numbers = torch.tensor(dataset.class_numbers if restricted else range(1000))
     (domain,), preprocessing = dataset.domains, preprocessing_of(model)
-    pixels = torch.stack([preprocessing.transform()(domain.load(place)) for place in range(IMAGES)])
+    pixels = torch.stack([preprocessing.transform()(domain.load(position)) for position in range(IMAGES)])
     with torch.no_grad():
         before = model(preprocessing.normalise(pixels))
-    probs, places = before[:, numbers].softmax(-1).max(-1)
+    probs, positions = before[:, numbers].softmax(-1).max(-1)
 
     methods = methods_of("source", "tent")
     results = evaluate_tiny(dataset, tmp_path / "run", methods, model=model, batch_size=4, order="stored")
     source, tent = ([row for row in rows_of(tmp_path / "run") if row["method"] == name] for name in ("source", "tent"))
-    assert [row["class"] for row in source] == numbers[places].tolist()
+    assert [row["class"] for row in source] == numbers[positions].tolist()
     assert [row["prob"] for row in source] == pytest.approx(probs.tolist(), abs=1e-5)
     assert [row["label_true"] for row in source] == domain.labels.tolist()
-    wrong = sum(guess != label for guess, label in zip(numbers[places].tolist(), domain.labels, strict=True))
+    wrong = sum(guess != label for guess, label in zip(numbers[positions].tolist(), domain.labels, strict=True))
     assert list(results["methods"]["source"]["error"].values()) == [100 * wrong / IMAGES]
     assert {row["class"] for row in tent} <= set(numbers.tolist()) and tent[-1]["update"] == 1
     assert max(row["entropy"] for row in (*source, *tent)) <= math.log(len(numbers)) + 1e-4
@@ -95,12 +95,12 @@ def test_class_maps_and_lists_are_restricted_too_but_not_domains_with_others(
     variants: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = open_dataset(variants / "r", num_classes=1000)
-    own = {Path(source).parent.name: 999 - number for number, source in enumerate(dataset.domains[0].sources)}
-    mapped = open_dataset(variants / "r", num_classes=1000, class_map=own)
+    class_map = {Path(source).parent.name: 999 - number for number, source in enumerate(dataset.domains[0].sources)}
+    mapped = open_dataset(variants / "r", num_classes=1000, class_map=class_map)
     assert mapped.restricted_to == "ImageNet-R" and mapped.class_numbers == list(range(800, 1000))
     assert open_dataset(variants / "r", num_classes=200).restricted_to is None  # a head of just these classes
     listed = tmp_path / "list.txt"
-    listed.write_text("".join(f"{name}/0.png {name}\n" for name in own))
+    listed.write_text("".join(f"{name}/0.png {name}\n" for name in class_map))
     few = open_dataset(variants / "r", num_classes=1000, labels_file=listed, limit=IMAGES)
     assert few.restricted_to == "ImageNet-R" and few.class_numbers == dataset.class_numbers
     (tmp_path / "r").symlink_to(variants / "r")

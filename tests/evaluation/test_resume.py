@@ -49,15 +49,15 @@ def kill_at(call: int, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object
 
 
 @pytest.mark.parametrize(
-    ("own", "killed_at"), [({"seeds": (0, 1)}, 7), ({"scenario": "time-constrained", "cost_ratio": 2.0}, 2)]
+    ("choices", "killed_at"), [({"seeds": (0, 1)}, 7), ({"scenario": "time-constrained", "cost_ratio": 2.0}, 2)]
 )
 def test_after_a_kill_resuming_gives_the_same_results(
-    own: dict[str, Any], killed_at: int, tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    choices: dict[str, Any], killed_at: int, tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = open_tree(tree.root, limit=10)
 
     def run(folder: Path, **changes: Any) -> dict[str, Any]:
-        options = {"batch_size": 5, "save_every_s": 0.0, "revisit": True, **own, **changes}
+        options = {"batch_size": 5, "save_every_s": 0.0, "revisit": True, **choices, **changes}
         return evaluate_tiny(few, folder, methods_of("source", "rem", lr=0.02), **options)
 
     whole = run(tmp_path / "whole")
@@ -116,8 +116,8 @@ def test_a_method_that_is_not_finished_may_be_changed_or_left_out(
         resumed = run(tmp_path / f"resumed{number}", methods, resume=True)
         whole = run(tmp_path / f"whole{number}", methods)
         assert without_timing(resumed) == without_timing(whole) and list(resumed["methods"]) == list(methods)
-        told = [sorted(map(str, rows_of(tmp_path / f"{name}{number}"))) for name in ("resumed", "whole")]
-        assert told[0] == told[1]
+        rows = [sorted(map(str, rows_of(tmp_path / f"{name}{number}"))) for name in ("resumed", "whole")]
+        assert rows[0] == rows[1]
     with pytest.raises(UsageError, match="also has source, and --resume keeps all finished methods: add it to"):
         run(tmp_path / "killed", {"tent": None}, resume=True)
 
@@ -136,21 +136,21 @@ def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Da
         f"the evaluation in {run} also has tent, rem, and --resume keeps all finished methods: add them to --methods, "
         "or choose another --output"
     )
-    asked = "--resume needs the settings the run began with: "
+    prefix = "--resume needs the settings the run began with: "
     remedy = "; use the same value again, or choose another --output"
     changed = {**three, **methods_of("rem", lr=0.5), **methods_of("eta")}
-    assert refusal(tree, changed) == f"{asked}methods.rem.lr was 0.001, is 0.5{remedy}"
-    assert refusal(tree, three, batch_size=3) == f"{asked}options.batch_size was 50, is 3{remedy}"
-    assert refusal(tree, three, seeds=(1, 2)).startswith(f"{asked}options.seeds")
-    told = refusal(replace(tree, domains=tree.domains[:1]), three)
-    assert told.startswith(f'{asked}data.domains.fog5 was "21 images, ') and told.endswith(f", is null{remedy}")
+    assert refusal(tree, changed) == f"{prefix}methods.rem.lr was 0.001, is 0.5{remedy}"
+    assert refusal(tree, three, batch_size=3) == f"{prefix}options.batch_size was 50, is 3{remedy}"
+    assert refusal(tree, three, seeds=(1, 2)).startswith(f"{prefix}options.seeds")
+    message = refusal(replace(tree, domains=tree.domains[:1]), three)
+    assert message.startswith(f'{prefix}data.domains.fog5 was "21 images, ') and message.endswith(f", is null{remedy}")
     draw_image(3, 32, 32).save(tree.domains[0].sources[0])
-    told = refusal(open_tree(tree.root), {**three, **methods_of("eta")})
+    message = refusal(open_tree(tree.root), {**three, **methods_of("eta")})
     assert re.match(
-        rf'{asked}data.domains.gaussian_noise5 was "(21 images, \w{{6}}) \w{{6}}", is "\1 \w{{6}}"; use', told
+        rf'{prefix}data.domains.gaussian_noise5 was "(21 images, \w{{6}}) \w{{6}}", is "\1 \w{{6}}"; use', message
     )
-    told = refusal(tree, {**three, **methods_of("rem", lr=0.5, margin=0.5, anchor=0.5, steps=2, momentum=0.5)})
-    assert told.endswith(f"; and 2 more{remedy}")
+    message = refusal(tree, {**three, **methods_of("rem", lr=0.5, margin=0.5, anchor=0.5, steps=2, momentum=0.5)})
+    assert message.endswith(f"; and 2 more{remedy}")
     (run / "predictions.jsonl").write_text("")
     assert evaluate_tiny(tree, run, three, resume=True) == json_of(run / "results.json")
     assert "no longer holds the evaluation's rows" in refusal(tree, {**three, **methods_of("eta")})

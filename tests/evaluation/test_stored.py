@@ -91,10 +91,10 @@ def write_shard(path: Path, labels: list[int | str], first: int = 0) -> None:
     """Samples as webdataset writes them: the image after its class and what was done to it."""
     path.parent.mkdir(exist_ok=True)
     with tarfile.open(path, "w") as tar:
-        for place, label in enumerate(labels):
-            content = {"info": b"++n1++snow++s1++1.25++n2++fog++s2++0.5", "input.jpg": png(first + place, 32, 32)}
+        for number, label in enumerate(labels):
+            content = {"info": b"++n1++snow++s1++1.25++n2++fog++s2++0.5", "input.jpg": png(first + number, 32, 32)}
             for name, data in {**content, "output.cls": str(label).encode()}.items():
-                member = tarfile.TarInfo(f"sample_{place}.{name}")
+                member = tarfile.TarInfo(f"sample_{number}.{name}")
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
 

@@ -105,13 +105,13 @@ def test_the_top_five_need_more_than_five_classes(tmp_path: Path) -> None:
 
 def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 5.0, 5.0], [5.0, 1.0, 5.0]])
-    frames = [DecodedFrame(place, "", None, None, torch.zeros(1)) for place in range(4)]
+    frames = [DecodedFrame(number, "", None, None, torch.zeros(1)) for number in range(4)]
     tied = int(logits[3].topk(1).indices)
     batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
     assert batch.labels is not None
-    told: dict[str, Any] = {"update": 0, "adapted": False, "excluded": {}}
+    unlearned: dict[str, Any] = {"update": 0, "adapted": False, "excluded": {}}
     answers = Answers(cast(Any, None), logits=logits)
-    result = BatchResult(batch, answers, **told, counts_before=(0, 0))
+    result = BatchResult(batch, answers, **unlearned, counts_before=(0, 0))
 
     domain = replace(tree.domains[0], labels=batch.labels.numpy())
     rows = evaluation_rows(result, replace(tree, domains=[domain]), [(0, n) for n in range(4)], RowFormat(None), None)
@@ -125,7 +125,7 @@ def test_every_class_and_every_mistake_is_counted(tree: Dataset, tmp_path: Path)
     assert all((row["rank_true"] == 1) == (row["class"] == row["label_true"]) for row in rows)
     assert all(1 <= row["rank_true"] <= 7 for row in rows)
     for number, error in results["methods"]["rem"]["class_error"].items():
-        own = [row["class"] != row["label_true"] for row in rows if row["label_true"] == int(number)]
-        assert len(own) == 12 and error == pytest.approx(100 * sum(own) / 12)
+        wrong = [row["class"] != row["label_true"] for row in rows if row["label_true"] == int(number)]
+        assert len(wrong) == 12 and error == pytest.approx(100 * sum(wrong) / 12)
     beyond = [row["rank_true"] > 5 for row in rows if row["seed"] == 0 and row["domain"] == "fog"]
     assert results["methods"]["rem"]["seeds"]["0"]["top5_error"]["fog"] == pytest.approx(100 * sum(beyond) / 21)

@@ -41,8 +41,8 @@ def test_tallies_add_up_to_that_of_all_rows() -> None:
         np.testing.assert_allclose(getattr(total, name), value, err_msg=name)
     assert len(whole) == 60 and whole.summary()["tvd"] == pytest.approx(sum(row["tvd"] for row in rows) / 60)
     for number in range(4):
-        own = [row["class"] for row in rows if row["label_true"] == number]
-        assert (whole.num_true[number], whole.num_right[number]) == (len(own), own.count(number))
+        predictions = [row["class"] for row in rows if row["label_true"] == number]
+        assert (whole.num_true[number], whole.num_right[number]) == (len(predictions), predictions.count(number))
         assert whole.num_predicted[number] == sum(row["class"] == number for row in rows)
 
 
@@ -57,7 +57,7 @@ RIGHT = {"label_true": 1, "rank_true": 1, "prob": 0.5}
 
 def tally(right: str, names: Sequence[str] | None = None) -> Tally:
     """Return a tally with one prediction per character: 1 is right, 0 wrong."""
-    names = names or [f"image {place}" for place in range(len(right))]
+    names = names or [f"image {number}" for number in range(len(right))]
     rows = [{"source": name, "class": int(sign), **RIGHT} for name, sign in zip(names, right, strict=True)]
     return Tally.of(rows, NUMBERS)
 

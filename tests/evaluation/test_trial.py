@@ -65,8 +65,8 @@ def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
     assert [(event["event"], event["seed"]) for event in events] == [("retired", 0), ("retired", 1)]
     for event in events:  # from the batch of the last alarm on, the source answers
         assert (event["method"], event["phase"], event["visit"]) == ("rem+guard", "adapt", 0)
-        own = [row for row in rows_of(tmp_path / "whole") if row["seed"] == event["seed"]]
-        assert [row["index"] for row in own if "answered_by" in row] == list(range(event["index"], 56))
+        rows = [row for row in rows_of(tmp_path / "whole") if row["seed"] == event["seed"]]
+        assert [row["index"] for row in rows if "answered_by" in row] == list(range(event["index"], 56))
     look, calls = Guard.answer, 0
 
     def dying(self: Guard, answers: Answers) -> None:
