@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from remtta.adapt.one_stream import adapt_stream
     from remtta.deltas.base_model import load_base
     from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
-    from remtta.methods.rem import REM
     from remtta.methods.settings import REMConfig
     from remtta.models.loading import load_model
     from remtta.models.preprocessing import Preprocessing
     from remtta.options import RunOptions
+    from remtta.pipeline.build import REM
     from remtta.streams.sources import open_stream
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
 
 # Imported when first used: torch takes seconds, and `remtta --help` does not need it.
 _HOMES = {
-    "REM": "remtta.methods.rem",
+    "REM": "remtta.pipeline.build",
     "Adapter": "remtta.adapt.adapter",
     "Delta": "remtta.deltas.delta",
     "Preprocessing": "remtta.models.preprocessing",

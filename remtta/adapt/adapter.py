@@ -13,19 +13,19 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
+from remtta.adapt.context import warn_of_change
 from remtta.adapt.image_inputs import ImageInputs, Images
-from remtta.adapt.planning import AdaptationConfig, own_guard, set_up, warn_of_change
 from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import UsageError
-from remtta.guard.judge import log_event
-from remtta.guard.observed import ObservedMethod
-from remtta.guard.observer import Answers
-from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, check_method, method_config
+from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, MethodConfig, check_method, method_config
 from remtta.models.card import card_of, read_labels
 from remtta.models.metadata import ModelWithMetadata, Output
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
+from remtta.pipeline.build import AdaptationConfig, build_pipeline
+from remtta.pipeline.harm import log_event
+from remtta.pipeline.prediction import Prediction
 from remtta.runs.manifest import delta_of
 from remtta.runs.states import load_whole
 
@@ -35,7 +35,7 @@ _USERS: WeakKeyDictionary[nn.Module, ReferenceType[Adapter]] = WeakKeyDictionary
 _log = logging.getLogger("remtta")
 
 
-class Adapter(ObservedMethod):
+class Adapter:
     """A classifier that adapts to its inputs as `remtta adapt` does, with the method, centred logits and the guard.
 
         adapter = remtta.Adapter(model)
@@ -43,7 +43,7 @@ class Adapter(ObservedMethod):
 
     It may be called from any number of threads and serves one at a time. The model belongs to it: nothing else, and no
     other adapter, may use the model, as its weights change in place and are the source's at times. If an error ends a
-    call, the adapted weights are those before or after its update, and its images may count in the centring.
+    call, the adapted weights are those before or after its update, and its images may count in the centering.
 
     Attributes:
         card: The model's preprocessing, labels and number of classes.
@@ -90,27 +90,36 @@ class Adapter(ObservedMethod):
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        check_method(method, METHOD_TABLE)
         given = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))
         self.card = card_of(given)
         warn_of_change(given, self.card)
-        options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
-        self.options = own_guard(method, options)
         if guard == "stop":
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
-        config = method_config(method, settings, batch_size=batch_size)
-        setup = AdaptationConfig(method, config, self.options, delta, source_data)
+        options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
+        check_method(method, METHOD_TABLE)
+        settings_of_method = method_config(method, settings, batch_size=batch_size)
+        config = AdaptationConfig(method, settings_of_method, options, delta, source_data).with_guard()
+        self.options = config.options
         with _on_cpu(), torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-            built, self.config, _ = set_up(given, self.card, setup, lambda: None)
-        super().__init__(built.method, built.observers)
+            self.pipeline = build_pipeline(given, self.card, config)
         self._name = method
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
-        self._frames = delta.frames if delta else 0  # learned by the weights as they are
+        self.frames_in_delta = delta.frames if delta else 0
         self._lock = threading.RLock()
         self._module = unwrap_model(given).module
         _USERS[self._module] = ref(self)
         self._small_calls = 0  # in a row
         self.image_inputs = ImageInputs(self.card)
+
+    @property
+    def config(self) -> MethodConfig:
+        """The method's settings."""
+        return self.pipeline.method.config
+
+    @property
+    def frozen(self) -> bool:
+        """True if it only predicts from now on."""
+        return self.pipeline.frozen
 
     def __call__(self, images: Images) -> Tensor:
         """Predict images, then learn from them; return class probabilities (B, C), on the CPU.
@@ -118,27 +127,27 @@ class Adapter(ObservedMethod):
         Raises:
             ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
         """
-        pixels = self.image_inputs.inputs(images)
+        pixels, pipeline = self.image_inputs.inputs(images), self.pipeline
         with self._alone():
-            self.method.net.check(pixels)  # before the batch counts for adapt_every
-            fit = torch.full((len(pixels),), self.method.adapts and not self.frozen)
-            answers = self.predict(pixels, fit, left_out=self.left_out(fit) is not None)
+            pipeline.method.model.check(pixels)  # before the batch counts for adapt_every
+            learnable = torch.full((len(pixels),), pipeline.method.adapts and not pipeline.frozen)
+            before = pipeline.method.num_updates
+            prediction = pipeline.predict(pixels, learnable, update=pipeline.skip_reason(learnable) is None)
+            pipeline.learn()
+            self._count_learned(prediction, before)
             self.log_events()
             self._warn_of_few(len(pixels))
-        return answers.logits.float().softmax(-1).cpu()
+        return prediction.logits.float().softmax(-1).cpu()
 
-    def predict(self, images: Tensor, *args: Any, **how: Any) -> Answers:
-        """Do as `ObservedMethod.predict`, for `stream`, and count the frames that were learned."""
-        if self.config.episodic:
-            self._frames = 0
-        before = 0 if self.config.episodic else self.method.num_updates
-        answers = super().predict(images, *args, **how)
-        after = self.method.num_updates
-        learned = int(answers.learned.sum()) if 0 < after != before else 0
-        self._frames = learned + (after >= before) * self._frames  # fewer: the source weights were restored
-        return answers
+    def _count_learned(self, prediction: Prediction, before: int) -> None:
+        """Count the frames of a batch that were learned from, given the number of updates before."""
+        before = 0 if self.config.episodic else before
+        after = self.pipeline.method.num_updates
+        learned = int(prediction.learned.sum()) if 0 < after != before else 0
+        restored = self.config.episodic or after < before  # the source weights
+        self.frames_in_delta = learned + (0 if restored else self.frames_in_delta)
 
-    def in_turn(self, work: Callable[[], None]) -> None:
+    def run_exclusively(self, work: Callable[[], None]) -> None:
         """Call `work` while no other thread uses the model."""
         with self._alone():
             work()
@@ -156,25 +165,26 @@ class Adapter(ObservedMethod):
 
     def freeze(self) -> None:
         """Only predict from now on, with the weights as they are; batch norms still normalise by each call's images."""
-        self.frozen = True
+        self.pipeline.frozen = True
 
     def reset(self) -> None:
         """Go back to the source weights, exactly, in the same stream: the guard remembers its alarms, and an adapter
         that is frozen or retired stays so.
         """
         with self._alone():
-            super().reset()
-            self._frames = 0
+            self.pipeline.reset()
+            self.frames_in_delta = 0
 
     def restart(self) -> None:
         """Go back to the source weights for another stream, of which nothing is known yet; `frozen` stays."""
         with self._alone():
-            super().restart()
+            self.pipeline.start_new_stream()
+            self.frames_in_delta = 0
 
     def delta(self) -> dict[str, Tensor]:
-        """Return adapted minus source weights by parameter name; a linear head's bias has the centring's offset."""
+        """Return adapted minus source weights by parameter name; a linear head's bias has the centering's offset."""
         with self._alone():
-            return self.method.delta()
+            return self.pipeline.delta()
 
     def save_delta(self, path: str | Path) -> None:
         """Write the delta and its origin to a file, as `remtta adapt` does, for `load_delta` and `remtta apply`.
@@ -185,13 +195,13 @@ class Adapter(ObservedMethod):
             OutputError: If the file cannot be written; an existing file is kept.
         """
         with self._alone():
-            committed = self.method.committed
-            if refusal := self.method.objective.delta_refusal:
+            committed = self.pipeline.committed
+            if refusal := self.pipeline.method.delta_refusal:
                 raise UsageError(f"there is no delta to save: {refusal}")
             if not committed[0]:
                 raise UsageError(f"there is no delta to save: {self._name} changes no weights")
             size = self.options.batch_size
-            save_delta(path, delta_of(self.card, self._name, self.config, size, committed, self._frames))
+            save_delta(path, delta_of(self.card, self._name, self.config, size, committed, self.frames_in_delta))
 
     def __reduce__(self) -> Never:
         """Raise TypeError: an adapter is bound to its model."""
@@ -200,8 +210,8 @@ class Adapter(ObservedMethod):
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""
         with self._alone():
-            own = {_FROZEN: torch.tensor(self.frozen), _FRAMES: torch.tensor(self._frames)}
-            return {**self.state(), **self._origin, **own}
+            own = {_FROZEN: torch.tensor(self.pipeline.frozen), _FRAMES: torch.tensor(self.frames_in_delta)}
+            return {**self.pipeline.state_dict(), **self._origin, **own}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned, of an adapter with the same model and method.
@@ -210,26 +220,28 @@ class Adapter(ObservedMethod):
             UsageError: If it belongs to another; nothing is changed then.
         """
         with self._alone():
-            before = self.state()
+            before = self.pipeline.state_dict()
             try:
                 for name, wanted in self._origin.items():
                     if name not in state or state[name].tolist() != wanted.tolist():
                         raise ValueError(f"its {name} is another or missing")
                 own_names = (_FROZEN, _FRAMES, *self._origin)
-                load_whole({name: tensor for name, tensor in state.items() if name not in own_names}, self)
-                self.frozen, self._frames = bool(state[_FROZEN]), int(state[_FRAMES])
+                load_whole({name: tensor for name, tensor in state.items() if name not in own_names}, self.pipeline)
+                self.pipeline.frozen, self.frames_in_delta = bool(state[_FROZEN]), int(state[_FRAMES])
             except (ValueError, KeyError) as error:
-                self.load_state(before)
+                self.pipeline.load_state_dict(before)
                 text = f"the state does not fit an adapter of this model, method and settings ({error})"
                 raise UsageError(text) from error
 
     def log_events(self) -> None:
         """Log the guard's decisions since the last call."""
-        for event in self.events():
+        for event in self.pipeline.events():
             log_event(event)
 
     def _warn_of_few(self, count: int) -> None:
-        small = count < min(FULL_BATCH, self.options.batch_size) and self.learns and self.method.trains
+        small = bool(
+            count < min(FULL_BATCH, self.options.batch_size) and self.pipeline.learns and self.pipeline.method.trained
+        )
         self._small_calls = self._small_calls + 1 if small else 0
         if self._small_calls == 2:  # a single one may be the rest of a source
             message = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"

@@ -14,7 +14,7 @@ from remtta.adapt.adapter import Adapter
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.runs.budget import LearnableFrames, TimeBudget
-from remtta.runs.loop import AdaptationLoop, BatchResult, Listener
+from remtta.runs.loop import AdaptationLoop, BatchResult, LoopCallback
 from remtta.runs.progress import RunProgress
 from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
@@ -93,35 +93,44 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         raise UsageError(f"stream needs a remtta.Adapter, got {type(adapter).__name__}")
     adapter.image_inputs.warn_of_guess()
     opened = source if isinstance(source, Stream) else open_stream(source)
-    batches, listener = Batches(opened.live_source, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
-    place = RunProgress()
-    policy, interrupts = LearnableFrames(place, TimeBudget()), Interrupts()
-    session = AdaptationLoop(adapter, adapter.card, place, policy=policy, listener=listener, interrupts=interrupts)
+    batches, callback = Batches(opened.live_source, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
+    progress = RunProgress()
+    loop = AdaptationLoop(
+        adapter.pipeline,
+        adapter.card,
+        progress,
+        policy=LearnableFrames(progress, TimeBudget()),
+        callback=callback,
+        interrupts=Interrupts(),
+        exclusively=adapter.run_exclusively,
+    )
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
     with contextlib.closing(decoded), contextlib.closing(opened):
         for batch in batches.of(decoded):
-            session.run([batch])
-            yield from listener.results
-    if place.frames == 0:
+            progress.frames_in_delta = adapter.frames_in_delta  # the caller may have reset it meanwhile
+            loop.run([batch])
+            adapter.frames_in_delta = progress.frames_in_delta
+            yield from callback.results
+    if progress.frames == 0:
         check_not_empty(opened)
 
 
-class _FrameResults(Listener):
-    """Collects the results of a session's last batch, without those of frames that were predicted early."""
+class _FrameResults(LoopCallback):
+    """Collects the results of a loop's last batch, without those of frames that were predicted early."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter, self._labels = adapter, adapter.card.labels
         self.results: list[Result] = []
 
-    def finished(self, result: BatchResult) -> None:
+    def on_batch_end(self, result: BatchResult) -> None:
         self._adapter.log_events()
 
-    def answered(self, result: BatchResult) -> None:
+    def on_prediction(self, result: BatchResult) -> None:
         for frame in result.batch.unreported:
             if frame.error:
                 _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
         start = result.batch.num_reported_readable
-        readable, logits = result.batch.readable[start:], result.answers.logits[start:]
+        readable, logits = result.batch.readable[start:], result.prediction.logits[start:]
         self.results = [
             Result(
                 frame.index,

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch import nn
 
-from remtta.adapt.planning import AdaptationConfig
 from remtta.adapt.shared_model import SharedModelRunner
 from remtta.adapt.stream_group import StreamGroup, StreamGroupSummary
 from remtta.adapt.worker_pool import WorkerPoolRunner
@@ -16,6 +15,7 @@ from remtta.engines.cluster import connected
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.options.run_options import Engine
+from remtta.pipeline.build import AdaptationConfig
 from remtta.runs.folder import check_site, run_folder
 from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile, check_health_path
@@ -75,7 +75,7 @@ def adapt_streams(
             check_health_path(Path(health), folder)
         if engine == "processes" and min(jobs, len(streams)) == 1:
             together = SharedModelRunner(model, streams, folder, setup, interrupts, on_batch=on_batch)
-            together.log_plan()
+            together.log_context()
             site: StreamGroup = together
         else:
             site = WorkerPoolRunner(

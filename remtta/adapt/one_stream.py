@@ -11,13 +11,14 @@ from typing import Any, BinaryIO
 
 from torch import nn
 
-from remtta.adapt.planning import AdaptationConfig, log_plan, plan_run, warn_of_change
+from remtta.adapt.context import log_context, prepare_run, warn_of_change
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import card_of
 from remtta.options import RunOptions
+from remtta.pipeline.build import AdaptationConfig
 from remtta.runs.folder import check_folder, run_folder
 from remtta.runs.run import Run
 from remtta.runs.run_writer import Viewer
@@ -94,9 +95,9 @@ def adapt_stream(
         check_folder(folder, overwrite=options.overwrite, resume=options.resume)
         card = card_of(model)
         warn_of_change(model, card)
-        plan = plan_run(model, card, stream, folder, setup, interrupts.check)
-        log_plan(plan)
-        run = Run(plan, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
+        context = prepare_run(model, card, stream, folder, setup, interrupts.check)
+        log_context(context)
+        run = Run(context, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
         if health is not None:
             during.enter_context(contextlib.closing(HealthFile(Path(health), partial(vitals, run))))
         if metrics is not None:
@@ -105,6 +106,6 @@ def adapt_stream(
     if stream.left_out:
         _log.info("ignored files in %s: %s", stream.name, shown_counts(stream.left_out))
     few = summary.exit_reason == "completed" and 1 < summary.num_predicted <= options.batch_size
-    if few and plan.adapter.method.persists and summary.num_updates:
+    if few and context.pipeline.method.keeps_updates and summary.num_updates:
         _log.info("all frames fit in one batch, so none was predicted after an update; use a smaller --batch-size")
     return summary

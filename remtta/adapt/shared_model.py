@@ -16,14 +16,15 @@ from pathlib import Path
 
 from torch import nn
 
-from remtta.adapt.planning import AdaptationConfig, log_plan, plan_run
+from remtta.adapt.context import log_context, prepare_run
 from remtta.adapt.stream_group import StreamGroup, StreamGroupSummary, StreamReport
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
-from remtta.guard.accuracy import Estimator
-from remtta.guard.observed import ObservedMethod
 from remtta.models.card import card_of
 from remtta.options import RunOptions
+from remtta.pipeline.accuracy import Estimator
+from remtta.pipeline.build import AdaptationConfig
+from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import RECORD
 from remtta.runs.run import Run
 from remtta.streams.batches import decoding_budget
@@ -66,23 +67,25 @@ class Turns:
         self._worker.shutdown()
 
 
-class SharingAdapter(ObservedMethod):
-    """An observed method on a model that is shared with others; between its turns the model has its source weights."""
+class TurnTaker:
+    """Calls functions with one pipeline's adapted weights in a model that others share, in its turn.
 
-    def __init__(self, alone: ObservedMethod, turns: Turns, interrupts: Interrupts) -> None:
-        super().__init__(alone.method, alone.observers)
-        self._turns, self._interrupts = turns, interrupts
+    Between its turns the model has its source weights.
+    """
 
-    def in_turn(self, work: Callable[[], None]) -> None:
-        """Run `work` with the adapted weights in the model in this run's turn; raise Stopped if a stop comes before."""
+    def __init__(self, pipeline: Pipeline, turns: Turns, interrupts: Interrupts) -> None:
+        self._weights, self._turns, self._interrupts = pipeline.method.model.weights, turns, interrupts
+
+    def __call__(self, work: Callable[[], None]) -> None:
+        """Call `work`; raise Stopped if a stop comes before."""
         self._turns.take(partial(self._with_weights, work), self._interrupts)
 
     def _with_weights(self, work: Callable[[], None]) -> None:
-        self.method.net.weights.enter()
+        self._weights.enter()
         try:
             work()
         finally:
-            self.method.net.weights.leave()
+            self._weights.leave()
 
 
 class SharedModelRunner(StreamGroup):
@@ -118,25 +121,26 @@ class SharedModelRunner(StreamGroup):
             options = options_of(name) if options_of else setup.options
             resumes = options.resume and (folder / name / RECORD).exists()
             own = replace(setup if resumes else chosen, options=options)
-            plan = plan_run(model, card, stream, folder / name, own, interrupts.check)
-            if not plan.adapter.method.norms_only:
+            context = prepare_run(model, card, stream, folder / name, own, interrupts.check)
+            if not context.pipeline.method.norms_only:
                 raise UsageError(
-                    f"{plan.method} changes every weight, so the streams of --streams could not share a model; run it "
-                    "on each source by itself, or choose a method that trains norms"
+                    f"{context.method} changes every weight, so the streams of --streams could not share a model; run "
+                    "it on each source by itself, or choose a method that trains norms"
                 )
-            plan.adapter.method.net.weights.leave()
+            context.pipeline.method.model.weights.leave()
             if not resumes:  # a micro-batch is chosen once, and the estimate calibrated; a resumed run has its own
-                estimator = plan.adapter.find(Estimator)
+                estimator = context.pipeline.find(Estimator)
                 calibration = None if estimator is None else estimator.calibration
-                chosen = replace(setup, config=plan.config, calibration=calibration)
+                chosen = replace(setup, config=context.config, calibration=calibration)
             part = interrupts.part()  # of run and adapter: a stop that the run holds off ends no wait for a turn
-            plan = replace(plan, adapter=SharingAdapter(plan.adapter, self._turns, part), memory=memory)
-            self._runs[name] = Run(plan, folder / name, on_batch=lambda run: self._report_batch(), interrupts=part)
+            turns = TurnTaker(context.pipeline, self._turns, part)
+            context = replace(context, exclusively=turns, memory=memory)
+            self._runs[name] = Run(context, folder / name, on_batch=lambda run: self._report_batch(), interrupts=part)
         super().__init__(folder, streams, {name: run.summary for name, run in self._runs.items()})
 
-    def log_plan(self) -> None:
+    def log_context(self) -> None:
         """Log what is about to run."""
-        log_plan(next(iter(self._runs.values())).plan)
+        log_context(next(iter(self._runs.values())).context)
 
     def execute(self) -> None:
         self._changed()

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from remtta.adapt.planning import AdaptationConfig
 from remtta.adapt.shared_model import SharedModelRunner
 from remtta.adapt.stream_group import StreamGroup, StreamGroupSummary, StreamReport
 from remtta.engines.cluster import on_ray
@@ -27,6 +26,7 @@ from remtta.files import writing
 from remtta.models.card import card_of
 from remtta.options import RunOptions
 from remtta.options.run_options import Engine
+from remtta.pipeline.build import AdaptationConfig
 from remtta.runs.folder import RECORD
 from remtta.runs.progress import RunProgress
 from remtta.runs.reading import read_object, read_record
@@ -214,7 +214,7 @@ def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[s
             options_of=common.options_of,
         )
         if number == 0:
-            site.log_plan()
+            site.log_context()
         health_file = HealthFile(_file(common.folder, number, ".json"), lambda: {"streams": site.reports()}, _EVERY_S)
         with contextlib.closing(health_file):
             site.execute()

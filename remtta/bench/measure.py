@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from remtta.backbones.families import compile_blocks
 from remtta.bench.subjects import FORWARD, BenchOptions
-from remtta.guard.guard import guarded
-from remtta.guard.observed import ObservedMethod
 from remtta.machine import processor_name
-from remtta.methods.method import Method, build_method
+from remtta.methods.base import Method
+from remtta.methods.build import build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.models.building import create
 from remtta.models.embedded import EMBEDDED
@@ -28,6 +27,8 @@ from remtta.models.peak_memory import keep_freed_memory, peak_bytes, resident_by
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import is_zero_shot
 from remtta.options import GuardOptions
+from remtta.pipeline.guard import guard_for
+from remtta.pipeline.pipeline import Pipeline
 
 MEMORY_STEPS = 2
 
@@ -40,7 +41,7 @@ class Prepared:
 
     step: Callable[[], object]
     model: Any
-    method: Method | None = None
+    method: Method[Any] | None = None
     batches: int = 1
 
 
@@ -108,13 +109,14 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     config = method_config(subject, settings, batch_size=options.batch_size)
     method = build_method(subject, model, config)
     preset = METHOD_TABLE[subject].preset
-    guard = guarded(method, GuardOptions(preset.action, preset.answer))
-    observed = ObservedMethod(method, [guard] if guard else [])
-    fit = torch.ones(len(images), dtype=torch.bool)
+    guard = guard_for(method, GuardOptions(preset.action, preset.answer))
+    pipeline = Pipeline(method, guard)
+    learnable = torch.ones(len(images), dtype=torch.bool)
 
     def step() -> None:
         for _ in range(config.adapt_every):
-            observed.predict(images, left_out=observed.left_out(fit) is not None)
+            pipeline.predict(images, update=pipeline.skip_reason(learnable) is None)
+            pipeline.learn()
 
     return Prepared(step, model, method, config.adapt_every)
 

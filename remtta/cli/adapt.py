@@ -103,7 +103,7 @@ def _adapt(
 ) -> RunSummary | StreamGroupSummary:
     from remtta.adapt.many_streams import adapt_streams
     from remtta.adapt.one_stream import adapt_stream
-    from remtta.adapt.planning import AdaptationConfig
+    from remtta.pipeline.build import AdaptationConfig
 
     if isinstance(frames, dict):
         return adapt_streams(

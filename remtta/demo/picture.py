@@ -19,8 +19,10 @@ from remtta.demo.bad_weather import CONDITIONS
 from remtta.demo.drive import WINDOW
 from remtta.drawing import AS_IT_IS, COLOURS, running_error
 from remtta.files import write_atomically
+from remtta.methods.build import create_method
 from remtta.methods.losses import entropy
 from remtta.methods.rem import REM
+from remtta.methods.settings import REMConfig
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
@@ -69,25 +71,25 @@ def _draw_errors(figure: FigureBase, result: DemoResult) -> None:
 @torch.no_grad()
 def _draw_masks(figure: FigureBase, result: DemoResult) -> None:
     """Draw a frame of each condition as every view sees it, with the prediction and its entropy."""
-    rem = REM(load_model(EMBEDDED))
+    rem = create_method(REM, load_model(EMBEDDED), REMConfig())
     rem.load_delta(load_delta(result.output / "remtta" / DELTA).tensors)
     frames = [_example(result, condition) for condition in CONDITIONS]
     images = [np.array(Image.open(frame.path)) for frame in frames]
     pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
-    views, masks = rem.objective.views(preprocessing_of(rem.net.model).normalise(pixels))
+    views, masks = rem.views(preprocessing_of(rem.model.model).normalise(pixels))
     figure.suptitle(
         "What the masks hide, with the adapted model's prediction (green: right, red: wrong)\n"
         "and its entropy in nats, which REM trains to rise as more is hidden",
         fontsize=10,
     )
     panels = figure.subplots(len(views), len(frames))
-    for line, logits, kept, ratio in zip(panels, views, [None, *masks], rem.objective.config.mask_ratios, strict=True):
+    for line, logits, kept, ratio in zip(panels, views, [None, *masks], rem.config.mask_ratios, strict=True):
         line[0].set_ylabel(f"{ratio:.0%}\nmasked", rotation=0, ha="right", va="center", fontsize=8)
         guesses, nats = logits.argmax(1).tolist(), entropy(logits).abs().tolist()
         for place, (axes, frame) in enumerate(zip(line, frames, strict=True)):
             image, guess = images[place], guesses[place]
             if kept is not None:
-                image = paint_over(image, kept[place].tolist(), rem.net.backbone.patch_size)
+                image = paint_over(image, kept[place].tolist(), rem.model.backbone.patch_size)
             axes.imshow(image)
             colour = _RIGHT if guess == frame.label else _WRONG
             axes.set_xlabel(f"{CLASS_NAMES[guess]}\n{nats[place]:.2f}", color=colour, fontsize=8)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -17,10 +18,8 @@ from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
 from remtta.evaluation.domains import Dataset, title_of
 from remtta.files import JsonObject
-from remtta.guard.guard import guarded
-from remtta.guard.observed import ObservedMethod
-from remtta.guard.smoothing import Smoother
-from remtta.methods.method import Method, build_method
+from remtta.methods.base import Method
+from remtta.methods.build import build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
 from remtta.methods.settings.names import action_of, answer_of, is_guarded, is_smoothed, method_of
 from remtta.methods.source_data import learn_from_source
@@ -28,6 +27,9 @@ from remtta.models.card import ModelCard
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
 from remtta.options.option import fixed_fields
+from remtta.pipeline.guard import guard_for
+from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.smoothing import Smoother
 from remtta.runs.folder import check_same_settings
 from remtta.runs.reading import read_record
 
@@ -65,13 +67,13 @@ class EvaluationContext:
         return json.loads(json.dumps(settings))
 
     @contextlib.contextmanager
-    def adapter(self, name: str) -> Iterator[ObservedMethod]:
+    def pipeline(self, name: str) -> Iterator[Pipeline]:
         """Build a method with the additions of its name and its source statistics; restore the model afterwards."""
         with self._method(name) as method:
-            adapter = self._with_additions(name, method)
+            pipeline = self._with_additions(name, method)
             if name in self.learned:
                 self._learn(method, name, self.learned[name]["path"])
-            yield adapter
+            yield pipeline
 
     def check_methods(self) -> None:
         """Raise UsageError if a method does not suit the model, or a guard is requested where there can be none."""
@@ -86,11 +88,11 @@ class EvaluationContext:
         """Compute or load the source statistics of every method that needs them, and record them in `learned`."""
         for name in self.methods:
             with self._method(name) as method:
-                if method.objective.needs_source:
+                if method.needs_source_data:
                     self.learned[name] = self._learn(method, name, source_data, wait)
 
     @contextlib.contextmanager
-    def _method(self, name: str) -> Iterator[Method]:
+    def _method(self, name: str) -> Iterator[Method[Any]]:
         method = build_method(method_of(name), self.model, self.methods[name])
         try:
             method.reset()
@@ -98,18 +100,18 @@ class EvaluationContext:
         finally:
             method.reset()
 
-    def _with_additions(self, name: str, method: Method) -> ObservedMethod:
+    def _with_additions(self, name: str, method: Method[Any]) -> Pipeline:
         wanted = self.options.guard
         options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
-        guard = guarded(method, options)
+        guard = guard_for(method, options)
         added = is_guarded(name) and METHOD_TABLE[method_of(name)].preset.action == "off"
         if added and (guard is None or guard.options.action == "off"):
             raise UsageError(f"{method_of(name)} changes no weights that a guard could restore; leave +guard out")
         smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
-        return ObservedMethod(method, [each for each in (guard, smoother) if each])
+        return Pipeline(method, guard, [smoother] if smoother else [])
 
     def _learn(
-        self, method: Method, name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
+        self, method: Method[Any], name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
     ) -> JsonObject:
         chosen, crop_pct = self.card.preprocessing, preprocessing_of(self.model).crop_pct
         # Domains of the input size are used uncropped, which does not say how to crop photographs.

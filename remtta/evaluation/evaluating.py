@@ -252,8 +252,8 @@ class _Evaluation:
     def _run_trial(self, name: str, seed: int, writer: TrialWriter, state: Mapping[str, Tensor]) -> TrialRecord:
         torch.manual_seed(seed)
         try:
-            with self._context.adapter(name) as adapter:
-                trial = Trial(self._context, name, seed, adapter, writer, self._interrupts)
+            with self._context.pipeline(name) as pipeline:
+                trial = Trial(self._context, name, seed, pipeline, writer, self._interrupts)
                 return TrialRecord.from_json(trial.run(state))
         except RemttaError as error:
             raise type(error)(f"{name}, seed {seed}: {error}") from error

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from remtta.errors import StreamError, UsageError, counted
 from remtta.evaluation.domains import Dataset
 from remtta.files import JsonObject
-from remtta.guard.evidence import mutual_information
 from remtta.methods.losses import entropy
 from remtta.methods.support import refused_methods, support_in
 from remtta.models.card import card_of
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options.evaluation import ProtocolName, Resize
+from remtta.pipeline.information import mutual_information
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import Stream

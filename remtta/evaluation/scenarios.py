@@ -16,8 +16,8 @@ from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import UsageError, listed
 from remtta.evaluation.domains import Dataset, Domain
 from remtta.evaluation.trial_writer import TrialProgress
-from remtta.guard.observed import BETWEEN_UPDATES, ObservedMethod
 from remtta.options import EvalOptions
+from remtta.pipeline.pipeline import BETWEEN_UPDATES, Pipeline
 from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
 from remtta.streams.batches import Batch
 
@@ -143,14 +143,14 @@ class TimeConstrainedPolicy(LearningPolicy):
     Source: Alfarra et al., "Evaluation of Test-Time Adaptation Under Computational Time Constraints", ICML 2024.
     """
 
-    def __init__(self, adapter: ObservedMethod, position: TrialProgress, cost_ratio: float | None) -> None:
-        self._adapter, self._position, self._given = adapter, position, cost_ratio
+    def __init__(self, pipeline: Pipeline, position: TrialProgress, cost_ratio: float | None) -> None:
+        self._pipeline, self._position, self._given = pipeline, position, cost_ratio
         self._next: tuple[float, int] | None = None
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return all frames of a batch that arrives while an update is still running."""
         labels = None if batch.labels is None else batch.labels.to(pixels.device)
-        ratio = self._position.cost_ratio or self._given or measure_cost_ratio(self._adapter, pixels, labels)
+        ratio = self._position.cost_ratio or self._given or measure_cost_ratio(self._pipeline, pixels, labels)
         if self._position.skip:
             self._next = ratio, self._position.skip - 1
             return {frame.index: OUT_OF_TIME for frame in batch.readable}
@@ -165,20 +165,23 @@ class TimeConstrainedPolicy(LearningPolicy):
             self._next = None
 
 
-def measure_cost_ratio(adapter: ObservedMethod, pixels: Tensor, labels: Tensor | None) -> float:
+def measure_cost_ratio(pipeline: Pipeline, pixels: Tensor, labels: Tensor | None) -> float:
     """Measure the time of an adapting batch, with the source model's pass if it takes part, divided by that of a plain
     forward pass; the adapter's state is restored.
     """
-    state = adapter.state()
+    state = pipeline.state_dict()
     times: dict[str, list[float]] = {"adapt": [], "base": []}
     for _ in range(_TIMED_BATCHES):
         for name in times:
             started = time.perf_counter()
-            out = adapter.predict(pixels, labels=labels).logits if name == "adapt" else adapter.method.predict(pixels)
+            if name == "adapt":
+                out = pipeline(pixels, labels)
+            else:
+                out = pipeline.method.predict(pipeline.method.model.transform(pixels))
             out.cpu()  # waits for the device
             times[name].append(time.perf_counter() - started)
-    adapter.load_state(state)
-    adapter.events()  # of the batches undone
+    pipeline.load_state_dict(state)
+    pipeline.events()  # of the batches undone
     ratio = max(1.0, min(times["adapt"]) / min(times["base"]))
     _log.info("an update costs %.2f forward passes", ratio)
     return ratio

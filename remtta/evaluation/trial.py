@@ -23,14 +23,14 @@ from remtta.evaluation.domains import Dataset, title_of
 from remtta.evaluation.scenarios import TimeConstrainedPolicy, Visit, plan_visits
 from remtta.evaluation.trial_writer import PROGRESS, TrialWriter, delta_path
 from remtta.files import writing
-from remtta.guard.observed import ObservedMethod
-from remtta.methods.centring import EVERY
 from remtta.methods.losses import entropy, total_variation
 from remtta.models.heads import whole_tensors
 from remtta.models.peak_memory import peak_bytes, start_peak
 from remtta.options import RunOptions
+from remtta.pipeline.few_classes import VIEW_EVERY
+from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.loop import AdaptationLoop, BatchResult, LearningPolicy, Listener
+from remtta.runs.loop import AdaptationLoop, BatchResult, LearningPolicy, LoopCallback
 from remtta.runs.manifest import delta_of, guard_record
 from remtta.runs.reading import Row, read_rows
 from remtta.runs.rows import RowFormat, prediction_rows
@@ -44,7 +44,7 @@ _Outcomes = dict[str, Counter[bool]]
 _log = logging.getLogger("remtta")
 
 
-class Trial(Listener):
+class Trial(LoopCallback):
     """Runs a session over all visits and records its results."""
 
     def __init__(
@@ -52,11 +52,11 @@ class Trial(Listener):
         plan: EvaluationContext,
         name: str,
         seed: int,
-        adapter: ObservedMethod,
+        pipeline: Pipeline,
         ledger: TrialWriter,
         interrupts: Interrupts,
     ) -> None:
-        self._plan, self._adapter, self._ledger, self._interrupts = plan, adapter, ledger, interrupts
+        self._context, self._pipeline, self._ledger, self._interrupts = plan, pipeline, ledger, interrupts
         self._trial: dict[str, Any] = {"method": name, "seed": seed}
         self._visits = plan_visits(plan.dataset, plan.options, seed)
         self._form = RowFormat(plan.card.labels, plan.numbers, exact=True)
@@ -65,12 +65,12 @@ class Trial(Listener):
         self._stream_batches = Batches(None, reading, plan.card.preprocessing)
         self._position, options = ledger.progress.position, plan.options
         hurries = options.scenario == "time-constrained"
-        self._session = AdaptationLoop(
-            adapter,
+        self._loop = AdaptationLoop(
+            pipeline,
             plan.card,
             self._position,
-            policy=TimeConstrainedPolicy(adapter, self._position, options.cost_ratio) if hurries else LearningPolicy(),
-            listener=self,
+            policy=TimeConstrainedPolicy(pipeline, self._position, options.cost_ratio) if hurries else LearningPolicy(),
+            callback=self,
             interrupts=interrupts,
             reset_every=options.reset_every,
         )
@@ -85,11 +85,11 @@ class Trial(Listener):
         Raise StreamError if an image cannot be read and `on_error` is "stop", or no image of a domain can be read;
         OutputError if results cannot be written; Stopped if a signal arrived; the progress is saved.
         """
-        plan, position = self._plan, self._position
+        plan, position = self._context, self._position
         if state:
-            self._session.resume_from(self._ledger.folder / PROGRESS, state)
+            self._loop.resume_from(self._ledger.folder / PROGRESS, state)
         elif plan.start:
-            self._adapter.method.load_delta(plan.start.tensors, plan.start.updates)
+            self._pipeline.load_delta(plan.start.tensors, plan.start.updates)
             position.frames_in_delta = plan.start.frames
         start_peak(plan.card.device)
         _log.info("%s, seed %d", self._trial["method"], self._trial["seed"])
@@ -105,22 +105,22 @@ class Trial(Listener):
         self._save_delta()
         return self._record()
 
-    def answered(self, result: BatchResult) -> None:
+    def on_prediction(self, result: BatchResult) -> None:
         """Write the rows of a batch, and the guard's decisions."""
         position = self._position
-        views = self._adapter.method.last_views if result.called else None
-        rows = evaluation_rows(result, self._plan.dataset, self._items(result.batch.frames), self._form, views)
+        views = self._pipeline.method.last_views if result.learned else None
+        rows = evaluation_rows(result, self._context.dataset, self._items(result.batch.frames), self._form, views)
         context = {**self._trial, "phase": self._visit.phase, "visit": position.visit}
-        events = ({**context, "index": position.frames, **event} for event in self._adapter.events())
+        events = ({**context, "index": position.frames, **event} for event in self._pipeline.events())
         self._ledger.write(({**context, **row} for row in rows), events)
         self._count(rows)
 
-    def finished(self, result: BatchResult) -> None:
+    def on_batch_end(self, result: BatchResult) -> None:
         """Advance the position, and save if it is time."""
         position = self._position
         position.start += len(result.batch.frames)
         position.adapted += result.num_learned
-        position.seconds += result.answer_seconds
+        position.seconds += result.prediction_seconds
         if self._ledger.save_is_due:
             self._save()
 
@@ -131,9 +131,9 @@ class Trial(Listener):
             wanted = {**self._trial, "visit": position.visit}
             self._count(row for row in read_rows(self._ledger.folder / PREDICTIONS) if wanted.items() <= row.items())
         elif visit.reset:
-            self._session.restart()
-        self._session.run(self._batches(itertools.islice(frames, len(visit.items) - position.start)))
-        _refuse_unread(visit, self._plan.dataset, self._outcomes)
+            self._loop.start_new_stream()
+        self._loop.run(self._batches(itertools.islice(frames, len(visit.items) - position.start)))
+        _refuse_unread(visit, self._context.dataset, self._outcomes)
         phase = "" if visit.phase == "adapt" else f" {visit.phase}"
         for title, outcomes in self._outcomes.items():  # one line per domain, as is customary
             _log.info("error %% [%s%s]: %.2f%%", title, phase, 100 * outcomes[False] / outcomes.total())
@@ -144,7 +144,7 @@ class Trial(Listener):
         begun, start = self._position.visit, self._position.start
         for number, visit in enumerate(self._visits[begun:], begun):
             for domain, place in visit.items[start if number == begun else 0 :].tolist():
-                where = self._plan.dataset.domains[domain]
+                where = self._context.dataset.domains[domain]
                 yield Frame(where.sources[place], partial(where.load, place))
 
     def _items(self, frames: Sequence[DecodedFrame]) -> list[tuple[int, int]]:
@@ -153,7 +153,7 @@ class Trial(Listener):
         return self._visit.items[start : start + len(frames)].tolist()
 
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
-        plan = self._plan
+        plan = self._context
         positions = {int(number): position for position, number in enumerate(plan.numbers)}
         for batch in self._stream_batches.of(frames):
             broken = next((frame for frame in batch.frames if frame.error), None)
@@ -175,12 +175,12 @@ class Trial(Listener):
                 self._outcomes.setdefault(title, Counter())[row["class"] == row["label_true"]] += 1
 
     def _save(self) -> None:
-        self._position.peak_bytes = max(self._position.peak_bytes, peak_bytes(self._plan.card.device))
-        self._ledger.save(self._session.snapshot)
+        self._position.peak_bytes = max(self._position.peak_bytes, peak_bytes(self._context.card.device))
+        self._ledger.save(self._loop.snapshot)
 
     def _save_delta(self) -> None:
-        plan, method, name = self._plan, self._adapter.method, self._trial["method"]
-        tensors, updates = method.committed
+        plan, method, name = self._context, self._pipeline.method, self._trial["method"]
+        tensors, updates = self._pipeline.committed
         if not tensors or not method.norms_only:  # a delta of all weights is as large as the model
             return
         path = delta_path(self._ledger.folder, **self._trial)
@@ -191,27 +191,27 @@ class Trial(Listener):
         save_delta(path, delta_of(plan.card, name, config, size, (whole, updates), frames))
 
     def _record(self) -> dict[str, Any]:
-        position, method, guard = self._position, self._adapter.method, self._adapter.guard
+        position, method = self._position, self._pipeline.method
         num_images = position.frames - position.skipped
-        forwards, backwards = method.objective.passes()
+        forwards, backwards = method.passes()
         share = position.adapted / max(1, num_images)  # the other images go forward once
-        looked = guard.num_source_predictions / max(1, num_images) if guard else 0.0
-        if method.trains and not position.adapted:
+        looked = self._pipeline.num_source_predictions / max(1, num_images)
+        if method.trained and not position.adapted:
             _log.warning("%s, seed %d, learned from no image", self._trial["method"], self._trial["seed"])
         return {
             **self._trial,
-            "config": self._plan.methods[self._trial["method"]].used(),
+            "config": self._context.methods[self._trial["method"]].used(),
             "images": num_images,
             "skipped": position.skipped,
             "adapted_images": position.adapted,
             "updates": position.updates,
             "cost_ratio": position.cost_ratio,
-            "forwards_per_image": 1 + share * (forwards - 1) + looked + method.net.centred / EVERY,
+            "forwards_per_image": 1 + share * (forwards - 1) + looked + self._pipeline.centering.active / VIEW_EVERY,
             "backwards_per_image": share * backwards,
-            "models_held": method.objective.num_models,
-            "guard": guard_record(self._adapter, position),
-            "trainable_parameters": method.objective.num_trained,
-            "adapted": list(method.adapted_names),
+            "models_held": method.num_models,
+            "guard": guard_record(self._pipeline, position),
+            "trainable_parameters": method.num_trained,
+            "adapted": list(method.model.weights.parameters),
             "timing": {"seconds": position.seconds, "peak_memory_bytes": position.peak_bytes},
         }
 
@@ -249,7 +249,7 @@ def evaluation_rows(
 
 def _likelier(result: BatchResult) -> list[int]:
     """Return for each image how many classes are likelier than the true one: at least 1 if another was predicted."""
-    logits, truths = result.answers.logits, result.batch.labels
+    logits, truths = result.prediction.logits, result.batch.labels
     if not len(logits):
         return []
     assert truths is not None

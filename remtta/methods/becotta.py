@@ -15,8 +15,8 @@ from torchvision.transforms.v2 import functional as T
 from remtta.backbones.families import with_tokens
 from remtta.errors import check
 from remtta.methods.augmentations import spawn
+from remtta.methods.base import Center, Loss
 from remtta.methods.losses import entropy
-from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import Count, NonNegative, Positive
 from remtta.methods.side_networks import WARM_UP, Change, SideNetworks, SideNetworksConfig
 
@@ -67,11 +67,11 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
     networks: _Experts
 
     def parts(self) -> Sequence[Sequence[nn.Module]]:
-        return [[block] for block in self.net.backbone.blocks]
+        return [[block] for block in self.model.backbone.blocks]
 
     def build(self) -> nn.Module:
-        width = with_tokens(self.net.backbone, "BECoTTA").width
-        return _Experts(len(self.net.backbone.blocks), width, self.config)
+        width = with_tokens(self.model.backbone, "BECoTTA").width
+        return _Experts(len(self.model.backbone.blocks), width, self.config)
 
     def learned(self) -> Mapping[str, Tensor]:
         named = self.networks.layers.named_parameters("layers")
@@ -86,8 +86,8 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
 
         return change
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        logits = self.logits(images)
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        logits = center(self.logits(images))
         entropies = entropy(logits)
         kept = entropies.detach() < self.margin
         return logits.unsqueeze(0), entropies[kept].mean(), int(kept.sum())
@@ -103,17 +103,17 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
             shared.append(mutual_information(scores.softmax(-1).unflatten(0, (_NUM_DOMAINS, -1)).mean(1)))
             return layer(leaving, scores)
 
-        with self.net.context(images.device):
+        with self.model.context(images.device):
             logits, domain_logits = self.run(views, change), self.networks.discriminator(views)
         loss = F.cross_entropy(logits, labels.repeat(_NUM_DOMAINS)) + F.cross_entropy(domain_logits.float(), domains)
         return loss - self.config.synergy * torch.stack(shared).mean()
 
     def _views(self, images: Tensor) -> list[Tensor]:
         """Return the same images (B, 3, H, W) in each domain."""
-        pixels = self.net.pixels.to_pixels(images)
+        pixels = self.model.pixels.to_pixels(images)
         blurred = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[_BLUR, _BLUR])
         changed = [(_DARK * pixels), (_BRIGHT * pixels).clamp(max=1), blurred]
-        return [images, *(self.net.pixels.normalise(each) for each in changed)]
+        return [images, *(self.model.pixels.normalise(each) for each in changed)]
 
 
 class _Experts(nn.Module):

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.base import Center, Loss, Method
 from remtta.methods.losses import transductive_loss
-from remtta.methods.net import Net
-from remtta.methods.objective import Descent, Loss, Objective, Targets
 from remtta.methods.settings.base import Count, MethodConfig, Steps
 from remtta.models.prompts import filled
 from remtta.models.zero_shot import zero_shot_head
@@ -32,7 +32,7 @@ class CLIPArTTConfig(MethodConfig):
     unused = ("answer", "centre", "micro_batch")  # the loss compares all images of a batch
 
 
-class CLIPArTT(Objective[CLIPArTTConfig]):
+class CLIPArTT(Method[CLIPArTTConfig]):
     """Adapt to a batch through sentences that name each image's likeliest classes, and predict with the result.
 
     A step puts every image's K likeliest classes into the first template, as "A or B or C", and trains the similarities
@@ -41,26 +41,25 @@ class CLIPArTT(Objective[CLIPArTTConfig]):
     """
 
     settings = CLIPArTTConfig
-    predicts_after = True
+    predicts_after_update = True
 
-    def __init__(self, net: Net, config: CLIPArTTConfig) -> None:
-        super().__init__(net, config)
-        self._head = zero_shot_head(net.model)
+    def __init__(self, model: AdaptedModel, config: CLIPArTTConfig) -> None:
+        super().__init__(model, config)
+        self._head = zero_shot_head(model.model)
         self._tower = self._head.texts.tower
         self._sentences: dict[str, Tensor] = {}  # embeddings of this batch's sentences
 
     def passes(self) -> tuple[float, float]:
         return self.config.steps + 1, self.config.steps
 
-    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
+    def update_and_predict(self, images: Tensor) -> Tensor:
         self._sentences.clear()
-        descent.batch(images, labels, targets)
-        with torch.no_grad():
-            return self.predict(images).unsqueeze(0)
+        self.update(images)
+        return self.forward(images)
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> Loss:
         with self._head.embedding():
-            image = F.normalize(self.net.logits(images), dim=-1)
+            image = F.normalize(self.model.logits(images), dim=-1)
         logits = self._head.logits(image)
         likely = logits.detach().topk(min(self.config.likeliest, logits.shape[-1])).indices
         loss = transductive_loss(image, self._sentence_embeddings(likely), self._head.scale)

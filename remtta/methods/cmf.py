@@ -41,20 +41,20 @@ class CMF(ROID):
     settings = CMFConfig
     config: CMFConfig
 
-    def begin(self) -> None:
-        super().begin()
-        self.memory |= {_HIDDEN + name: tensor.clone() for name, tensor in self.net.weights.source.items()}
-        self.memory[_VARIANCE] = torch.zeros((), dtype=torch.float64)
+    def reset_buffers(self) -> None:
+        super().reset_buffers()
+        self.buffers |= {_HIDDEN + name: tensor.clone() for name, tensor in self.model.weights.source.items()}
+        self.buffers[_VARIANCE] = torch.zeros((), dtype=torch.float64)
 
     @torch.no_grad()
     def after_step(self) -> None:
         drift, noise = self.config.source_momentum, self.config.process_noise * self.num_trained / _PARAMETERS
-        predicted = drift**2 * float(self.memory[_VARIANCE]) + noise
+        predicted = drift**2 * float(self.buffers[_VARIANCE]) + noise
         kept = max((1 - noise) / (predicted + 1 - noise), self.config.least_kept)
-        self.memory[_VARIANCE].fill_(kept * predicted)
-        source = self.net.weights.source
-        for name, parameter in self.net.weights.parameters.items():
-            hidden = self.memory[_HIDDEN + name]
+        self.buffers[_VARIANCE].fill_(kept * predicted)
+        source = self.model.weights.source
+        for name, parameter in self.model.weights.parameters.items():
+            hidden = self.buffers[_HIDDEN + name]
             hidden.lerp_(source[name], 1 - drift)
             hidden.lerp_(parameter, 1 - kept)
             parameter.lerp_(hidden, 1 - self.config.hidden_momentum)

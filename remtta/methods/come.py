@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from remtta.methods.eata import EATA
 from remtta.methods.losses import come_entropy
-from remtta.methods.rem import RankedEntropy
+from remtta.methods.rem import REM
 from remtta.methods.sar import SAR
 from remtta.methods.tent import Tent
 
@@ -29,5 +29,5 @@ class SARCOME(_COME, SAR):
     """SAR with COME's entropy, also in its filter and collapse check."""
 
 
-class REMCOME(_COME, RankedEntropy):
+class REMCOME(_COME, REM):
     """REM with views ranked by COME's entropy; the consistency loss is unchanged."""

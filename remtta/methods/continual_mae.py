@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from remtta.backbones.families import with_tokens
 from remtta.errors import UsageError
-from remtta.methods.net import Net
-from remtta.methods.objective import Loss, Objective, Targets
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.base import Center, Loss, Method, Targets
 from remtta.methods.settings.base import BelowOne, NonNegative, NoNormsConfig, Positive, ProperShare
 from remtta.methods.teacher import restore_at_random
 from remtta.options.option import Bounds
@@ -44,7 +44,7 @@ class ContinualMAEConfig(NoNormsConfig):
     lr: Positive = 1e-5
 
 
-class ContinualMAE(Objective[ContinualMAEConfig]):
+class ContinualMAE(Method[ContinualMAEConfig]):
     """Predict, then train a view with the most uncertain patches masked to agree, and to reconstruct what is hidden.
 
     A patch is the more uncertain, the more its final feature varies under dropout. The loss is the cross-entropy of the
@@ -59,18 +59,18 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
     """
 
     settings = ContinualMAEConfig
-    chosen = "layers"
+    trains = "layers"
     num_models = 2  # the adapted model and the source model
 
-    def __init__(self, net: Net, config: ContinualMAEConfig) -> None:
-        super().__init__(net, config)
-        self._tokens = with_tokens(net.backbone, "Continual-MAE")
+    def __init__(self, model: AdaptedModel, config: ContinualMAEConfig) -> None:
+        super().__init__(model, config)
+        self._tokens = with_tokens(model.backbone, "Continual-MAE")
         patches, ratio = self._tokens.num_patches, config.mask_ratio
         if int(ratio * patches) < 1:
             raise UsageError(f"mask ratio {ratio:g} masks none of {patches} patches; choose a larger one")
         self.passes_per_step = config.num_dropouts + 2, 1  # under dropout, plain and masked
         self._decoder = self._new_decoder()
-        self.trained = {**net.weights.parameters, **self._decoder}
+        self.trained = {**model.weights.parameters, **self._decoder}
 
     def _new_decoder(self) -> dict[str, Tensor]:
         """Return the initial mask token (D,) and the layer from tokens to HOG; always the same."""
@@ -78,21 +78,24 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         width, size = self._tokens.width, hog_size(self._tokens.patch_size)
         weight = _INITIAL_STD * torch.randn(size, width, generator=generator)
         decoder = {_TOKEN: torch.zeros(width), _WEIGHT: weight, _BIAS: torch.zeros(size)}
-        return {name: tensor.to(self.net.device) for name, tensor in decoder.items()}
+        return {name: tensor.to(self.model.device) for name, tensor in decoder.items()}
+
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.logits(images)
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
         # One seed per image and pass, so that an image's dropout does not depend on the micro-batch.
-        return (torch.randint(2**62, (len(images), self.config.num_dropouts), generator=self.net.generator),)
+        return (torch.randint(2**62, (len(images), self.config.num_dropouts), generator=self.model.generator),)
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        (seeds,) = targets
-        with torch.no_grad(), self.net.context(images.device):
-            plain = self.net.plain(self._tokens.logits(images))
+    def loss(self, images: Tensor, center: Center, seeds: Tensor) -> Loss:
+        plain = center(self.logits(images)).detach()
+        with torch.no_grad(), self.model.context(images.device):
             masked = self._most_uncertain(*self._tokens.enter(self._tokens.embed(images)), seeds)
-        with self.net.context(images.device):
+        with self.model.context(images.device):
             logits, described = self._masked_view(images, masked)
-        truth = hog_patches(self.net.pixels.to_pixels(images), self._tokens.patch_size)
-        agree = -(plain.softmax(-1) * self.net.head(logits).log_softmax(-1)).sum(-1).mean()
+        truth = hog_patches(self.model.pixels.to_pixels(images), self._tokens.patch_size)
+        agree = -(plain.softmax(-1) * center(logits).log_softmax(-1)).sum(-1).mean()
         describe = F.mse_loss(described.float()[masked], truth[masked])
         return plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images)
 
@@ -119,13 +122,13 @@ class ContinualMAE(Objective[ContinualMAEConfig]):
         return backbone.head(x), described
 
     def after_step(self) -> None:
-        weights = self.net.weights
-        restore_at_random(weights.parameters, weights.source, self.config.restore, self.net.generator)
+        weights = self.model.weights
+        restore_at_random(weights.parameters, weights.source, self.config.restore, self.model.generator)
 
-    def begin(self) -> None:
+    def reset_buffers(self) -> None:
         for name, tensor in self._new_decoder().items():
             self._decoder[name].copy_(tensor)
-        self.memory = dict(self._decoder)
+        self.buffers = dict(self._decoder)
 
 
 def _dropped(tokens: Tensor, seeds: Tensor, rate: float) -> Tensor:

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.augmentations import jitter
+from remtta.methods.base import Center, Loss, Targets
 from remtta.methods.losses import symmetric_cross_entropy
-from remtta.methods.net import Net
-from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import BelowOne, Count, NoNormsConfig, Optimizer, Positive, Share
-from remtta.methods.teacher import Teacher, follow, restore_at_random
+from remtta.methods.teacher import Teacher, move_towards, restore_at_random
 
 _COUNTS = "batches"
 
@@ -51,47 +51,46 @@ class CoTTA(Teacher[CoTTAConfig]):
     settings = CoTTAConfig
     num_models = 3  # teacher, student and source
 
-    def __init__(self, net: Net, config: CoTTAConfig) -> None:
-        super().__init__(net, config)
+    def __init__(self, model: AdaptedModel, config: CoTTAConfig) -> None:
+        super().__init__(model, config)
         given = config.augment_below
-        self._augment_below = published_confidence(net.num_classes) if given is None else given
+        self._augment_below = published_confidence(model.num_classes) if given is None else given
 
-    def begin(self) -> None:
-        super().begin()
-        self.memory[_COUNTS] = torch.zeros(2, dtype=torch.int64)  # number of batches, and of augmented ones
+    def reset_buffers(self) -> None:
+        super().reset_buffers()
+        self.buffers[_COUNTS] = torch.zeros(2, dtype=torch.int64)  # number of batches, and of augmented ones
 
     def passes(self) -> tuple[float, float]:
         """Return the passes since the last reset: source, student, 1 or 32 of the teacher; backward the student's."""
-        batches, augmented = self.memory[_COUNTS].tolist()
+        batches, augmented = self.buffers[_COUNTS].tolist()
         share = augmented / max(1, batches)
         return self.config.steps * (3 + share * (self.config.num_augmentations - 1)), self.config.steps
 
     @torch.no_grad()
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
-        weights = self.net.weights.source
+        weights = self.model.weights.source
         source = self.in_parts(lambda part: self.run(weights, part), images)
         unsure = bool(source.softmax(-1).amax(-1).mean() < self._augment_below)
-        self.memory[_COUNTS] += torch.tensor([1, int(unsure)])
+        self.buffers[_COUNTS] += torch.tensor([1, int(unsure)])
         if not unsure:
-            return (self.in_parts(self.net.logits, images),)
-        self.note(images)
+            return (self.in_parts(self.model.logits, images),)
         total = torch.zeros_like(source)
         for _ in range(self.config.num_augmentations):
-            total += self.in_parts(self.net.logits, self.net.pixels.augment(images, jitter, self.net.generator))
+            total += self.in_parts(self.model.logits, self.model.pixels.augment(images, jitter, self.model.generator))
         return (total / self.config.num_augmentations,)
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        (teacher,) = targets
-        loss = symmetric_cross_entropy(self.run(self.student, images), teacher).mean()
+    def loss(self, images: Tensor, center: Center, teacher: Tensor) -> Loss:
+        teacher = center(teacher)
+        loss = symmetric_cross_entropy(center(self.run(self.student, images)), teacher).mean()
         return teacher.unsqueeze(0), loss, len(images)
 
     def after_step(self) -> None:
-        follow(self.net.weights.parameters, self.student, self.config.teacher_decay)
+        move_towards(self.model.weights.parameters, self.student, self.config.teacher_decay)
         self.restore()
 
     def restore(self) -> None:
         """Restore some of the student's weights to the source's."""
-        restore_at_random(self.student, self.net.weights.source, self.config.restore, self.net.generator)
+        restore_at_random(self.student, self.model.weights.source, self.config.restore, self.model.generator)
 
 
 def published_confidence(num_classes: int) -> float:

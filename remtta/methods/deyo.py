@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from remtta.methods.augmentations import shuffle_patches
+from remtta.methods.base import Center, Loss, Method
 from remtta.methods.losses import entropy
-from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.sar import SARLikeConfig
 from remtta.methods.settings.base import Finite, Positive
 from remtta.options.option import Bounds
@@ -35,7 +35,7 @@ class DeYOConfig(SARLikeConfig):
     grid: Annotated[int, Bounds(min=2)] = 4
 
 
-class DeYO(Objective[DeYOConfig]):
+class DeYO(Method[DeYOConfig]):
     """Predict a batch, then minimise the entropy of confident images whose label depends on the object's shape.
 
     An image counts if its entropy is below the margin and its label loses enough probability (PLPD) when the image's
@@ -45,22 +45,22 @@ class DeYO(Objective[DeYOConfig]):
     settings = DeYOConfig
     passes_per_step = 2, 1  # the second view is only computed for confident images
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        log_classes = math.log(self.net.num_classes)
-        logits = self.net.logits(images)
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        log_classes = math.log(self.model.num_classes)
+        logits = center(self.logits(images))
         entropies = entropy(logits)
         certain = (entropies.detach() < self.config.entropy_margin * log_classes).nonzero().squeeze(1)
         if not len(certain):
             return logits.unsqueeze(0), entropies.mean(), 0
-        drop = self._probability_drop(images[certain], logits.detach()[certain])
+        drop = self._probability_drop(images[certain], center, logits.detach()[certain])
         counts = drop > self.config.plpd_margin
         kept = entropies[certain[counts]]
         weights = (self.config.weight_margin * log_classes - kept.detach()).exp() + drop[counts].exp()
         return logits.unsqueeze(0), (weights * kept).mean(), int(counts.sum())
 
     @torch.no_grad()
-    def _probability_drop(self, images: Tensor, logits: Tensor) -> Tensor:
+    def _probability_drop(self, images: Tensor, center: Center, logits: Tensor) -> Tensor:
         """Return the probability (B,) that each image's label loses when its patches are shuffled."""
         guesses = logits.argmax(-1, keepdim=True)
-        shuffled = self.net.logits(shuffle_patches(images, self.config.grid, self.net.generator))
+        shuffled = center(self.model.logits(shuffle_patches(images, self.config.grid, self.model.generator)))
         return (logits.softmax(-1) - shuffled.softmax(-1)).gather(-1, guesses).squeeze(-1)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.base import Center, Loss
 from remtta.methods.eta import ETA, ETAConfig
-from remtta.methods.net import Net
-from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import Count, NonNegative
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,11 @@ class EATA(ETA):
     """
 
     settings = EATAConfig
-    needs_source = True
+    needs_source_data = True
     config: EATAConfig
 
-    def __init__(self, net: Net, config: EATAConfig) -> None:
-        super().__init__(net, config)
+    def __init__(self, model: AdaptedModel, config: EATAConfig) -> None:
+        super().__init__(model, config)
         self.max_source_images = config.fisher_images
 
     @torch.enable_grad()
@@ -65,26 +65,26 @@ class EATA(ETA):
             _log.warning("EATA learned from %d source images, fewer than %d", wanted - left, wanted)
         return {name: (total / num_batches).cpu() for name, total in zip(self.trained, sums, strict=True)}
 
-    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+    def set_statistics(self, statistics: Mapping[str, Tensor]) -> None:
         """Weight the penalty by this Fisher information; raise ValueError if it belongs to other parameters."""
         shapes = {name: parameter.shape for name, parameter in self.trained.items()}
         if {name: tensor.shape for name, tensor in statistics.items()} != shapes:
             raise ValueError("the source statistics are of other parameters than the adapted ones")
-        super().use_source(statistics)
+        super().set_statistics(statistics)
 
     def _label_gradients(self, images: Tensor) -> list[Tensor]:
         """Return the gradient of the mean cross-entropy against the model's own labels, per adapted parameter."""
         parameters = list(self.trained.values())
         sums = [torch.zeros_like(parameter) for parameter in parameters]
         for part in images.split(self.part_size(len(images))):
-            logits = self.net.check_gradients(self.net.logits(part))
+            logits = self.model.check_gradients(self.model.logits(part))
             loss = F.cross_entropy(logits, logits.detach().argmax(-1), reduction="sum") / len(images)
             torch._foreach_add_(sums, torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
         return sums
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        views, loss, count = super().loss(images, targets)
-        source = self.net.weights.source
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        views, loss, count = super().loss(images, center)
+        source = self.model.weights.source
         fisher = self.statistics
         terms = [(fisher[name] * (weight - source[name]).square()).sum() for name, weight in self.trained.items()]
         return views, loss + self.config.fisher_weight * torch.stack(terms).sum(), count

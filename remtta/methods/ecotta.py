@@ -13,8 +13,8 @@ from torch.nn import functional as F
 
 from remtta.errors import ModelError
 from remtta.methods.augmentations import jitter
+from remtta.methods.base import Center, Loss
 from remtta.methods.losses import entropy
-from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import NonNegative, Optimizer, Positive
 from remtta.methods.side_networks import WARM_UP, Change, SideNetworks, SideNetworksConfig
 from remtta.models.preprocessing import preprocessing_of
@@ -61,7 +61,7 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
     networks: nn.ModuleList
 
     def parts(self) -> Sequence[Sequence[nn.Module]]:
-        blocks = self.net.backbone.blocks
+        blocks = self.model.backbone.blocks
         count = len(blocks)
         ends = range(1, count + 1) if count <= _MAX_STAGES else [max(1, round(count * end)) for end in _ENDS]
         return [blocks[start:end] for start, end in itertools.pairwise([0, *ends])]
@@ -72,10 +72,10 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
         def measure(number: int, entering: Any, leaving: Any) -> Tensor:
             if not all(isinstance(each, Tensor) and each.ndim in (3, 4) for each in (entering, leaving)):
                 raise ModelError("EcoTTA's networks take maps or tokens, and this model's blocks take or return others")
-            networks.append(_MetaNetwork(entering.shape, leaving.shape, self.net.backbone.channel_axis))
+            networks.append(_MetaNetwork(entering.shape, leaving.shape, self.model.backbone.channel_axis))
             return leaving
 
-        images = torch.zeros(1, 3, *preprocessing_of(self.net.model).input_size, device=self.net.device)
+        images = torch.zeros(1, 3, *preprocessing_of(self.model.model).input_size, device=self.model.device)
         with torch.no_grad():
             self.run(images, measure)
         if len(networks) != len(self.parts()):
@@ -94,13 +94,13 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
             network.begin(leaving)
             return leaving
 
-        with self.net.context(images.device):
+        with self.model.context(images.device):
             self.run(images, begin)
 
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
-        return F.cross_entropy(self.logits(self.net.pixels.augment(images, jitter, generator)), labels)
+        return F.cross_entropy(self.forward(self.model.pixels.augment(images, jitter, generator)), labels)
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> Loss:
         distances: list[Tensor] = []
 
         def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:
@@ -108,8 +108,8 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
             distances.append(F.l1_loss(network(entering.detach(), frozen).float(), frozen.float()))
             return network(entering, leaving)
 
-        with self.net.context(images.device):
-            logits = self.run(images, change)
+        with self.model.context(images.device):
+            logits = center(self.run(images, change))
         terms = [self.config.distance_weight * distance for distance in distances]
         entropies = entropy(logits)
         kept = entropies.detach() < self.margin

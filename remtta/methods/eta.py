@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.base import Center, Loss, Method
 from remtta.methods.losses import entropy, running_mean
-from remtta.methods.net import Net
-from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import BelowOne, Positive
 from remtta.methods.tent import TentConfig
 
@@ -36,7 +36,7 @@ class ETAConfig(TentConfig):
     probs_momentum: BelowOne = 0.9
 
 
-class ETA(Objective[ETAConfig]):
+class ETA(Method[ETAConfig]):
     """Predict a batch, then minimise the entropy of confident images that differ from earlier ones.
 
     An image counts if its entropy is below the margin and its probabilities have a small cosine with the running mean
@@ -46,13 +46,13 @@ class ETA(Objective[ETAConfig]):
     settings = ETAConfig
     entropy = staticmethod(entropy)
 
-    def __init__(self, net: Net, config: ETAConfig) -> None:
-        super().__init__(net, config)
-        self._margin = config.entropy_margin * math.log(net.num_classes)
-        self._max_cosine = config.max_cosine * math.sqrt(_CLASSES / net.num_classes)
+    def __init__(self, model: AdaptedModel, config: ETAConfig) -> None:
+        super().__init__(model, config)
+        self._margin = config.entropy_margin * math.log(model.num_classes)
+        self._max_cosine = config.max_cosine * math.sqrt(_CLASSES / model.num_classes)
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        logits = self.net.logits(images)
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        logits = center(self.logits(images))
         kept = self._kept(logits.detach())
         entropies = self.entropy(logits[kept])
         weights = (self._margin - entropies.detach()).exp()
@@ -61,14 +61,14 @@ class ETA(Objective[ETAConfig]):
     def _kept(self, logits: Tensor) -> Tensor:
         """Return which images (B,) are learned from."""
         kept = self.entropy(logits) < self._margin
-        if _MEAN_PROBS in self.memory:
-            kept &= F.cosine_similarity(self.memory[_MEAN_PROBS], logits.softmax(-1)).abs() < self._max_cosine
+        if _MEAN_PROBS in self.buffers:
+            kept &= F.cosine_similarity(self.buffers[_MEAN_PROBS], logits.softmax(-1)).abs() < self._max_cosine
         return kept
 
     @torch.no_grad()
     def after_batch(self, views: Tensor) -> bool:
         kept = views[0][self._kept(views[0])]
         if len(kept):
-            mean = self.memory.get(_MEAN_PROBS)
-            self.memory[_MEAN_PROBS] = running_mean(mean, kept.softmax(-1), self.config.probs_momentum)
+            mean = self.buffers.get(_MEAN_PROBS)
+            self.buffers[_MEAN_PROBS] = running_mean(mean, kept.softmax(-1), self.config.probs_momentum)
         return False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.method import Method
+from remtta.methods.base import Method, unchanged
 from remtta.models.peak_memory import resident_bytes
 
 _FLOAT_BYTES = 4
@@ -18,26 +19,27 @@ _SPARE = 1.5  # overhead of allocator and libraries, as measured, with a margin
 _MIB = 2**20
 
 
-def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size: int, max_bytes: int) -> int | None:
+def fitting_micro_batch(
+    method: Method[Any], input_size: tuple[int, int], batch_size: int, max_bytes: int
+) -> int | None:
     """Return the largest micro-batch that keeps memory within a limit; None if the method's usual one fits.
 
     The memory per image is measured: the method, ready on its device, learns from one and from two noise images, and
     its state is restored. The limit applies to the resident memory of the process, or to the memory allocated on the
     GPU. Raise UsageError if not even one image at a time fits, or the method cannot split a batch by images.
     """
-    objective = method.objective
-    if not objective.accumulates or "micro_batch" in objective.config.unused:
-        needs = "whole batches" if objective.accumulates else "single images"
-        raise UsageError(f"{type(objective).__name__} works on {needs}, so --max-memory cannot choose a micro-batch")
-    usual = objective.part_size(batch_size)
-    state = method.state()
-    method.net.batch_norms.warn_of_few(batch_size)  # now, not of the small batches that measure
+    if not method.updates_last or "micro_batch" in method.config.unused:
+        needs = "whole batches" if method.updates_last else "single images"
+        raise UsageError(f"{type(method).__name__} works on {needs}, so --max-memory cannot choose a micro-batch")
+    usual = method.part_size(batch_size)
+    state = method.state_dict()
+    method.model.batch_norms.warn_of_few(batch_size)  # now, not of the small batches that measure
     try:
         one, two = (_graph_bytes(method, count, input_size) for count in (1, 2))
     finally:
-        method.load_state(state)
+        method.load_state_dict(state)
     height, width = input_size
-    device, passing = method.net.device, _FLOAT_BYTES * method.net.backbone.num_passing
+    device, passing = method.model.device, _FLOAT_BYTES * method.model.backbone.num_passing
     per_image = _SPARE * (two - one + passing)
     used = torch.cuda.memory_allocated(device) if device.type == "cuda" else resident_bytes()
     fixed = used + _COPIES * batch_size * 3 * height * width * _FLOAT_BYTES
@@ -51,13 +53,14 @@ def fitting_micro_batch(method: Method, input_size: tuple[int, int], batch_size:
     return fits if fits < usual else None
 
 
-def _graph_bytes(method: Method, count: int, input_size: tuple[int, int]) -> int:
+def _graph_bytes(method: Method[Any], count: int, input_size: tuple[int, int]) -> int:
     """Return the peak bytes held by autograd graphs while the method learns from `count` images, without weights."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in method.net.model.parameters()}
+    weights = {parameter.untyped_storage().data_ptr() for parameter in method.model.model.parameters()}
     graph = _Graph(weights)
-    images = torch.randn(count, 3, *input_size, generator=torch.Generator().manual_seed(0)).to(method.net.device)
+    images = torch.randn(count, 3, *input_size, generator=torch.Generator().manual_seed(0)).to(method.model.device)
     with torch.autograd.graph.saved_tensors_hooks(graph.pack, lambda held: held.tensor):
-        method(images)
+        method.predict(method.model.transform(images), learn=True)
+        method.step(unchanged)
     return graph.most
 
 

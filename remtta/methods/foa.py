@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from remtta.backbones.families import with_tokens
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.base import Method
 from remtta.methods.cmaes import CMAES
 from remtta.methods.losses import entropy
-from remtta.methods.net import Net
-from remtta.methods.objective import Descent, Targets
 from remtta.methods.settings.base import (
     BATCH_NORM_SETTINGS,
     UPDATE_SETTINGS,
@@ -26,11 +26,10 @@ from remtta.methods.settings.base import (
     MethodConfig,
     NonNegative,
 )
-from remtta.methods.source import Source
 from remtta.models.weights import within
 from remtta.options.option import Bounds
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 _CMA, _GENERATOR, _BEST, _RUNNING, _MEAN, _STD = "cma.", "generator", "best", "running", "mean", "std"
 
@@ -56,7 +55,7 @@ class FOAConfig(MethodConfig):
     source_settings = ("precision",)
 
 
-class FOA(Source[FOAConfig]):
+class FOA(Method[FOAConfig]):
     """Search prompt tokens that make features resemble the source's, without gradients, and shift the class feature.
 
     Every candidate of a CMA-ES generation, and the best one of the previous batch (initially no prompts), predicts the
@@ -70,13 +69,15 @@ class FOA(Source[FOAConfig]):
     """
 
     settings = FOAConfig
-    adapts = True
-    needs_source = True
+    trains = "none"
+    calls_module = True
+    predicts_after_update = True
+    needs_source_data = True
     delta_refusal = "FOA learns prompt tokens, which are not weights of the model"
 
-    def __init__(self, net: Net, config: FOAConfig) -> None:
-        super().__init__(net, config)
-        backbone = with_tokens(net.backbone, "FOA")
+    def __init__(self, model: AdaptedModel, config: FOAConfig) -> None:
+        super().__init__(model, config)
+        backbone = with_tokens(model.backbone, "FOA")
         if not isinstance(backbone, ViT):
             raise ModelError(
                 f"FOA changes the number of tokens, and the blocks of {type(backbone.module).__name__} need a position "
@@ -99,9 +100,9 @@ class FOA(Source[FOAConfig]):
         mean, std = moments(self._forward(images, None, None)[1].cpu() for images in batches)
         return {_MEAN: mean, _STD: std}
 
-    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        candidates, shift = self._cma.ask(self.net.generator), self._shift()
-        before, fitness = self.memory.get(_BEST), list[float]()
+    def update_and_predict(self, images: Tensor) -> Tensor:
+        candidates, shift = self._cma.ask(self.model.generator), self._shift()
+        before, fitness = self.buffers.get(_BEST), list[float]()
         logits, mean, best = torch.empty(0), torch.empty(0), before
         for prompts in [before, *candidates]:
             predicted, tokens = self._forward(images, prompts, shift)
@@ -110,33 +111,33 @@ class FOA(Source[FOAConfig]):
                 logits, mean, best = predicted, tokens[-1].mean(0), prompts
             fitness.append(value)
         if max(fitness) < math.inf:
-            running = self.memory.get(_RUNNING)
-            self.memory[_RUNNING] = mean if running is None else mean.lerp(running, self.config.shift_decay)
+            running = self.buffers.get(_RUNNING)
+            self.buffers[_RUNNING] = mean if running is None else mean.lerp(running, self.config.shift_decay)
             if best is not None:  # otherwise the model without prompts was best
-                self.memory[_BEST] = best
+                self.buffers[_BEST] = best
             self._cma.tell(candidates, torch.tensor(fitness[1:], dtype=torch.float64))
-            self.net.weights.commit()
+            self.model.weights.commit()
         else:
             _log.warning("a batch gave features that are not finite numbers, and was not adapted to")
-        return logits.unsqueeze(0)
+        return logits
 
-    def predict(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, C) with the best prompts of the last batch."""
-        return self._forward(images, self.memory.get(_BEST), self._shift())[0]
+        return self._forward(images, self.buffers.get(_BEST), self._shift())[0]
 
-    def begin(self) -> None:
+    def reset_buffers(self) -> None:
         """Restart from the first generation, without prompts and shift."""
         self._cma.reset()
-        self.memory = {}  # holds the best prompts, and the running mean class token (D,)
+        self.buffers = {}  # holds the best prompts, and the running mean class token (D,)
 
-    def state(self) -> dict[str, Tensor]:
-        own = {**self.memory, **{_CMA + name: tensor for name, tensor in self._cma.state().items()}}
-        return {_GENERATOR: self.net.generator.get_state(), **{name: t.cpu().clone() for name, t in own.items()}}
+    def own_state_dict(self) -> dict[str, Tensor]:
+        own = {**self.buffers, **{_CMA + name: tensor for name, tensor in self._cma.state().items()}}
+        return {_GENERATOR: self.model.generator.get_state(), **{name: t.cpu().clone() for name, t in own.items()}}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        self.net.generator.set_state(state[_GENERATOR])
+    def load_own_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self.model.generator.set_state(state[_GENERATOR])
         self._cma.load_state(within(_CMA, state))
-        self.memory = {name: state[name].to(self.net.device) for name in (_BEST, _RUNNING) if name in state}
+        self.buffers = {name: state[name].to(self.model.device) for name in (_BEST, _RUNNING) if name in state}
 
     def _fitness(self, logits: Tensor, tokens: Tensor) -> float:
         mean, std = self.statistics[_MEAN], self.statistics[_STD]  # (depth, D), of tokens (depth, B, D)
@@ -146,18 +147,18 @@ class FOA(Source[FOAConfig]):
 
     def _shift(self) -> Tensor | None:
         """Return the shift (D,) of the class token before the classifier, or None."""
-        return self.statistics[_MEAN][-1] - self.memory[_RUNNING] if _RUNNING in self.memory else None
+        return self.statistics[_MEAN][-1] - self.buffers[_RUNNING] if _RUNNING in self.buffers else None
 
     @torch.no_grad()
     def _forward(self, images: Tensor, prompts: Tensor | None, shift: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return logits (B, C), and the class tokens (depth, B, D) after every block, before the shift."""
-        with self.net.context(images.device):
+        with self.model.context(images.device):
             parts = [
                 classify_with_prompts(self._backbone, part, prompts, shift)
-                for part in images.split(self.net.part_size(len(images)))
+                for part in images.split(self.model.part_size(len(images)))
             ]
         logits, tokens = zip(*parts, strict=True)
-        return self.net.head(torch.cat(logits)), torch.cat(tokens, dim=1)
+        return torch.cat(logits).float(), torch.cat(tokens, dim=1)
 
 
 def classify_with_prompts(

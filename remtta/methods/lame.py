@@ -40,11 +40,12 @@ class LAME(Source[LAMEConfig]):
     settings = LAMEConfig
     delta_refusal = "LAME corrects predictions and changes no weights"
 
-    def predict(self, images: Tensor) -> Tensor:
+    @torch.no_grad()
+    def predict(self, images: Tensor, *, learn: bool = False, counted: bool = True, latency: bool = False) -> Tensor:
         """Return corrected log-probabilities (B, C) of preprocessed images (B, 3, H, W)."""
-        split = images.split(self.net.part_size(len(images)))
-        with self.net.context(images.device):
-            parts = [self.net.backbone.classify_with_features(part) for part in split]
+        split = images.split(self.model.part_size(len(images)))
+        with self.model.context(images.device):
+            parts = [self.model.backbone.classify_with_features(part) for part in split]
         logits, features = (torch.cat(rows).float() for rows in zip(*parts, strict=True))
         affinity = neighbour_affinity(features, self.config.neighbours)
         return laplacian_correction(logits.log_softmax(-1), affinity)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.augmentations import augmix
+from remtta.methods.base import Method
 from remtta.methods.losses import log_mean_probs, marginal_entropy
-from remtta.methods.net import Net
-from remtta.methods.objective import Descent, Objective, Targets
 from remtta.methods.settings.base import Count, FixedBatchNorms, NoNormsConfig, Positive
 
 
@@ -31,7 +31,7 @@ class MEMOConfig(NoNormsConfig):
     unused = (*NoNormsConfig.unused, "answer", "centre")
 
 
-class MEMO(Objective[MEMOConfig]):
+class MEMO(Method[MEMOConfig]):
     """Adapt to each image alone, predict it with the adapted weights, and restore the weights.
 
     The loss is the entropy of the mean prediction over augmented views of the image. Images do not influence one
@@ -40,14 +40,14 @@ class MEMO(Objective[MEMOConfig]):
     """
 
     settings = MEMOConfig
-    chosen = "all"
-    accumulates = False
-    predicts_after = True
+    trains = "all"
+    updates_last = False
+    predicts_after_update = True
     num_models = 2  # the adapted model, and the weights to restore
     delta_refusal = "MEMO puts its weights back after every image"
 
-    def __init__(self, net: Net, config: MEMOConfig) -> None:
-        super().__init__(net, config)
+    def __init__(self, model: AdaptedModel, config: MEMOConfig) -> None:
+        super().__init__(model, config)
         self._split = config.micro_batch is not None and config.micro_batch < config.num_augmentations
 
     def passes(self) -> tuple[float, float]:
@@ -55,42 +55,40 @@ class MEMO(Objective[MEMOConfig]):
         views = self.config.steps * self.config.num_augmentations
         return views * (1 + self._split) + 1, views
 
-    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        weights = self.net.weights
+    def update_and_predict(self, images: Tensor) -> Tensor:
+        weights = self.model.weights
         start = weights.copy()
         logits = []
         for image in images:
             try:
-                predicted, adapted = self._predict_adapted(descent, image)
+                predicted, adapted = self._predict_adapted(image)
             finally:
                 weights.put(start.items())
-                descent.optimizer.zero_grad()
-                descent.optimizer.restart()
+                self.optimizer.zero_grad()
+                self.optimizer.restart()
             logits.append(predicted)
             if adapted:
                 weights.commit()  # counts the update
-        return torch.stack(logits).unsqueeze(0)
+        return torch.stack(logits)
 
-    @torch.enable_grad()
-    def _predict_adapted(self, descent: Descent, image: Tensor) -> tuple[Tensor, bool]:
+    def _predict_adapted(self, image: Tensor) -> tuple[Tensor, bool]:
         """Return one image's logits (C,) from after the update, and whether there was an update."""
-        adapted = descent.alone(lambda: self._backward(self._views(image)))
-        with torch.no_grad():
-            return self.predict(image.unsqueeze(0)).squeeze(0), adapted
+        adapted = self.optimizer.take_steps(lambda: self._backward(self._views(image)), self.config.steps)
+        return self.forward(image.unsqueeze(0)).squeeze(0), adapted
 
     def _views(self, image: Tensor) -> Tensor:
         """Return augmented views (V, 3, H, W) of an image."""
         drawn = range(self.config.num_augmentations)
-        return torch.stack([self.net.pixels.augment(image, augmix, self.net.generator) for _ in drawn])
+        return torch.stack([self.model.pixels.augment(image, augmix, self.model.generator) for _ in drawn])
 
     def _backward(self, views: Tensor) -> None:
         """Accumulate gradients of the marginal entropy of views (V, 3, H, W)."""
         if not self._split:
-            self.net.backward(marginal_entropy(self.net.check_gradients(self.net.logits(views))))
+            self.model.backward(marginal_entropy(self.model.check_gradients(self.model.logits(views))))
             return
         parts = views.split(self.config.micro_batch or len(views))
         with torch.no_grad():
-            log_mean = log_mean_probs(torch.cat([self.net.logits(part) for part in parts]))
+            log_mean = log_mean_probs(torch.cat([self.model.logits(part) for part in parts]))
         for part in parts:  # dH / dp of the mean is -(log p + 1), and each view contributes 1 / V to the mean
-            probs = self.net.check_gradients(self.net.logits(part)).softmax(-1)
-            self.net.backward((-(log_mean + 1) * probs).sum().div(len(views)))
+            probs = self.model.check_gradients(self.model.logits(part)).softmax(-1)
+            self.model.backward((-(log_mean + 1) * probs).sum().div(len(views)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from remtta.errors import ModelError
-from remtta.methods.net import Net
+from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.settings.base import UPDATE_SETTINGS, MethodConfig
 from remtta.methods.source import CentredSource
 
@@ -26,12 +26,12 @@ class NORM(CentredSource[NORMConfig]):
 
     settings = NORMConfig
 
-    def __init__(self, net: Net, config: NORMConfig) -> None:
-        super().__init__(net, config)
-        if not net.backbone.batch_norms:
+    def __init__(self, model: AdaptedModel, config: NORMConfig) -> None:
+        super().__init__(model, config)
+        if not model.backbone.batch_norms:
             raise ModelError(
                 "norm needs batch norms with running statistics, and the model has none that adapt; "
                 "choose another method"
             )
-        self.adapts = net.batch_norms.moves
+        self.adapts = model.batch_norms.moves
         self.delta_refusal = None if self.adapts else "norm changes nothing, unless --set bn=recent lets it"

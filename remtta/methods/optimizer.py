@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, nn
 from remtta.methods.settings.base import MethodConfig
 
 _PREFIX = "optimizer."
+
+_log = logging.getLogger(__name__)
 
 
 class NamedOptimizer:
@@ -47,7 +50,7 @@ class NamedOptimizer:
         """Return the gradients that exist."""
         return [tensor.grad for tensor in self._tensors.values() if tensor.grad is not None]
 
-    def finite(self) -> bool:
+    def has_finite_gradients(self) -> bool:
         """Return whether all gradients are finite."""
         return bool(torch.isfinite(nn.utils.get_total_norm(self.gradients())))
 
@@ -59,7 +62,19 @@ class NamedOptimizer:
         """Update the tensors by their gradients."""
         self._torch.step()
 
-    def state(self) -> dict[str, Tensor]:
+    @torch.enable_grad()
+    def take_steps(self, backward: Callable[[], None], num_steps: int) -> bool:
+        """Take steps for one image, with gradients computed by `backward`; return whether there was any."""
+        for number in range(num_steps):
+            self.zero_grad()
+            backward()
+            if not self.has_finite_gradients():
+                _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
+                return number > 0
+            self.step()
+        return True
+
+    def state_dict(self) -> dict[str, Tensor]:
         """Return torch's optimizer state on the CPU; empty before the first step."""
         return {
             f"{_PREFIX}{name}:{key}": torch.as_tensor(value).detach().cpu().clone()
@@ -68,8 +83,8 @@ class NamedOptimizer:
             if value is not None
         }
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned into a restarted optimizer, ignoring other entries."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned into a restarted optimizer, ignoring other entries."""
         for entry, value in state.items():
             if entry.startswith(_PREFIX):
                 name, _, key = entry.removeprefix(_PREFIX).rpartition(":")

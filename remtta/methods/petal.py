@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from remtta.methods.base import Center, Loss
 from remtta.methods.cotta import CoTTA, CoTTAConfig
-from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import BelowOne, NonNegative, Positive
 
 _MEAN, _VARIANCE = "mean.", "variance."
@@ -49,14 +49,14 @@ class PETAL(CoTTA):
     """
 
     settings = PETALConfig
-    needs_source = True
+    needs_source_data = True
     num_models = 5  # teacher, student, source, and the posterior's mean and variance
     config: PETALConfig
 
     @torch.enable_grad()
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
         """Return mean and variance of the weights along SGD from the source, with a step per batch of clean images."""
-        source = self.net.weights.source
+        source = self.model.weights.source
         weights = {name: tensor.clone().requires_grad_() for name, tensor in source.items()}
         mean = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
         spread = {name: torch.zeros_like(tensor) for name, tensor in source.items()}
@@ -75,8 +75,8 @@ class PETAL(CoTTA):
         statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
         return {**statistics, **{_VARIANCE + name: (tensor / count).cpu() for name, tensor in spread.items()}}
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        views, loss, count = super().loss(images, targets)
+    def loss(self, images: Tensor, center: Center, teacher: Tensor) -> Loss:
+        views, loss, count = super().loss(images, center, teacher)
         return views, loss + self.config.posterior_weight * self._distance(), count
 
     def _distance(self) -> Tensor:
@@ -100,7 +100,7 @@ class PETAL(CoTTA):
 
     @torch.no_grad()
     def restore(self) -> None:
-        source = self.net.weights.source
+        source = self.model.weights.source
         for name, unimportant in self._unimportant.items():
             weight = self.student[name]
             weight.copy_(torch.where(unimportant, source[name], weight))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.methods.objective import Loss, Objective, Targets
+from remtta.methods.base import Center, Loss, Method
 from remtta.methods.settings.base import BelowOne, MethodConfig, Optimizer, Positive
 
 
@@ -25,13 +25,13 @@ class PseudoLabelConfig(MethodConfig):
     adapt_layers: str | None = "all"
 
 
-class PseudoLabel(Objective[PseudoLabelConfig]):
+class PseudoLabel(Method[PseudoLabelConfig]):
     """Predict a batch, then train on its confident predictions as if they were labels."""
 
     settings = PseudoLabelConfig
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        logits = self.net.logits(images)
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        logits = center(self.logits(images))
         confidence, guess = logits.detach().softmax(-1).max(-1)
         confident = confidence > self.config.threshold
         loss = F.cross_entropy(logits[confident], guess[confident])

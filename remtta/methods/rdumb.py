@@ -31,10 +31,10 @@ class RDumb(ETA):
     settings = RDumbConfig
     config: RDumbConfig
 
-    def begin(self) -> None:
-        self.memory = {_STEPS: torch.tensor(0)}
+    def reset_buffers(self) -> None:
+        self.buffers = {_STEPS: torch.tensor(0)}
 
     def after_batch(self, views: Tensor) -> bool:
         super().after_batch(views)
-        self.memory[_STEPS] += 1
-        return int(self.memory[_STEPS]) >= self.config.reset_every_steps
+        self.buffers[_STEPS] += 1
+        return int(self.buffers[_STEPS]) >= self.config.reset_every_steps

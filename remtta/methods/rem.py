@@ -7,101 +7,55 @@ from collections.abc import Callable
 from itertools import combinations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.base import Center, Loss, Method, Targets
 from remtta.methods.losses import entropy
-from remtta.methods.method import Updater
-from remtta.methods.net import Net
-from remtta.methods.objective import Descent, Loss, Objective, Targets
+from remtta.methods.masking import MaskedViews, round_up_selection
 from remtta.methods.settings.rem_config import REMConfig
-from remtta.methods.views import MaskedViews
 
-TOGETHER = 20
+_MAX_TOGETHER = 20
 """Batch size up to which all views go backward together where batch norms need the whole batch; in larger ones they go
 one by one, in less than half the memory.
 """
 
 
-def REM(model: nn.Module, config: REMConfig | None = None) -> Updater[RankedEntropy]:
-    """Set up REM on a model, as published: `logits = rem(images)` predicts a batch (B, 3, H, W), then adapts to it.
-
-    Args:
-        model: A float32 image classifier, possibly inside DataParallel or torch.compile.
-        config: Settings; by default the paper's.
-
-    Raises:
-        ModelError: If the model cannot be adapted, with the reason.
-        UsageError: If a mask ratio leaves no patch token.
-
-    Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 to 5.
-    """
-    return Updater(model, config or REMConfig(), RankedEntropy)
-
-
-class RankedEntropy(Objective[REMConfig]):
+class REM(Method[REMConfig]):
     """REM: mask what each image attends to most, and minimise consistency and ranking loss of the views."""
 
     settings = REMConfig
     entropy = staticmethod(entropy)
 
-    def __init__(self, net: Net, config: REMConfig) -> None:
-        super().__init__(net, config)
+    def __init__(self, model: AdaptedModel, config: REMConfig) -> None:
+        super().__init__(model, config)
         self.passes_per_step = (len(config.mask_ratios),) * 2
-        self._margin = config.margin * math.log(net.num_classes)
-        self._views = MaskedViews(net, config)
+        self._margin = config.margin * math.log(model.num_classes)
+        self._masking = MaskedViews(model, config)
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        if not targets:
-            return self._loss_of(self._views(images)[0])
-        return self._loss_of(self._views.with_plain(images, (targets[0], targets[1]), self._violating))
+    def loss(self, images: Tensor, center: Center, *plain: Tensor) -> Loss:
+        if plain:
+            return self._loss_given_plain(images, center, *plain)
+        logits, scores, embedded = self.take_first_view(images)  # the plain view, and the attention to its patches
+        masked = [self._masking.view(embedded, kept) for kept in self._masking.masks(scores)]  # Eq. 2
+        return self._loss_of_views(center(torch.stack([logits, *masked])))
 
-    def _loss_of(self, views: Tensor) -> Loss:
+    def _loss_of_views(self, views: Tensor) -> Loss:
+        """Return the loss (Eq. 5) of centered views (L, B, C)."""
         if self.config.confident_below is None:
             return views, self._mean_loss(views), views.shape[1]
-        learned = self.entropy(views[0].detach()) < self.config.confident_below * math.log(self.net.num_classes)
+        learned = self.entropy(views[0].detach()) < self.config.confident_below * math.log(self.model.num_classes)
         share = float(learned.float().mean())  # the others' loss is zero, and stays in the mean
         return views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), views.shape[1]
-
-    def gradients(self, descent: Descent, images: Tensor, targets: Targets) -> Tensor:
-        """Compute a batch's gradients; view by view if it is large and batch norms need it whole, to save memory."""
-        whole = self.net.batch_norms.mixes and self.part_size(len(images)) == len(images)
-        if not whole or len(images) <= TOGETHER:
-            return super().gradients(descent, images, targets)
-        descent.optimizer.zero_grad()
-        with torch.no_grad():
-            views, kept = self._views(images)
-        _, loss, _ = self._loss_of(views.requires_grad_())
-        if loss.requires_grad:
-            (slopes,) = torch.autograd.grad(loss, views)
-            for slope, positions in zip(slopes, [None, *kept], strict=True):
-                self.net.backward(self.net.check_gradients(self._views.one(images, positions)), slope)
-        return views.detach()
-
-    @torch.no_grad()
-    def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
-        """Return the plain view of the whole batch if its parts must be centred by the whole batch."""
-        in_parts = self.net.centred and self.part_size(len(images)) < len(images)
-        return (self._views.plain(images) if in_parts else None) or ()
 
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config
         return rem_loss(views, config.ranking_weight, self._margin, self.entropy, config.consistency_weight)
 
-    @torch.no_grad()
-    def _violating(self, views: Tensor) -> Tensor:
-        """Return which images (B,) are less confident in the plain view than in a masked one, by the margin."""
-        if not self.config.ranking_weight:  # without ranking, nothing is violated
-            return torch.zeros(views.shape[1], dtype=torch.bool, device=views.device)
-        entropies = self.entropy(views)
-        return (entropies[0] + self._margin > entropies[1:]).any(0)
-
-    def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
-        plain = self._views.plain(images)
-        return super().answer(images) if plain is None else (self.net.head(plain[0]), plain)
-
-    def part_size(self, batch_size: int) -> int:
-        return self._views.part_size(batch_size)
+    def first_view(self, images: Tensor) -> Targets:
+        """Return the plain view's logits (B, C), the patches' scores (B, N), and the embedded images."""
+        return self._masking.first_view(images)
 
     @torch.no_grad()
     def views(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -109,10 +63,79 @@ class RankedEntropy(Objective[REMConfig]):
 
         Random masks are those that the next update would draw.
         """
-        state = self.net.generator.get_state()
-        views = self._views(images)
-        self.net.generator.set_state(state)
-        return views
+        state = self.model.generator.get_state()
+        logits, scores, embedded = self.first_view(images)
+        self.model.generator.set_state(state)
+        masks = self._masking.masks(scores)
+        return torch.stack([logits, *(self._masking.view(embedded, kept) for kept in masks)]), masks
+
+    # Less time and memory for the same update.
+
+    def part_size(self, batch_size: int) -> int:
+        return self._masking.part_size(batch_size)
+
+    def keeps_graph(self, batch_size: int) -> bool:
+        return super().keeps_graph(batch_size) and not self._goes_view_by_view(batch_size)
+
+    def predict_with_targets(self, images: Tensor) -> tuple[Tensor, Targets | None]:
+        """Return logits (B, C) without a graph, and as targets logits and scores, which the loss need not compute.
+
+        They come from the same parts as the loss, for identical numbers. With batch norms that mix images, the loss
+        needs a plain view of its own, with a graph.
+        """
+        if self.model.batch_norms.mixes and not self._goes_view_by_view(len(images)):
+            return super().predict_with_targets(images)
+        parts = [self.first_view(part)[:2] for part in images.split(self.part_size(len(images)))]
+        logits, scores = (torch.cat(rows) for rows in zip(*parts, strict=True))
+        return logits, (logits, scores)
+
+    @torch.no_grad()
+    def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
+        """Return `predict_with_targets`' targets for further steps on a batch that is centered and goes in parts."""
+        in_parts = self.config.centre and self.part_size(len(images)) < len(images)
+        return (self.predict_with_targets(images)[1] if in_parts else None) or ()
+
+    def _loss_given_plain(self, images: Tensor, center: Center, logits: Tensor, scores: Tensor) -> Loss:
+        """Return the loss, given the plain view, which has no graph.
+
+        The plain view is never a student (Eq. 3), so its only gradient comes from images that violate the ranking (Eq.
+        4): only they run again with a graph.
+        """
+        embedded = self._masking.embed(images)
+        masked = [self._masking.view(embedded, kept) for kept in self._masking.masks(scores)]
+        again = round_up_selection(self._violates_ranking(center(torch.stack([logits, *masked]))))
+        if len(again):
+            logits = logits.index_copy(0, again, self._masking.view(embedded[again]))
+        return self._loss_of_views(center(torch.stack([logits, *masked])))
+
+    @torch.no_grad()
+    def _violates_ranking(self, views: Tensor) -> Tensor:
+        """Return which images (B,) are less confident in the plain view than in a masked one, by the margin."""
+        if not self.config.ranking_weight:  # without ranking, nothing is violated
+            return torch.zeros(views.shape[1], dtype=torch.bool, device=views.device)
+        entropies = self.entropy(views)
+        return (entropies[0] + self._margin > entropies[1:]).any(0)
+
+    def _goes_view_by_view(self, batch_size: int) -> bool:
+        """Return whether views go backward one by one, to save memory: batch norms need a large batch whole."""
+        whole = self.model.batch_norms.mixes and self.part_size(batch_size) == batch_size
+        return whole and batch_size > _MAX_TOGETHER
+
+    def compute_gradients(self, images: Tensor, center: Center, *targets: Tensor) -> Tensor:
+        if not self._goes_view_by_view(len(images)):
+            return super().compute_gradients(images, center, *targets)
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            logits, scores, embedded = (*targets, self._masking.embed(images)) if targets else self.first_view(images)
+            masks = self._masking.masks(scores)
+            raw = torch.stack([logits, *(self._masking.view(embedded, kept) for kept in masks)])
+        views, loss, _ = self._loss_of_views(center(raw).requires_grad_())
+        if loss.requires_grad:
+            (gradients,) = torch.autograd.grad(loss, views)
+            for gradient, kept in zip(gradients, [None, *masks], strict=True):
+                view = center(self._masking.view(self._masking.embed(images), kept))
+                self.model.backward(self.model.check_gradients(view), gradient)
+        return views.detach()
 
 
 def rem_loss(

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.methods.augmentations import clean_jitter
+from remtta.methods.base import Center, Loss, Method
 from remtta.methods.losses import entropy, running_mean, soft_likelihood_ratio, symmetric_cross_entropy
-from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import MethodConfig, Optimizer, Positive, ProperShare, Share
 
 _MEAN_PROBS, _BATCH_SIZE = "mean_probs", "batch_size"
@@ -43,7 +43,7 @@ class ROIDConfig(MethodConfig):
     unused = ("micro_batch",)  # each image is weighed against the whole batch
 
 
-class ROID(Objective[ROIDConfig]):
+class ROID(Method[ROIDConfig]):
     """Predict a batch, then train on the images that differ most from earlier ones.
 
     An image's diversity is 1 - cosine of its probabilities with their running mean, its certainty minus its entropy,
@@ -61,38 +61,38 @@ class ROID(Objective[ROIDConfig]):
     settings = ROIDConfig
     passes_per_step = 2, 2  # the augmented view is only computed for images that count
 
-    def begin(self) -> None:
-        classes = self.net.num_classes
-        self.memory = {_MEAN_PROBS: torch.full((classes,), 1 / classes, device=self.net.device)}
-        self.memory[_BATCH_SIZE] = torch.zeros((), device=self.net.device)
+    def reset_buffers(self) -> None:
+        classes = self.model.num_classes
+        self.buffers = {_MEAN_PROBS: torch.full((classes,), 1 / classes, device=self.model.device)}
+        self.buffers[_BATCH_SIZE] = torch.zeros((), device=self.model.device)
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        logits = self.net.logits(images)
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        logits = center(self.logits(images))
         weights = self._image_weights(logits.detach())
         kept = weights > 0
-        views = self.net.pixels.augment(images[kept], clean_jitter, self.net.generator)
+        views = self.model.pixels.augment(images[kept], clean_jitter, self.model.generator)
         losses = soft_likelihood_ratio(logits[kept], self.config.clip)
-        losses = losses + symmetric_cross_entropy(self.net.logits(views), logits[kept])
-        batch_size = self.memory[_BATCH_SIZE].clamp_(min=len(images))
+        losses = losses + symmetric_cross_entropy(center(self.model.logits(views)), logits[kept])
+        batch_size = self.buffers[_BATCH_SIZE].clamp_(min=len(images))
         return logits.unsqueeze(0), (weights[kept] * losses).sum() / batch_size, int(kept.sum())
 
     @torch.no_grad()
     def _image_weights(self, logits: Tensor) -> Tensor:
         """Return weights (B,), zero for excluded images."""
-        diversity = _stretch(1 - F.cosine_similarity(self.memory[_MEAN_PROBS], logits.softmax(-1)))
+        diversity = _stretch(1 - F.cosine_similarity(self.buffers[_MEAN_PROBS], logits.softmax(-1)))
         certainty = _stretch(-entropy(logits))
         weights = (diversity * certainty / self.config.temperature).exp()
         return weights.masked_fill(diversity < diversity.mean(), 0.0)
 
     @torch.no_grad()
     def after_step(self) -> None:
-        self.net.weights.pull(1 - self.config.source_momentum)
+        self.model.weights.pull(1 - self.config.source_momentum)
 
     @torch.no_grad()
     def after_batch(self, views: Tensor) -> bool:
         probs = views[0].softmax(-1)
         if torch.isfinite(probs).all():
-            self.memory[_MEAN_PROBS] = running_mean(self.memory[_MEAN_PROBS], probs, self.config.probs_momentum)
+            self.buffers[_MEAN_PROBS] = running_mean(self.buffers[_MEAN_PROBS], probs, self.config.probs_momentum)
         return False
 
     @torch.no_grad()

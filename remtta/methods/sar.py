@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.base import Center, Loss, Method
 from remtta.methods.losses import entropy
-from remtta.methods.net import Net
-from remtta.methods.objective import Descent, Loss, Objective, Targets
 from remtta.methods.settings.base import BelowOne, MethodConfig, NonNegative, Optimizer, Positive
 from remtta.models.weights import AdaptedWeights
 
 _LOSS = "mean_loss"
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class SARConfig(SARLikeConfig):
     loss_momentum: BelowOne = 0.9
 
 
-class SAR(Objective[SARConfig]):
+class SAR(Method[SARConfig]):
     """Predict a batch, then minimise the entropy of confident images at the worst nearby weights.
 
     The gradient is taken after a step of length rho up the loss, from the images that are confident both before and
@@ -65,27 +65,27 @@ class SAR(Objective[SARConfig]):
     passes_per_step = 2, 2
     entropy = staticmethod(entropy)
 
-    def __init__(self, net: Net, config: SARConfig) -> None:
-        super().__init__(net, config)
-        self._margin = config.entropy_margin * math.log(net.num_classes)
+    def __init__(self, model: AdaptedModel, config: SARConfig) -> None:
+        super().__init__(model, config)
+        self._margin = config.entropy_margin * math.log(model.num_classes)
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        logits = self.net.logits(images)
+    def loss(self, images: Tensor, center: Center, *certain_before: Tensor) -> Loss:
+        logits = center(self.logits(images))
         entropies = self.entropy(logits)
         certain = entropies < self._margin
-        for before in targets:  # images that were confident before the step up
+        for before in certain_before:  # images that were confident before the step up
             certain = certain & before
         return logits.unsqueeze(0), entropies[certain].mean(), int(certain.sum())
 
-    def gradients(self, descent: Descent, images: Tensor, targets: Targets) -> Tensor:
-        views = descent.gradients(images, ())
+    def compute_gradients(self, images: Tensor, center: Center, *targets: Tensor) -> Tensor:
+        views = super().compute_gradients(images, center)
         certain = self.entropy(views[0]) < self._margin
         if certain.any():
-            with _climbed(self.net.weights, self.config.rho):
-                if self.net.batch_norms.mixes:  # batch statistics need the other images
-                    above = descent.gradients(images, (certain,))[:, certain]
+            with _climbed(self.model.weights, self.config.rho):
+                if self.model.batch_norms.mixes:  # batch statistics need the other images
+                    above = super().compute_gradients(images, center, certain)[:, certain]
                 else:
-                    above = descent.gradients(images[certain], ())
+                    above = super().compute_gradients(images[certain], center)
             self._note_loss(self.entropy(above[0]))
         return views
 
@@ -93,11 +93,11 @@ class SAR(Objective[SARConfig]):
         certain = entropies[entropies < self._margin]
         if len(certain):
             loss, momentum = certain.mean().cpu().double(), self.config.loss_momentum
-            known = self.memory.get(_LOSS)
-            self.memory[_LOSS] = loss if known is None else momentum * known + (1 - momentum) * loss
+            known = self.buffers.get(_LOSS)
+            self.buffers[_LOSS] = loss if known is None else momentum * known + (1 - momentum) * loss
 
     def after_batch(self, views: Tensor) -> bool:
-        loss = self.memory.get(_LOSS)
+        loss = self.buffers.get(_LOSS)
         collapsed = loss is not None and float(loss) < self.config.reset_below
         if collapsed:
             _log.info("the running loss fell to %.3f nats: back to the source weights", loss)

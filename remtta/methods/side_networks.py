@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from remtta.backbones.batchnorm import batch_norms
 from remtta.errors import UsageError
-from remtta.methods.net import Net
-from remtta.methods.objective import Objective
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.base import Method
 from remtta.methods.settings.base import Count, NoNormsConfig, Positive
 
 Change = Callable[[int, Any, Tensor], Tensor]
@@ -46,7 +46,7 @@ WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")
 Config = TypeVar("Config", bound=SideNetworksConfig)
 
 
-class SideNetworks(Objective[Config]):
+class SideNetworks(Method[Config]):
     """Predict with a frozen model and networks beside its parts; only the networks learn.
 
     They are first warmed up on source images, with the source model's predictions in place of labels, which streams do
@@ -54,23 +54,23 @@ class SideNetworks(Objective[Config]):
     resuming. Raise UsageError if the model's blocks are compiled, which would bypass the networks.
     """
 
-    chosen = "none"
-    needs_source = True
+    trains = "none"
+    needs_source_data = True
 
-    def __init__(self, net: Net, config: Config) -> None:
-        super().__init__(net, config)
-        if any(block._compiled_call_impl is not None for block in net.backbone.blocks):
+    def __init__(self, model: AdaptedModel, config: Config) -> None:
+        super().__init__(model, config)
+        if any(block._compiled_call_impl is not None for block in model.backbone.blocks):
             raise UsageError(f"{type(self).__name__} runs code between blocks, which cannot be compiled then")
         self.max_source_images = config.warmup_images
-        self.margin = config.entropy_margin * math.log(net.num_classes)
-        shapes_only = net.device.type == "meta"
+        self.margin = config.entropy_margin * math.log(model.num_classes)
+        shapes_only = model.device.type == "meta"
         with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
             torch.manual_seed(_SEED)
-            self.networks = self.build().to(net.device).eval()
+            self.networks = self.build().to(model.device).eval()
         self.trained = self.learned()
         self._start: dict[str, Tensor] = {}
         own = {f"beside.{name}": norm for name, norm in batch_norms(self.networks).items()}
-        net.normalise({**net.backbone.batch_norms, **own})
+        model.use_batch_norms({**model.backbone.batch_norms, **own})
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -107,7 +107,7 @@ class SideNetworks(Objective[Config]):
             elif len(images) == 1:  # a rest, of which batch norms may take no statistics
                 continue
             with torch.no_grad():
-                labels = self.net.source_logits(images).argmax(-1)
+                labels = self.model.source_logits(images).argmax(-1)
             loss = self.warm_up_loss(images, labels, generator)
             optimizer.zero_grad()
             loss.backward()
@@ -117,21 +117,21 @@ class SideNetworks(Objective[Config]):
         return {name: tensor.detach().cpu().clone() for name, tensor in self.networks.state_dict().items()}
 
     @torch.no_grad()
-    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+    def set_statistics(self, statistics: Mapping[str, Tensor]) -> None:
         """Start from these networks of `source_statistics`; raise ValueError if they are others than the method's."""
         state = self.networks.state_dict()
         if {name: t.shape for name, t in statistics.items()} != {name: t.shape for name, t in state.items()}:
             raise ValueError("the source statistics are of other networks than these")
         self._start = {name: tensor.clone() for name, tensor in statistics.items()}
-        self.begin()
+        self.reset_buffers()
 
-    def begin(self) -> None:
+    def reset_buffers(self) -> None:
         if self._start:
             self.networks.load_state_dict(self._start)
-        self.memory = dict(self.trained)
+        self.buffers = dict(self.trained)
 
-    def logits(self, images: Tensor) -> Tensor:
-        with self.net.context(images.device):
+    def forward(self, images: Tensor) -> Tensor:
+        with self.model.context(images.device):
             return self.run(images, self.change(images))
 
     def run(self, images: Tensor, change: Change) -> Tensor:
@@ -148,5 +148,5 @@ class SideNetworks(Objective[Config]):
             for number, part in enumerate(self.parts()):
                 hooks.enter_context(part[0].register_forward_pre_hook(partial(enter, number)))
                 hooks.enter_context(part[-1].register_forward_hook(partial(leave, number)))
-            logits = self.net.backbone.forward(images)
-        return self.net.plain(logits)
+            logits = self.model.backbone.forward(images)
+        return logits.float()

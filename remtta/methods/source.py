@@ -1,16 +1,16 @@
-"""The source model unchanged, as the baseline of every method, and with centred logits."""
+"""The source model unchanged, as the baseline of every method, and with centered logits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from remtta.methods.objective import Config, Descent, Objective, Targets
+from remtta.methods.base import Center, Method
 from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, BatchNorms, MethodConfig
+from remtta.methods.state import Config
 
 
 @dataclass(frozen=True)
@@ -23,42 +23,48 @@ class SourceConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class CentreConfig(MethodConfig):
-    """Settings of centred logits alone; of the shared ones episodic, those of batch norms and precision are used."""
+    """Settings of centered logits alone; of the shared ones episodic, those of batch norms and precision are used."""
 
     centre: bool = True
     bn: BatchNorms = "running"
     unused = (*UPDATE_SETTINGS, "micro_batch", "centre")
 
 
-class Source(Objective[Config]):
+class Source(Method[Config]):
     """Predict with the source weights; works with any classifier."""
 
     settings: ClassVar[type[MethodConfig]] = SourceConfig
-    chosen = "none"
-    only_predicts = True
-    predicts_after = True
+    trains = "none"
+    calls_module = True
     adapts = False
     passes_per_step = 1, 0
+    _counts = False  # whether the last batch changes recent statistics
 
-    @torch.no_grad()
-    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        logits = self.predict(images)
-        if self.adapts and torch.isfinite(logits).all():
-            self.net.batch_norms.follow()
-            self.net.weights.commit()
-        return logits.unsqueeze(0)
+    def predict(self, images: Tensor, *, learn: bool = False, counted: bool = True, latency: bool = False) -> Tensor:
+        if learn and self.config.episodic and self.adapts:
+            self.reset()
+        logits = super().predict(images, counted=counted)
+        self._counts = learn and self.adapts and bool(torch.isfinite(logits).all())
+        return logits
 
-    def state(self) -> dict[str, Tensor]:
+    def step(self, center: Center, labels: Tensor | None = None) -> bool:
+        if self._counts:
+            self._counts = False
+            self.model.batch_norms.follow()
+            self.model.weights.commit()
+        return False
+
+    def own_state_dict(self) -> dict[str, Tensor]:
         return {}  # no random numbers either
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_own_state_dict(self, state: object) -> None:
         pass
 
 
 class CentredSource(Source[Config]):
     """Predict with the source weights, and remove the common component of the logits: one forward pass.
 
-    Related to NEO, which centres the features of a domain (arXiv:2510.05635); see `remtta.methods.centring`.
+    Related to NEO, which centers the features of a domain (arXiv:2510.05635); see `remtta.pipeline.centering`.
     """
 
     settings: ClassVar[type[MethodConfig]] = CentreConfig

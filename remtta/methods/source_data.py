@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, OutputError, StreamError, UsageError, counted
 from remtta.files import cache_folder, remove_leftovers
-from remtta.methods.method import Method
+from remtta.methods.base import Method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
 from remtta.models.hashing import json_sha256, state_sha256, tensors_sha256
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
@@ -42,7 +42,7 @@ _log = logging.getLogger("remtta")
 def check_source_data(methods: Iterable[str], source_data: str | Path | None, *, calibrates: bool = False) -> None:
     """Raise UsageError if methods lack their source images, or if nothing uses the source images given."""
     names = list(methods)
-    learners = [name for name in names if name in METHOD_TABLE and METHOD_TABLE[name].objective.needs_source]
+    learners = [name for name in names if name in METHOD_TABLE and METHOD_TABLE[name].method.needs_source_data]
     if learners and source_data is None:
         raise UsageError(
             f"{' and '.join(learners)} {'learns' if len(learners) == 1 else 'learn'} from clean images of the source "
@@ -60,7 +60,7 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
 
 
 def learn_from_source(
-    method: Method,
+    method: Method[Any],
     source_data: str | Path,
     *,
     name: str,
@@ -85,9 +85,9 @@ def learn_from_source(
         CheckpointError: If a given file is missing or damaged, or was made for something else.
         OutputError: If the cache cannot be written.
     """
-    model = method.net.model
+    model = method.model.model
     preprocessing = preprocessing or preprocessing_of(model)
-    made_for = _made_for(model, name, method.objective.config, preprocessing)
+    made_for = _made_for(model, name, method.config, preprocessing)
     if fitting_as_they_are:
         made_for["preprocessing"]["fitting"] = "as they are"
     path = Path(source_data)
@@ -103,7 +103,7 @@ def learn_from_source(
         path = cache_folder() / f"{name}-{key[:32]}{_SUFFIX}"
         if (cached := _cached(path)) is None:
             _log.info("%s learns from source images (%d files), once", name, len(files))
-            how = method.net.device, method.objective.max_source_images, wait
+            how = method.model.device, method.max_source_images, wait
             batches = clean_batches(files, preprocessing, *how, fitting_as_they_are=fitting_as_they_are)
             found = _learned(method, path, made_for, batches)
         else:
@@ -150,7 +150,7 @@ def source_files(folder: Path) -> list[Path]:
     return files
 
 
-def _learned(method: Method, path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]) -> _Found:
+def _learned(method: Method[Any], path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]) -> _Found:
     """Compute a method's statistics from batches of clean images, and save them in the cache."""
     try:  # before the work, so that an unwritable cache is noticed first
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,7 +166,7 @@ def _learned(method: Method, path: Path, made_for: Mapping[str, Any], batches: G
             yield batch
 
     with contextlib.closing(batches):
-        tensors = method.source_statistics(counted())
+        tensors = method.learn_source(counted())
     header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
     # One entry, since safetensors writes several in any order: equal statistics give equal bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}

@@ -16,7 +16,7 @@ from remtta.backbones.backbone import Scores
 from remtta.backbones.families import FAMILIES, backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError
-from remtta.methods.method import build_method
+from remtta.methods.build import build_method
 from remtta.methods.settings import METHOD_TABLE
 from remtta.models.building import logging_at
 

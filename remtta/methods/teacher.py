@@ -8,44 +8,48 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.backbone import Backbone
+from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.augmentations import spawn
-from remtta.methods.net import Net
-from remtta.methods.objective import Config, Objective, Targets
+from remtta.methods.base import Method, Targets
+from remtta.methods.state import Config
 
 _STUDENT = "student."
 
 
-class Teacher(Objective[Config]):
+class Teacher(Method[Config]):
     """Predict with a teacher; a student learns from it, and the teacher follows the student.
 
     The model holds the teacher's weights: the model's prediction, the method's, and `delta` all refer to the teacher.
     The student is a second set of weights that runs through the same model.
     """
 
-    chosen = "all"
+    trains = "all"
     num_models = 2
 
-    def __init__(self, net: Net, config: Config) -> None:
-        super().__init__(net, config)
-        self.student = {name: parameter.detach().clone() for name, parameter in net.weights.parameters.items()}
+    def __init__(self, model: AdaptedModel, config: Config) -> None:
+        super().__init__(model, config)
+        self.student = {name: parameter.detach().clone() for name, parameter in model.weights.parameters.items()}
         self.trained = self.student
-        self._classifier = _Classifier(net.backbone)
+        self._classifier = _Classifier(model.backbone)
 
-    def answer(self, images: Tensor) -> tuple[Tensor, Targets | None]:
+    def keeps_graph(self, batch_size: int) -> bool:
+        return False  # the teacher predicts
+
+    def predict_with_targets(self, images: Tensor) -> tuple[Tensor, Targets | None]:
         targets = self.targets(images, None)
-        return self.output(targets[0].clone()), targets
+        return targets[0].clone(), targets
 
-    def begin(self) -> None:
-        for name, parameter in self.net.weights.parameters.items():
+    def reset_buffers(self) -> None:
+        for name, parameter in self.model.weights.parameters.items():
             self.student[name].copy_(parameter)
-        self.memory = {_STUDENT + name: tensor for name, tensor in self.trained.items()}
+        self.buffers = {_STUDENT + name: tensor for name, tensor in self.trained.items()}
 
     def run(self, weights: Mapping[str, Tensor], images: Tensor) -> Tensor:
         """Return logits (B, C) of images (B, 3, H, W) with these weights, by name, in place of the model's."""
         named = {f"module.{name}": tensor for name, tensor in weights.items()}
-        with self.net.context(images.device):
+        with self.model.context(images.device):
             logits: Tensor = torch.func.functional_call(self._classifier, named, (images,))
-        return self.net.head(logits)  # the centre follows the teacher alone
+        return logits.float()
 
 
 class _Classifier(nn.Module):
@@ -61,7 +65,7 @@ class _Classifier(nn.Module):
 
 
 @torch.no_grad()
-def follow(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], decay: float) -> None:
+def move_towards(teacher: Mapping[str, Tensor], student: Mapping[str, Tensor], decay: float) -> None:
     """Move a teacher's tensors towards the student's, in place: decay * teacher + (1 - decay) * student."""
     for name, tensor in teacher.items():
         tensor.lerp_(student[name], 1 - decay)

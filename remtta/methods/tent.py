@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from remtta.methods.base import Center, Loss, Method
 from remtta.methods.losses import entropy
-from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import MethodConfig, Optimizer, Positive
 
 
@@ -21,12 +21,12 @@ class TentConfig(MethodConfig):
     lr_batch = 64
 
 
-class Tent(Objective[TentConfig]):
+class Tent(Method[TentConfig]):
     """Predict a batch, then minimise the mean entropy of its predictions."""
 
     settings = TentConfig
     entropy = staticmethod(entropy)
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        logits = self.net.logits(images)
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        logits = center(self.logits(images))
         return logits.unsqueeze(0), self.entropy(logits).mean(), len(images)

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import ModelError
+from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.augmentations import random_view
+from remtta.methods.base import Method
 from remtta.methods.losses import entropy, marginal_entropy
-from remtta.methods.net import Net
-from remtta.methods.objective import Descent, Objective, Targets
 from remtta.methods.settings.base import NO_NORMS, Count, FixedBatchNorms, MethodConfig, Positive, PositiveShare
 from remtta.models.prompts import PLACE, filled
 from remtta.models.text_tower import TextTower
@@ -37,7 +37,7 @@ class TPTConfig(MethodConfig):
     unused = (*NO_NORMS, "answer", "episodic", "centre")
 
 
-class TPT(Objective[TPTConfig]):
+class TPT(Method[TPTConfig]):
     """Tune the words before the class name for each image alone, predict the image with them, and discard them.
 
     The loss is the entropy of the mean prediction over the most confident of an image's views, which are random crops
@@ -47,14 +47,14 @@ class TPT(Objective[TPTConfig]):
     """
 
     settings = TPTConfig
-    chosen = "none"
-    accumulates = False
-    predicts_after = True
+    trains = "none"
+    updates_last = False
+    predicts_after_update = True
     delta_refusal = "TPT tunes words for every image, which are not weights of the model"
 
-    def __init__(self, net: Net, config: TPTConfig) -> None:
-        super().__init__(net, config)
-        self._head = zero_shot_head(net.model)
+    def __init__(self, model: AdaptedModel, config: TPTConfig) -> None:
+        super().__init__(model, config)
+        self._head = zero_shot_head(model.model)
         texts = self._head.texts
         self._tower, template = texts.tower, texts.templates[0]
         self._tower.model.requires_grad_(False)
@@ -67,23 +67,23 @@ class TPT(Objective[TPTConfig]):
     def passes(self) -> tuple[float, float]:
         return self.config.num_views, 0.0  # of the image tower
 
-    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
+    def update_and_predict(self, images: Tensor) -> Tensor:
         views = (self._views(image) for image in images)
-        return torch.stack([self._predict_tuned(descent, each) for each in views]).unsqueeze(0)
+        return torch.stack([self._predict_tuned(each) for each in views])
 
     @torch.no_grad()
     def _views(self, image: Tensor) -> Tensor:
         """Return the normalised embeddings (V, E) of an image (3, H, W) and its augmented views."""
         others = (
-            self.net.pixels.augment(image, random_view, self.net.generator) for _ in range(self.config.num_views - 1)
+            self.model.pixels.augment(image, random_view, self.model.generator)
+            for _ in range(self.config.num_views - 1)
         )
         views = torch.stack([image, *others])
         with self._head.embedding():
-            parts = [self.net.logits(part) for part in views.split(self.config.micro_batch or len(views))]
+            parts = [self.model.logits(part) for part in views.split(self.config.micro_batch or len(views))]
         return F.normalize(torch.cat(parts), dim=-1)
 
-    @torch.enable_grad()
-    def _predict_tuned(self, descent: Descent, views: Tensor) -> Tensor:
+    def _predict_tuned(self, views: Tensor) -> Tensor:
         """Return the logits (C,) of the first of an image's views (V, E), with words tuned on all of them."""
         self._words.data.copy_(self._first)
         num_certain = max(1, int(self.config.certain_share * len(views)))
@@ -97,12 +97,11 @@ class TPT(Objective[TPTConfig]):
             marginal_entropy(logits[certain]).backward()
 
         with self._tower.with_words(self._words, self._start):
-            tuned = descent.alone(backward)
-            with torch.no_grad():
-                prediction = self._classified(views[:1]).squeeze(0)
-        descent.optimizer.restart()
+            tuned = self.optimizer.take_steps(backward, self.config.steps)
+            prediction = self._classified(views[:1]).squeeze(0)
+        self.optimizer.restart()
         if tuned:
-            self.net.weights.commit()  # counts the update
+            self.model.weights.commit()  # counts the update
         return prediction
 
     def _classified(self, views: Tensor) -> Tensor:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.augmentations import integer
+from remtta.methods.base import Center, Loss, Method
 from remtta.methods.losses import symmetric_cross_entropy
-from remtta.methods.net import Net
-from remtta.methods.objective import Loss, Objective, Targets
 from remtta.methods.settings.base import BelowOne, NonNegative, NoNormsConfig, PositiveShare
-from remtta.methods.teacher import follow
+from remtta.methods.teacher import move_towards
 from remtta.models.preprocessing import preprocessing_of
 
 _SPECIFIC, _AGNOSTIC = "specific", "agnostic"
@@ -35,7 +35,7 @@ class VDPConfig(NoNormsConfig):
     homeostasis: NonNegative = 1.0
 
 
-class VDP(Objective[VDPConfig]):
+class VDP(Method[VDPConfig]):
     """Predict with a teacher's pixel prompts, from which a student's learn; the model does not change.
 
     Two squares of values are added to every preprocessed image: a domain-specific one that moves freely, and a
@@ -49,24 +49,25 @@ class VDP(Objective[VDPConfig]):
 
     settings = VDPConfig
     passes_per_step = 2, 1  # teacher and student
-    chosen = "none"
+    trains = "none"
     delta_refusal = "VDP learns pixel prompts, which are not weights of the model"
 
-    def __init__(self, net: Net, config: VDPConfig) -> None:
-        super().__init__(net, config)
-        self._size = size = preprocessing_of(net.model).input_size
+    def __init__(self, model: AdaptedModel, config: VDPConfig) -> None:
+        super().__init__(model, config)
+        self._size = size = preprocessing_of(model.model).input_size
         side = [max(1, round(config.prompt_share * length)) for length in size]
         generator = torch.Generator().manual_seed(0)
         self._places = {
             name: [integer(generator, 0, length - part) for length, part in zip(size, side, strict=True)]
             for name in (_SPECIFIC, _AGNOSTIC)
         }
-        self._teacher = {name: torch.zeros(3, *side, device=net.device) for name in self._places}
+        self._teacher = {name: torch.zeros(3, *side, device=model.device) for name in self._places}
         self._sensitivity = torch.zeros_like(self._teacher[_AGNOSTIC])
         self.trained = {name: tensor.clone() for name, tensor in self._teacher.items()}
 
-    def logits(self, images: Tensor) -> Tensor:
-        return self.net.logits(self._prompted(images, self._teacher))
+    @torch.no_grad()
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.logits(self._prompted(images, self._teacher))
 
     def _prompted(self, images: Tensor, prompts: Mapping[str, Tensor]) -> Tensor:
         if images.shape[-2:] != self._size:
@@ -79,10 +80,9 @@ class VDP(Objective[VDPConfig]):
             images[..., top : top + height, left : left + width] += prompt
         return images
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        with torch.no_grad():
-            teacher = self.logits(images)
-        logits = self.net.logits(self._prompted(images, self.trained))
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        teacher = center(self.logits(images))
+        logits = center(self.model.logits(self._prompted(images, self.trained)))
         held = (self._sensitivity * (self.trained[_AGNOSTIC] - self._teacher[_AGNOSTIC]).square()).sum()
         loss = symmetric_cross_entropy(logits, teacher).mean() + self.config.homeostasis * held
         return teacher.unsqueeze(0), loss, len(images)
@@ -94,10 +94,10 @@ class VDP(Objective[VDPConfig]):
         self._sensitivity.lerp_(gradient.abs(), 1 - self.config.teacher_decay)
 
     def after_step(self) -> None:
-        follow(self._teacher, self.trained, self.config.teacher_decay)
+        move_towards(self._teacher, self.trained, self.config.teacher_decay)
 
-    def begin(self) -> None:
+    def reset_buffers(self) -> None:
         teacher = {_TEACHER + name: tensor for name, tensor in self._teacher.items()}
-        self.memory = {**self.trained, **teacher, _SENSITIVITY: self._sensitivity}
-        for tensor in self.memory.values():
+        self.buffers = {**self.trained, **teacher, _SENSITIVITY: self._sensitivity}
+        for tensor in self.buffers.values():
             tensor.zero_()

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from remtta.backbones.families import with_tokens
 from remtta.errors import ModelError
+from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.augmentations import jitter
+from remtta.methods.base import Center, Loss, Targets
 from remtta.methods.losses import symmetric_cross_entropy
-from remtta.methods.net import Net
-from remtta.methods.objective import Loss, Targets
 from remtta.methods.settings.base import BelowOne, Count, NonNegative, NoNormsConfig, Optimizer, Positive
-from remtta.methods.teacher import Teacher, follow
+from remtta.methods.teacher import Teacher, move_towards
 from remtta.options.option import Bounds
 
 _TEACHER = "teacher."
@@ -65,9 +65,9 @@ class ViDA(Teacher[ViDAConfig]):
 
     settings = ViDAConfig
 
-    def __init__(self, net: Net, config: ViDAConfig) -> None:
-        super().__init__(net, config)
-        self._adapted = with_tokens(net.backbone, "ViDA").attention_weights
+    def __init__(self, model: AdaptedModel, config: ViDAConfig) -> None:
+        super().__init__(model, config)
+        self._adapted = with_tokens(model.backbone, "ViDA").attention_weights
         if not self._adapted:
             raise ModelError("ViDA adds adapters to the linear layers of softmax attentions; this model has none")
         self._adapters = self._new_adapters()  # the student's adapters
@@ -82,7 +82,7 @@ class ViDA(Teacher[ViDAConfig]):
         generator = torch.Generator().manual_seed(0)
         adapters = {}
         for name in self._adapted:
-            weight = self.net.weights.parameters[name]
+            weight = self.model.weights.parameters[name]
             for kind, rank in ((_LOW, self.config.low_rank), (_HIGH, self.config.high_rank)):
                 down = torch.randn(rank, weight.shape[1], generator=generator) / rank**2
                 adapters[f"{name}{kind}.down"] = down.to(weight)
@@ -101,39 +101,39 @@ class ViDA(Teacher[ViDAConfig]):
 
     @torch.no_grad()
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
-        self.note(images)
         views = (
-            self.net.pixels.augment(images, jitter, self.net.generator) for _ in range(self.config.num_augmentations)
+            self.model.pixels.augment(images, jitter, self.model.generator)
+            for _ in range(self.config.num_augmentations)
         )
-        logits = torch.stack([self.in_parts(self.net.logits, view) for view in views])
+        logits = torch.stack([self.in_parts(self.model.logits, view) for view in views])
         unsure = _UNSURE * logits.var(0).mean().cpu()
         sign = torch.tensor([-1.0, 1.0]) if unsure >= self.config.threshold else torch.tensor([1.0, -1.0])
         self._new_scales = 1 + sign * unsure
         folded = self._folded(self._teacher, self._new_scales)
         return (self.in_parts(lambda part: self.run(folded, part), images),)
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        (teacher,) = targets
+    def loss(self, images: Tensor, center: Center, teacher: Tensor) -> Loss:
+        teacher = center(teacher)
         student = self.run({**self.student, **self._folded(self.trained, self._new_scales)}, images)
-        return teacher.unsqueeze(0), symmetric_cross_entropy(student, teacher).mean(), len(images)
+        return teacher.unsqueeze(0), symmetric_cross_entropy(center(student), teacher).mean(), len(images)
 
     @torch.no_grad()
     def after_step(self) -> None:
-        follow(self.net.weights.parameters, self.student, self.config.teacher_decay)
-        follow({name: self._teacher[name] for name in self._adapters}, self.trained, self.config.adapter_decay)
-        follow({name: self._teacher[name] for name in self._adapted}, self.trained, self.config.teacher_decay)
+        move_towards(self.model.weights.parameters, self.student, self.config.teacher_decay)
+        move_towards({name: self._teacher[name] for name in self._adapters}, self.trained, self.config.adapter_decay)
+        move_towards({name: self._teacher[name] for name in self._adapted}, self.trained, self.config.teacher_decay)
         for name, folded in self._folded(self._teacher, self._new_scales).items():
-            self.net.weights.parameters[name].copy_(folded)
+            self.model.weights.parameters[name].copy_(folded)
 
-    def begin(self) -> None:
-        super().begin()
+    def reset_buffers(self) -> None:
+        super().reset_buffers()
         for name, tensor in self._new_adapters().items():
             self._teacher[name].copy_(tensor)
             self._adapters[name].copy_(tensor)
         for name in self._adapted:
-            self._teacher[name].copy_(self.net.weights.parameters[name])
-        self.memory |= {_TEACHER + name: tensor for name, tensor in self._teacher.items()}
+            self._teacher[name].copy_(self.model.weights.parameters[name])
+        self.buffers |= {_TEACHER + name: tensor for name, tensor in self._teacher.items()}
 
-    def groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[dict[str, Any]]:
         adapters = {"params": list(self._adapters.values()), "lr": self.config.adapter_lr}
         return [{"params": list(self.student.values())}, adapters]

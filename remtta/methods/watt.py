@@ -11,16 +11,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.errors import ModelError
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.base import Center, Loss, Method, unchanged
 from remtta.methods.losses import transductive_loss
-from remtta.methods.net import Net
-from remtta.methods.objective import Descent, Loss, Objective, Targets
+from remtta.methods.masking import MaskedViews
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings.base import Count, MethodConfig, Steps
 from remtta.methods.settings.rem_config import REMConfig
-from remtta.methods.views import MaskedViews
 from remtta.models.zero_shot import zero_shot_head
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 Order = Literal["parallel", "sequential"]
 _UNUSED = ("answer", "anchor", "centre", "micro_batch")  # the loss compares all images of a batch
@@ -57,7 +57,7 @@ class REMWATTConfig(REMConfig, WATTConfig):
 Config = TypeVar("Config", bound=WATTConfig)
 
 
-class TemplateAverage(Objective[Config]):
+class TemplateAverage(Method[Config]):
     """Adapt to a batch with each template's classes separately, average the weights, and predict with them.
 
     A round takes `steps` steps with every template: each from the round's start ("parallel"), or from where the
@@ -67,11 +67,11 @@ class TemplateAverage(Objective[Config]):
     several templates.
     """
 
-    predicts_after = True
+    predicts_after_update = True
 
-    def __init__(self, net: Net, config: Config) -> None:
-        super().__init__(net, config)
-        self.head = zero_shot_head(net.model)
+    def __init__(self, model: AdaptedModel, config: Config) -> None:
+        super().__init__(model, config)
+        self.head = zero_shot_head(model.model)
         texts = self.head.texts
         self._texts = texts.tower.of_templates(texts.names, texts.templates)
         if len(self._texts) < 2:
@@ -81,31 +81,30 @@ class TemplateAverage(Objective[Config]):
         steps = self.config.rounds * len(self._texts) * self.config.steps
         return steps + 1, steps
 
-    def adapt(self, descent: Descent, images: Tensor, labels: Tensor | None, targets: Targets | None) -> Tensor:
-        descent.optimizer.restart()
-        before = self.net.weights.copy()
-        if all(self._round(descent, images, first=number == 0) for number in range(self.config.rounds)):
-            self.net.batch_norms.follow()
-            self.net.weights.commit()
+    def update_and_predict(self, images: Tensor) -> Tensor:
+        self.optimizer.restart()
+        before = self.model.weights.copy()
+        if all(self._round(images, first=number == 0) for number in range(self.config.rounds)):
+            self.model.batch_norms.follow()
+            self.model.weights.commit()
         else:
-            self.net.weights.put(before.items())
+            self.model.weights.put(before.items())
             _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
-        with torch.no_grad():
-            return self.predict(images).unsqueeze(0)
+        return self.forward(images)
 
-    def _round(self, descent: Descent, images: Tensor, *, first: bool) -> bool:
+    def _round(self, images: Tensor, *, first: bool) -> bool:
         """Go through all templates once; return whether the gradients were finite."""
-        weights, found, optimizer = self.net.weights, [], descent.optimizer
+        weights, found, optimizer = self.model.weights, [], self.optimizer
         start = weights.copy()
         for text in self._texts:
             if self.config.order == "parallel":
                 weights.put(start.items())
                 if first:
                     optimizer.restart()
-            with self.head.using(text), torch.enable_grad():
+            with self.head.using(text):
                 for _ in range(self.config.steps):
-                    descent.gradients(images, ())
-                    if not optimizer.finite():
+                    self.compute_gradients(images, unchanged)
+                    if not optimizer.has_finite_gradients():
                         return False
                     optimizer.step()
             found.append(weights.copy())
@@ -122,9 +121,9 @@ class WATT(TemplateAverage[WATTConfig]):
 
     settings = WATTConfig
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> Loss:
         with self.head.embedding():
-            image = F.normalize(self.net.logits(images), dim=-1)
+            image = F.normalize(self.model.logits(images), dim=-1)
         logits = self.head.logits(image)
         text = self.head.embeddings[logits.detach().argmax(-1)]
         return logits.unsqueeze(0), transductive_loss(image, text, self.head.scale), len(images)
@@ -138,14 +137,16 @@ class REMWATT(TemplateAverage[REMWATTConfig]):
 
     settings = REMWATTConfig
 
-    def __init__(self, net: Net, config: REMWATTConfig) -> None:
-        super().__init__(net, config)
-        self._views = MaskedViews(net, config)
+    def __init__(self, model: AdaptedModel, config: REMWATTConfig) -> None:
+        super().__init__(model, config)
+        self._masking = MaskedViews(model, config)
 
     def passes(self) -> tuple[float, float]:
         views = super().passes()[1] * len(self.config.mask_ratios)
         return views + 1, views
 
-    def loss(self, images: Tensor, targets: Targets) -> Loss:
-        views = self._views(images)[0]
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        logits, scores, embedded = self._masking.first_view(images)
+        masked = [self._masking.view(embedded, kept) for kept in self._masking.masks(scores)]
+        views = center(torch.stack([logits, *masked]))
         return views, rem_loss(views, self.config.ranking_weight), len(images)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import RemttaError
-from remtta.guard.observed import ObservedMethod
-from remtta.guard.observer import Answers
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
+from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.prediction import Prediction
 from remtta.runs.states import load_whole, other_version
 from remtta.streams.batches import Batch
 
@@ -48,14 +48,14 @@ class BatchResult:
 
     batch: Batch
     # Predictions of the K readable frames, from before the update; their logits are finite, on the CPU.
-    answers: Answers
+    prediction: Prediction
     update: int  # number of updates since the last reset at the time of the prediction
     counts_before: tuple[int, int]  # `frames_in_delta` and `frames_since_reset` before the batch
     adapted: bool = False  # whether the batch led to an update
-    called: bool = False  # whether the method was called on the batch, and has its views in `last_views`
+    learned: bool = False  # whether `learn` was called; then the views are in the method's `last_views`
     # Reasons why readable frames were excluded from learning, by frame index.
     excluded: Mapping[int, str] = field(default_factory=dict)
-    answer_seconds: float = 0.0  # time until the predictions are there; includes the update, unless that comes later
+    prediction_seconds: float = 0.0  # until the predictions are there; includes the update without `latency`
     seconds: float = 0.0  # duration of the batch, including the update
 
     @property
@@ -65,7 +65,7 @@ class BatchResult:
 
 
 Snapshot = tuple[Counts, Mapping[str, Tensor]]
-"""Everything needed to resume a session from the end of a batch: its counts, and the adapter's state."""
+"""Everything needed to resume a loop from the end of a batch: its counts, and the pipeline's state."""
 
 
 class LearningPolicy:
@@ -79,199 +79,213 @@ class LearningPolicy:
         """Store what later decisions need; until this is called, a stop may undo the batch."""
 
 
-class Listener:
-    """Receives the result of each batch. A stop may come before `finished` only if predictions come before the update.
-    Every hook has a default.
+class LoopCallback:
+    """Receives the result of each batch. A stop may come before `on_batch_end` only if predictions come before the
+    update. Every hook has a default.
     """
 
-    def answered(self, result: BatchResult) -> None:
+    def on_prediction(self, result: BatchResult) -> None:
         """Write the predictions, which are counted once this returns."""
 
-    def finished(self, result: BatchResult) -> None:
+    def on_batch_end(self, result: BatchResult) -> None:
         """Write the rest; everything is counted."""
 
     def deliver(self, result: BatchResult) -> None:
-        """Send the predictions to readers, at the end; with early answers, before anything is learned."""
+        """Send the predictions to readers, at the end; with `latency`, before anything is learned."""
+
+
+def run_directly(work: Callable[[], None]) -> None:
+    """Call `work`, which uses the model, at once: the model is not shared."""
+    work()
 
 
 class AdaptationLoop:
-    """Predicts and learns from batches with an adapter, and notifies a listener.
+    """Predicts batches and learns from them with a pipeline, and notifies a callback.
 
-    A fast batch is finished before a stop. Before a slow one, the state to be saved on a stop is kept.
+    On a stop, a batch that takes under 2 s is completed; of a slower one, the state from before is saved.
 
     Args:
         counts: New counts, or those of a run to resume.
         reset_every: Restore the source weights after this many learned frames; None for never.
         adapt_for: Only predict after this many frames; None for never.
-        answer_early: Pass predictions to the listener before the update begins.
-        keeps: Keep that state before fast batches, too: after a failure, frames of a live source do not come again.
+        latency: Pass predictions to the callback before the update begins.
+        keeps_state: Keep that state before fast batches, too: after a failure, frames of a live source do not come
+            again.
+        exclusively: Calls a function that uses the model, while nothing else uses it.
     """
 
     def __init__(
         self,
-        adapter: ObservedMethod,
+        pipeline: Pipeline,
         card: ModelCard,
         counts: Counts,
         *,
         policy: LearningPolicy,
-        listener: Listener,
+        callback: LoopCallback,
         interrupts: Interrupts,
         reset_every: int | None = None,
         adapt_for: int | None = None,
-        answer_early: bool = False,
-        keeps: bool = False,
+        latency: bool = False,
+        keeps_state: bool = False,
+        exclusively: Callable[[Callable[[], None]], None] = run_directly,
     ) -> None:
-        self.adapter, self.counts, self._card = adapter, counts, card
-        self._policy, self._listener, self._interrupts = policy, listener, interrupts
-        self._reset_every, self._adapt_for, self._answer_early = reset_every, adapt_for, answer_early
+        self.pipeline, self.counts, self._card = pipeline, counts, card
+        self._policy, self._callback, self._interrupts = policy, callback, interrupts
+        self._reset_every, self._adapt_for, self._latency = reset_every, adapt_for, latency
+        self._keeps_state, self._exclusively = keeps_state, exclusively
         self.quick = False  # whether the last batch was fast enough for a stop to wait for another
-        self._keeps = keeps
         self._busy = False  # whether a batch is in progress
         self._before: Snapshot | None = None  # the end of the last finished batch, if it was kept
-        self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the session's
+        self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the loop's
         self._early_seconds = 0.0  # spent on early predictions of the next batch's frames
-        self.committed: Committed = adapter.method.committed  # as of the last finished batch
+        self.committed: Committed = pipeline.committed  # as of the last finished batch
 
     def run(self, batches: Iterable[Batch]) -> None:
         """Process batches; raise Stopped on a signal (save `snapshot` then), RemttaError if outputs are not finite."""
         for batch in batches:
-            self.adapter.in_turn(partial(self._predict_early if batch.early else self._process, batch))
+            self._exclusively(partial(self._predict_early if batch.early else self._process, batch))
+
+    def _process(self, batch: Batch) -> None:
+        """Predict a batch, and learn from it."""
+        with contextlib.ExitStack() as stack:
+            if self.quick:
+                stack.enter_context(self._interrupts.held())
+            if (self._keeps_state or not self.quick) and self.pipeline.method.norms_only:  # do not hold gigabytes twice
+                self._before = self._counts_before or replace(self.counts), self.pipeline.state_dict()
+            started, self._busy = time.monotonic(), True
+            result = self._predict(batch)
+            if self._latency:
+                with self._interrupts.held():
+                    self._write(result)
+                    self._callback.deliver(result)
+                # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
+            result = self._learn(result, started)
+            with self._interrupts.held():
+                if not self._latency:
+                    self._write(result)
+                self._finish(result)
+                if not self._latency:
+                    self._callback.deliver(result)
 
     def _predict_early(self, batch: Batch) -> None:
         """Predict and report frames; their rows say whether they will be learned from with the rest of their batch."""
         with self._interrupts.held():
             self._counts_before = self._counts_before or replace(self.counts)
-            result = replace(self._answer(replace(batch, learn=False)), batch=batch, adapted=self.adapter.learns)
+            result = replace(self._predict(replace(batch, learn=False)), batch=batch, adapted=self.pipeline.learns)
             self._early_seconds += result.seconds
             self._write(result)
-            self._listener.deliver(result)
+            self._callback.deliver(result)
 
-    def resume_from(self, path: Path, state: Mapping[str, Tensor]) -> None:
-        """Resume from the state in a file, before the first batch; raise UsageError if it is not this session's."""
-        if state:
-            try:
-                self.adapter.in_turn(partial(load_whole, state, self.adapter))
-            except ValueError as error:
-                raise other_version(path) from error
-            self.committed = self.adapter.method.committed
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
-        return self._before if self._busy else (self._counts_before or self.counts, self.adapter.state())
-
-    def restart(self) -> None:
-        """Restore the source weights for an independent stream, between two batches."""
-        self.adapter.restart()
-        self.committed = self.adapter.method.committed
-        self.counts.frames_in_delta = self.counts.frames_since_reset = 0
-
-    def _process(self, batch: Batch) -> None:
-        """Predict and learn from a batch. A stop waits for a fast one; before a slow one, the state is kept for it."""
-        with contextlib.ExitStack() as stack:
-            if self.quick:
-                stack.enter_context(self._interrupts.held())
-            if (self._keeps or not self.quick) and self.adapter.method.norms_only:  # do not hold gigabytes twice
-                self._before = self._counts_before or replace(self.counts), self.adapter.state()
-            started, self._busy = time.monotonic(), True
-            result = self._answer(batch)
-            if self._answer_early:
-                with self._interrupts.held():
-                    self._write(result)
-                    self._listener.deliver(result)
-                # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
-                self.adapter.learn()
-            seconds = time.monotonic() - started
-            self.quick = seconds < PATIENCE_S
-            seconds, self._early_seconds = seconds + self._early_seconds, 0.0
-            update, after = result.update, self.adapter.method.num_updates
-            adapted = after > update or 0 < after < update  # some methods reset themselves
-            result = replace(result, adapted=adapted, seconds=seconds)
-            with self._interrupts.held():
-                if not self._answer_early:
-                    self._write(result)
-                self._finish(result, after - update)
-                if not self._answer_early:
-                    self._listener.deliver(result)
-
-    def _answer(self, batch: Batch) -> BatchResult:
-        """Return the predictions of a batch, and update unless that comes later."""
-        counts_before = self._prepare(batch)
-        method, frames = self.adapter.method, batch.readable
-        update = method.num_updates
+    def _predict(self, batch: Batch) -> BatchResult:
+        """Return the predictions of a batch."""
+        counts_before, frames = self._prepare(batch), batch.readable
+        update = self.pipeline.method.num_updates
         if not frames:
-            return BatchResult(batch, Answers(method), update, counts_before)
+            return BatchResult(batch, Prediction(), update, counts_before)
         images = torch.stack([frame.image for frame in frames if frame.image is not None])
         pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
-        fit, excluded, left_out = self._exclusions(batch, pixels)
-        learns = bool(fit.any()) and not left_out and not self.adapter.retired
-        labels = None if batch.labels is None else batch.labels.to(self._card.device)
+        learnable, excluded, skipped = self._exclusions(batch, pixels)
         started = time.monotonic()
-        answers = self.adapter.predict(
-            pixels, fit, labels, left_out=left_out, later=self._answer_early, early=batch.early
+        prediction = self.pipeline.predict(
+            pixels, learnable, update=not skipped, latency=self._latency, early=batch.early
         )
-        answers.logits = answers.logits.cpu()
-        if not torch.isfinite(answers.logits).all():
+        prediction.logits = prediction.logits.cpu()
+        if not torch.isfinite(prediction.logits).all():
             # Neither state nor weights are worth keeping; busy, so that `snapshot` gives none.
             self._before, self._busy, self.committed = None, True, ({}, 0)
             raise RemttaError(
                 f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
                 "use a lower --lr, or check the checkpoint"
             )
-        seconds = time.monotonic() - started
+        seconds, learned = time.monotonic() - started, bool(prediction.learned.any())
         return BatchResult(
             batch,
-            answers,
+            prediction,
             update,
             counts_before,
-            adapted=learns,  # assumed, if the update comes later
-            called=learns,
+            adapted=learned,  # assumed, until it is learned from
+            learned=learned,
             excluded=excluded,
-            answer_seconds=seconds,
+            prediction_seconds=seconds,
             seconds=seconds,
         )
+
+    def _learn(self, result: BatchResult, started: float) -> BatchResult:
+        """Update by a predicted batch, if it is to be learned from; return the result with what came of it."""
+        learning = time.monotonic()
+        labels = result.batch.labels
+        self.pipeline.learn(None if labels is None else labels.to(self._card.device))
+        now = time.monotonic()
+        self.quick = now - started < PATIENCE_S
+        predicted = result.prediction_seconds + (0.0 if self._latency else now - learning)
+        seconds, self._early_seconds = now - started + self._early_seconds, 0.0
+        before, after = result.update, self.pipeline.method.num_updates
+        adapted = after > before or 0 < after < before  # some methods reset themselves
+        return replace(result, adapted=adapted, prediction_seconds=predicted, seconds=seconds)
 
     def _prepare(self, batch: Batch) -> tuple[int, int]:
         """Freeze or reset the weights if it is time to; return `frames_in_delta` and `frames_since_reset`."""
         before = self._counts_before or self.counts  # without frames of this batch that were predicted early
         if self._adapt_for is not None and before.frames >= self._adapt_for:
-            self.adapter.frozen = True
-        episodic = self.adapter.method.objective.config.episodic
+            self.pipeline.frozen = True
         due = self._reset_every is not None and self.counts.frames_since_reset >= self._reset_every
-        if batch.readable and (episodic or (due and batch.learn and not self.adapter.frozen)):
-            self.adapter.reset()
+        due = due and batch.learn and not self.pipeline.frozen
+        if batch.readable and (self.pipeline.method.config.episodic or due):
+            self.pipeline.reset()
             return 0, 0
         return self.counts.frames_in_delta, self.counts.frames_since_reset
 
     def _exclusions(self, batch: Batch, pixels: Tensor) -> tuple[Tensor, Mapping[int, str], bool]:
-        """Return which readable frames are fit (K,), the reasons of those excluded, and whether the whole batch is."""
+        """Return which readable frames are learnable (K,), why others are not, and whether the batch is skipped."""
         frames = batch.readable
-        learn = batch.learn and self.adapter.method.adapts and not self.adapter.frozen
+        learn = batch.learn and self.pipeline.method.adapts and not self.pipeline.frozen
         excluded = self._policy.excluded(batch, pixels) if learn else {}
-        fit = torch.tensor([learn and excluded.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
-        why = OUT_OF_TIME if OUT_OF_TIME in excluded.values() else self.adapter.left_out(fit)
-        return fit, {**{frame.index: why for frame in frames if why}, **excluded}, why is not None
+        learnable = torch.tensor([learn and excluded.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
+        reason = OUT_OF_TIME if OUT_OF_TIME in excluded.values() else self.pipeline.skip_reason(learnable)
+        return learnable, {**{frame.index: reason for frame in frames if reason}, **excluded}, reason is not None
 
     def _write(self, result: BatchResult) -> None:
-        self._listener.answered(result)
-        unreported = result.batch.unreported
+        self._callback.on_prediction(result)
+        unreported, prediction = result.batch.unreported, result.prediction
         num_readable = sum(frame.image is not None for frame in unreported)
         self.counts.frames += len(unreported)
         self.counts.skipped += len(unreported) - num_readable
-        self.counts.by_source += num_readable * (result.answers.weight == 0)
-        self.counts.by_both += num_readable * (0 < result.answers.weight < 1)
-        self.counts.smoothed += sum(result.answers.smoothed[result.batch.num_reported_readable :])
+        self.counts.by_source += num_readable * (prediction.weight == 0)
+        self.counts.by_both += num_readable * (0 < prediction.weight < 1)
+        self.counts.smoothed += sum(prediction.smoothed[result.batch.num_reported_readable :])
 
-    def _finish(self, result: BatchResult, made: int) -> None:
-        """Count a batch after which there are `made` more updates since the last reset, fewer if there was one."""
-        counts = self.counts
+    def _finish(self, result: BatchResult) -> None:
+        """Count a batch."""
+        counts, made = self.counts, self.pipeline.method.num_updates - result.update  # fewer after a reset
         counts.frames_in_delta, counts.frames_since_reset = (
-            result.num_learned + (made >= 0) * each for each in result.counts_before
+            result.num_learned + (made >= 0) * count for count in result.counts_before
         )
-        undone = made < 0 or (made == 0 and result.answers.undone)  # by the guard, or by the method's own reset
-        counts.updates += int(result.called) if undone else made
+        if not result.prediction.harmful:
+            counts.updates += made if made >= 0 else int(result.learned)
         counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
-        self.committed = self.adapter.method.committed
+        self.committed = self.pipeline.committed
         self._busy, self._before, self._counts_before = False, None, None
-        self._listener.finished(result)
+        self._callback.on_batch_end(result)
+
+    # Between two batches.
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
+        return self._before if self._busy else (self._counts_before or self.counts, self.pipeline.state_dict())
+
+    def resume_from(self, path: Path, state: Mapping[str, Tensor]) -> None:
+        """Resume from the state in a file, before the first batch; raise UsageError if it is not this loop's."""
+        if state:
+            try:
+                self._exclusively(partial(load_whole, state, self.pipeline))
+            except ValueError as error:
+                raise other_version(path) from error
+            self.committed = self.pipeline.committed
+
+    def start_new_stream(self) -> None:
+        """Restore the source weights for an independent stream."""
+        self.pipeline.start_new_stream()
+        self.committed = self.pipeline.committed
+        self.counts.frames_in_delta = self.counts.frames_since_reset = 0

@@ -7,7 +7,7 @@ import math
 import platform
 import sys
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,18 +19,18 @@ from remtta._version import __version__
 from remtta.deltas.delta import Delta
 from remtta.errors import without_password
 from remtta.files import write_json
-from remtta.guard.accuracy import Estimator
-from remtta.guard.observed import ObservedMethod
-from remtta.guard.smoothing import Smoother
 from remtta.machine import processor_name
 from remtta.methods.settings import MethodConfig
 from remtta.models.card import ModelCard
 from remtta.models.hashing import json_sha256
 from remtta.models.weights import Committed
 from remtta.options import RunOptions
+from remtta.pipeline.accuracy import Estimator
+from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import Latencies
 from remtta.runs.folder import RECORD
-from remtta.runs.loop import Counts
+from remtta.runs.loop import Counts, run_directly
 from remtta.runs.summary import RunSummary
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
@@ -44,28 +44,33 @@ class RunContext:
     """The inputs of a run of `adapt`, fixed before its first frame."""
 
     card: ModelCard
-    adapter: ObservedMethod  # the method on that model, with its observers
+    pipeline: Pipeline  # of that model
     method: str
-    config: MethodConfig
     options: RunOptions
     stream: Stream  # source of the frames
     start: Delta | None = None  # the delta from which it starts, if any
-    learned: Mapping[str, Any] | None = None  # source statistics used by the method, for the record
     memory: Budget | None = None  # decoding budget, if shared with other runs
     earlier: Mapping[str, Any] | None = None  # the record of the run that it resumes, if any
+    # Calls a function that uses the model, while nothing else uses it.
+    exclusively: Callable[[Callable[[], None]], None] = run_directly
+
+    @property
+    def config(self) -> MethodConfig:
+        """The method's settings."""
+        return self.pipeline.method.config
 
     @property
     def last_bytes(self) -> int:
         """Approximate size of the files that a run writes last."""
         delta, state = (
             sum(tensor.nbytes for tensor in tensors.values())
-            for tensors in (self.adapter.method.committed[0], self.adapter.state())
+            for tensors in (self.pipeline.committed[0], self.pipeline.state_dict())
         )
         # The optimizer's state appears with its first step, with up to two more values per weight; the guard's grows
         # with its frames.
         room = delta + state + 2 * delta + 3 * _HEADER_BYTES
-        if self.adapter.guard:
-            room += self.adapter.guard.max_bytes(self.card.num_classes)
+        if self.pipeline.guard:
+            room += self.pipeline.guard.max_bytes(self.card.num_classes)
         return min(room, _MAX_BYTES)
 
 
@@ -90,14 +95,14 @@ def delta_of(
 class RunManifest:
     """Writes `run.json`."""
 
-    def __init__(self, plan: RunContext, summary: RunSummary) -> None:
-        self._plan, self._summary = plan, summary
+    def __init__(self, context: RunContext, summary: RunSummary) -> None:
+        self._context, self._summary = context, summary
         self.run = uuid.uuid4().hex  # unique name, kept when the run resumes
         self.started = datetime.now(UTC).isoformat(timespec="seconds")  # when the run began
         self.latencies = Latencies()  # of predictions
         self.steps = Latencies()  # of batches, including their updates
         self.reads, self.decodes = Latencies(), Latencies()  # of frames; preprocessing counts as decoding
-        self._environment = environment(plan.card.device)
+        self._environment = environment(context.card.device)
 
     def resume_from(self, earlier: Mapping[str, Any]) -> None:
         """Continue an earlier run's record, from the summary's place."""
@@ -105,20 +110,20 @@ class RunManifest:
         self.run = earlier.get("run") or self.run
         self.started = timing.get("started", self.started)
         self.latencies.before = timing.get("latency_ms")
-        if live := self._plan.stream.live_source:
+        if live := self._context.stream.live_source:
             live.backlog.dropped += self._summary.place.dropped
 
     @property
     def num_dropped(self) -> int:
         """Number of frames dropped for newer ones, in all parts of the run."""
-        live = self._plan.stream.live_source
+        live = self._context.stream.live_source
         return live.backlog.dropped if live else 0
 
     @property
     def live_counts(self) -> dict[str, int]:
         """The counts that only live sources have."""
         place = self._summary.place
-        return {"dropped": place.dropped, "gaps": place.gaps} if self._plan.stream.live else {}
+        return {"dropped": place.dropped, "gaps": place.gaps} if self._context.stream.live else {}
 
     def write(self) -> None:
         """Replace the file."""
@@ -126,8 +131,8 @@ class RunManifest:
 
     def content(self) -> dict[str, Any]:
         """Return the content of the file for the run so far."""
-        plan, summary, place = self._plan, self._summary, self._summary.place
-        live = plan.stream.live_source
+        context, summary, place = self._context, self._summary, self._summary.place
+        live = context.stream.live_source
         return {
             "run": self.run,
             "exit_reason": summary.exit_reason,
@@ -138,7 +143,7 @@ class RunManifest:
                 "skipped": summary.num_skipped,
                 "updates": summary.num_updates,
                 "not_adapted": place.not_adapted,
-                **({"smoothed": place.smoothed} if plan.adapter.find(Smoother) else {}),
+                **({"smoothed": place.smoothed} if context.pipeline.find(Smoother) else {}),
                 **self.live_counts,
             },
             "timing": {
@@ -148,39 +153,41 @@ class RunManifest:
                 "latency_ms": self.latencies.percentiles_ms(),  # of batches, since the run began or resumed
             },
             "source": {
-                "name": plan.stream.name,
-                "kind": plan.stream.kind,
-                "num_frames": plan.stream.num_frames,
-                **{name: getattr(plan.stream.options, name) for name in ("limit", "frame_stride", "sort")},
-                **({"left_out": dict(plan.stream.left_out)} if plan.stream.left_out else {}),
+                "name": context.stream.name,
+                "kind": context.stream.kind,
+                "num_frames": context.stream.num_frames,
+                **{name: getattr(context.stream.options, name) for name in ("limit", "frame_stride", "sort")},
+                **({"left_out": dict(context.stream.left_out)} if context.stream.left_out else {}),
                 **({"live": dataclasses.asdict(live.options)} if live else {}),
             },
             "model": {
-                **plan.card.origin,
-                "num_classes": plan.card.num_classes,
-                "base_sha256": plan.card.sha256,
-                "labels_sha256": json_sha256(plan.card.labels),
-                "start_delta": None if plan.start is None else plan.start.origin,
+                **context.card.origin,
+                "num_classes": context.card.num_classes,
+                "base_sha256": context.card.sha256,
+                "labels_sha256": json_sha256(context.card.labels),
+                "start_delta": None if context.start is None else context.start.origin,
             },
-            "preprocessing": plan.card.preprocessing.as_dict(),
-            "method": {"name": plan.method, **plan.config.used(), "batch_size": plan.options.batch_size},
-            "source_statistics": plan.learned,
-            "guard": guard_record(plan.adapter, place),
-            "accuracy": estimator.record() if (estimator := plan.adapter.find(Estimator)) else None,
-            "options": {key: value for key, value in dataclasses.asdict(plan.options).items() if key != "batch_size"},
-            "adapted": list(plan.adapter.method.adapted_names),
+            "preprocessing": context.card.preprocessing.as_dict(),
+            "method": {"name": context.method, **context.config.used(), "batch_size": context.options.batch_size},
+            "source_statistics": context.pipeline.source_record,
+            "guard": guard_record(context.pipeline, place),
+            "accuracy": estimator.record() if (estimator := context.pipeline.find(Estimator)) else None,
+            "options": {
+                key: value for key, value in dataclasses.asdict(context.options).items() if key != "batch_size"
+            },
+            "adapted": list(context.pipeline.method.model.weights.parameters),
             "environment": self._environment,
         }
 
 
-def guard_record(adapter: ObservedMethod, counts: Counts) -> dict[str, Any] | None:
+def guard_record(pipeline: Pipeline, counts: Counts) -> dict[str, Any] | None:
     """Return the guard's part of a record, or None without a guard."""
-    if adapter.guard is None:
+    if pipeline.guard is None:
         return None
     answered = {"answered_by_source": counts.by_source, "answered_by_both": counts.by_both}
-    lead = adapter.guard.judge.now.lead
+    lead = pipeline.guard.detector.status.lead
     known = {"lead": round(lead, 4)} if math.isfinite(lead) else {}
-    return {"alarms": adapter.total_alarms, "retired": adapter.retired, **known, **answered}
+    return {"alarms": pipeline.total_alarms, "retired": pipeline.retired, **known, **answered}
 
 
 def environment(device: torch.device) -> dict[str, Any]:

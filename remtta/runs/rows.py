@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 
 from torch import Tensor
 
-from remtta.guard.observer import Answers
 from remtta.methods.losses import entropy
+from remtta.pipeline.prediction import Prediction
 from remtta.runs.loop import BatchResult
 from remtta.runs.reading import Row
 
@@ -53,13 +53,13 @@ class RowFormat:
 
 def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
     """Return a row per frame whose prediction was not reported early, in order, and one per gap before a frame."""
-    answers, start = result.answers, result.batch.num_reported_readable
+    prediction, start = result.prediction, result.batch.num_reported_readable
     common: Row = {"update": result.update, "adapted": result.adapted}
-    if answers.weight == 0:
+    if prediction.weight == 0:
         common |= {"update": 0, "answered_by": "source"}
-    elif answers.weight < 1:
-        common |= {"answered_by": "both", "weight": round(answers.weight, 6)}
-    predictions = zip(form.rows(answers.logits[start:]), _others(answers, form)[start:], strict=True)
+    elif prediction.weight < 1:
+        common |= {"answered_by": "both", "weight": round(prediction.weight, 6)}
+    predictions = zip(form.rows(prediction.logits[start:]), _others(prediction, form)[start:], strict=True)
     rows: list[Row] = []
     for frame in result.batch.unreported:
         read_at = {} if frame.read_at is None else {"time": frame.read_at}
@@ -76,21 +76,21 @@ def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
             if reason := result.excluded.get(frame.index):
                 row |= {"adapted": False, "not_adapted": reason}
             row |= {"early": True} if result.batch.early else {}
-            row |= {"estimate": dict(answers.estimates)} if answers.estimates else {}
+            row |= {"estimate": dict(prediction.estimates)} if prediction.estimates else {}
         rows.append(row)
     return rows
 
 
-def _others(answers: Answers, form: RowFormat) -> list[Row]:
+def _others(prediction: Prediction, form: RowFormat) -> list[Row]:
     """Return each model's prediction where they differ, and the unsmoothed one where smoothing changed it."""
-    others: list[Row] = [{} for _ in answers.logits]
-    if answers.adapted is not None and answers.source is not None:
-        both = form.short(answers.adapted.cpu()), form.short(answers.source.cpu())
+    others: list[Row] = [{} for _ in prediction.logits]
+    if prediction.adapted is not None and prediction.source is not None:
+        both = form.short(prediction.adapted.cpu()), form.short(prediction.source.cpu())
         for other, adapted, source in zip(others, *both, strict=True):
             if adapted["class"] != source["class"]:
                 other["each"] = {"adapted": adapted, "source": source}
-    if answers.raw is not None:
-        for other, raw, smoothed in zip(others, form.short(answers.raw), answers.smoothed, strict=True):
+    if prediction.unsmoothed is not None:
+        for other, raw, smoothed in zip(others, form.short(prediction.unsmoothed), prediction.smoothed, strict=True):
             if smoothed:
                 other["raw"] = raw
     return others

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, StreamError, UsageError, counted
-from remtta.guard.accuracy import WINDOW
-from remtta.guard.smoothing import Smoother
+from remtta.pipeline.accuracy import WINDOW
+from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import LearnableFrames, TimeBudget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.loop import AdaptationLoop
@@ -41,7 +41,7 @@ class Run:
 
     def __init__(
         self,
-        plan: RunContext,
+        context: RunContext,
         folder: Path,
         *,
         pipe: BinaryIO | None = None,
@@ -49,40 +49,41 @@ class Run:
         viewers: Sequence[Viewer] = (),
         interrupts: Interrupts,
     ) -> None:
-        options = plan.options
-        self.plan, self._interrupts, self._echoes = plan, interrupts, pipe is not None
+        options = context.options
+        self.context, self._interrupts, self._echoes = context, interrupts, pipe is not None
         self._on_batch = on_batch or (lambda summary: None)
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
-        place = RunProgress(frames_in_delta=plan.start.frames if plan.start else 0)
-        self.summary = RunSummary(folder, place, smooths=plan.adapter.find(Smoother) is not None)
-        self.record = RunManifest(plan, self.summary)
-        self._scribe = RunWriter(plan, self.summary, self.record, interrupts=interrupts, pipe=pipe, viewers=viewers)
-        self._session = AdaptationLoop(
-            plan.adapter,
-            plan.card,
+        place = RunProgress(frames_in_delta=context.start.frames if context.start else 0)
+        self.summary = RunSummary(folder, place, smooths=context.pipeline.find(Smoother) is not None)
+        self.record = RunManifest(context, self.summary)
+        self._writer = RunWriter(context, self.summary, self.record, interrupts=interrupts, pipe=pipe, viewers=viewers)
+        self._loop = AdaptationLoop(
+            context.pipeline,
+            context.card,
             place,
             policy=LearnableFrames(place, TimeBudget(options.max_ms, options.realtime)),
-            listener=self._scribe,
+            callback=self._writer,
             interrupts=interrupts,
             reset_every=options.reset_every,
             adapt_for=options.adapt_for,
-            answer_early=options.latency,
-            keeps=plan.stream.live,
+            latency=options.latency,
+            keeps_state=context.stream.live,
+            exclusively=context.exclusively,
         )
-        self._stream_batches = Batches(plan.stream.live_source, options, plan.card.preprocessing, plan.memory)
-        self._saver = Saver(plan, self.summary, self.record, self._session)
+        self._stream_batches = Batches(context.stream.live_source, options, context.card.preprocessing, context.memory)
+        self._saver = Saver(context, self.summary, self.record, self._loop)
 
     def execute(self) -> RunSummary:
         """Run over the stream; raise RemttaError if anything but a signal, a closed pipe or the guard ends it early."""
-        summary, stream = self.summary, self.plan.stream
+        summary, stream = self.summary, self.context.stream
         begun = refused = False
-        self._scribe.started = time.monotonic()
+        self._writer.started = time.monotonic()
         try:
             with self._interrupts.held():
                 self._resume()
             self._stop_if_ended()
             row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.place.frames else None
-            unsaved, transform = self._scribe.expected_rows(), self.plan.card.preprocessing.transform()
+            unsaved, transform = self._writer.expected_rows(), self.context.card.preprocessing.transform()
             unseen = unseen_frames(stream, summary.place, row, unsaved, transform)
             decoded = self._stream_batches.decoded(unseen, first=summary.place.frames, wait=self._wait)
             with contextlib.closing(decoded) as frames, contextlib.closing(stream):
@@ -95,11 +96,11 @@ class Run:
                 with self._interrupts.held():  # a half-claimed folder could not be finished
                     self._begin(first)
                     begun = True
-                self._session.run(self._batches(itertools.chain([first] if first else [], frames)))
+                self._loop.run(self._batches(itertools.chain([first] if first else [], frames)))
             if summary.num_predicted == 0:
                 raise StreamError(f"{stream.name}: no readable frame ({summary.num_frames} failed; see {PREDICTIONS})")
             summary.exit_reason = "completed"
-            if self.plan.options.expire_below is not None and summary.num_predicted < WINDOW:
+            if self.context.options.expire_below is not None and summary.num_predicted < WINDOW:
                 text = "--expire-below needs %d frames; with %d, accuracy was not checked"
                 _log.warning(text, WINDOW, summary.num_predicted)
         except (Stopped, ReaderGone, GuardStop) as end:
@@ -110,7 +111,7 @@ class Run:
             refused = isinstance(error, UsageError) and not begun  # keep the files of an earlier run
             if isinstance(error, StreamError) and stream.live:
                 with self._interrupts.held(), contextlib.suppress(OutputError):  # report the first error
-                    self._scribe.write_event(summary.num_frames, {"event": "lost", "reason": str(error)})
+                    self._writer.write_event(summary.num_frames, {"event": "lost", "reason": str(error)})
             raise
         finally:
             with self._interrupts.finishing():
@@ -119,20 +120,20 @@ class Run:
 
     def _resume(self) -> None:
         """Resume the run in the folder, if requested and there is one."""
-        folder, earlier = self._folder.path, self.plan.earlier
+        folder, earlier = self._folder.path, self.context.earlier
         if earlier is None:
             return
         self._folder.lock()
         check_same_run(earlier, self.record.content())
         earlier_place, state = load_position(folder / STATE, RunProgress)
         place = self.summary.place
-        vars(place).update(vars(earlier_place))  # also the session's and the policy's
-        self._session.resume_from(folder / STATE, state)
-        self.summary.num_alarms = self.plan.adapter.total_alarms
+        vars(place).update(vars(earlier_place))  # also the loop's and the policy's
+        self._loop.resume_from(folder / STATE, state)
+        self.summary.num_alarms = self.context.pipeline.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.resume_from(earlier)
-        self._scribe.resume()
-        self._folder.reserve_space(self.plan.last_bytes)
+        self._writer.resume()
+        self._folder.reserve_space(self.context.last_bytes)
         _log.info(
             "resuming %s after %s and %s", folder, counted(place.frames, "frame"), counted(place.updates, "update")
         )
@@ -140,21 +141,21 @@ class Run:
             _log.info("earlier rows are not sent again; %s has them all", folder / PREDICTIONS)
 
     def _claim(self) -> None:
-        if not self._scribe.begun:
+        if not self._writer.begun:
             self._folder.claim()
-            self._scribe.begin()
-            self._folder.reserve_space(self.plan.last_bytes)
+            self._writer.begin()
+            self._folder.reserve_space(self.context.last_bytes)
 
     def _begin(self, first: DecodedFrame | None) -> None:
         self._claim()
         self.record.write()
         if first and first.read_at and self.summary.num_resumed:
-            self._scribe.write_event(first.index, {"event": "resumed"})
+            self._writer.write_event(first.index, {"event": "resumed"})
 
     def _wait(self) -> None:
         """Save what is due while no frame is ready; raise Stopped on a signal."""
         self._interrupts.check()
-        if self._scribe.begun:
+        if self._writer.begun:
             with self._interrupts.held():
                 self._saver.while_waiting()
 
@@ -168,36 +169,36 @@ class Run:
                 self._saver.after_batch()
             self._stop_if_ended()
             broken = next((frame for frame in batch.frames if frame.error), None)
-            if broken and self.plan.options.on_error == "stop":
+            if broken and self.context.options.on_error == "stop":
                 raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip continues)")
             self._on_batch(self.summary)
 
     def _write_last_record(self) -> None:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
-        self.summary.place = replace(self.summary.place)  # the session's own counts stay unchanged
-        self.summary.count_unsaved(self._scribe.expected_rows())
+        self.summary.place = replace(self.summary.place)  # the loop's own counts stay unchanged
+        self.summary.count_unsaved(self._writer.expected_rows())
         self.summary.place.dropped = self.record.num_dropped
         self.record.write()
 
     def _predict_waiting(self) -> None:
         """Predict frames still waiting for a full batch, if the model is fast enough for a stop to wait."""
         early = self._stream_batches.waiting()
-        if early.frames and self.summary.signum is not None and self._scribe.begun and self._session.quick:
+        if early.frames and self.summary.signum is not None and self._writer.begun and self._loop.quick:
             with self._interrupts.finishing(), contextlib.suppress(ReaderGone, Stopped):
-                self._session.run([early])
+                self._loop.run([early])
 
     def _stop_if_ended(self) -> None:
-        guard = self.plan.adapter.guard
-        if guard is not None and guard.judge.now.retired and guard.options.action == "stop":
+        guard = self.context.pipeline.guard
+        if guard is not None and guard.retired and guard.options.action == "stop":
             raise GuardStop
 
     def _close(self, *, refused: bool) -> None:
-        self.summary.place.seconds = time.monotonic() - self._scribe.started
+        self.summary.place.seconds = time.monotonic() - self._writer.started
         with contextlib.ExitStack() as last:
             last.callback(self._folder.release)
-            last.callback(self._scribe.close)
+            last.callback(self._writer.close)
             records = self.summary.signum is not None and not (self._folder.path / RECORD).exists()  # no earlier run
-            if refused or not (self._scribe.begun or records):
+            if refused or not (self._writer.begun or records):
                 return
             self._claim()
             self._folder.free_space()

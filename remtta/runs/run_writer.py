@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import counted
-from remtta.guard.judge import log_event
 from remtta.methods.losses import entropy
+from remtta.pipeline.harm import log_event
 from remtta.runs.folder import EVENTS, PREDICTIONS
-from remtta.runs.loop import BatchResult, Listener
+from remtta.runs.loop import BatchResult, LoopCallback
 from remtta.runs.manifest import RunContext, RunManifest
 from remtta.runs.reading import Row
 from remtta.runs.rows import RowFormat, prediction_rows
@@ -41,8 +41,8 @@ class View:
 Viewer = Callable[[View], None]
 
 
-class RunWriter(Listener):
-    """Listens to a run's session: writes rows and events, synced to disk before anything else happens, and counts.
+class RunWriter(LoopCallback):
+    """Writes a run's rows and events, synced to disk before anything else happens, and counts.
 
     Args:
         interrupts: Ends the wait for a blocked reader.
@@ -52,7 +52,7 @@ class RunWriter(Listener):
 
     def __init__(
         self,
-        plan: RunContext,
+        context: RunContext,
         summary: RunSummary,
         record: RunManifest,
         *,
@@ -60,9 +60,9 @@ class RunWriter(Listener):
         pipe: BinaryIO | None,
         viewers: Sequence[Viewer],
     ) -> None:
-        self._plan, self._record = plan, record
+        self._context, self._record = context, record
         self._interrupts, self._pipe, self._viewers = interrupts, pipe, viewers
-        self._form = RowFormat(plan.card.labels, topk=plan.options.topk, logits=plan.options.logits)
+        self._form = RowFormat(context.card.labels, topk=context.options.topk, logits=context.options.logits)
         self._rows: RowWriter | None = None
         self._events: RowWriter | None = None
         self._written: list[Row] = []
@@ -77,8 +77,8 @@ class RunWriter(Listener):
     @property
     def _eventful(self) -> bool:
         """True if events are possible."""
-        guard, options = self._plan.adapter.guard, self._plan.options
-        return self._plan.stream.live or options.expire_below is not None or (guard is not None and guard.watches)
+        guard, options = self._context.pipeline.guard, self._context.options
+        return self._context.stream.live or options.expire_below is not None or (guard is not None and guard.watches)
 
     def begin(self) -> None:
         """Create new files."""
@@ -90,7 +90,7 @@ class RunWriter(Listener):
         """Open the files of an earlier run whose state was saved at the summary's place, and go on from there; raise
         UsageError if lines are missing or damaged.
         """
-        live, place = self._plan.stream.live, self.summary.place
+        live, place = self._context.stream.live, self.summary.place
         self._rows = RowWriter(
             self.summary.output / PREDICTIONS,
             self._pipe,
@@ -118,7 +118,7 @@ class RunWriter(Listener):
         """Return the rows of the earlier run that were not produced again yet."""
         return self._rows.expected_rows() if self._rows else []
 
-    def answered(self, result: BatchResult) -> None:
+    def on_prediction(self, result: BatchResult) -> None:
         assert self._rows is not None
         batch = result.batch
         agreed, self._written = self._rows.num_changed == 0, prediction_rows(result, self._form)
@@ -133,30 +133,30 @@ class RunWriter(Listener):
             if frame.gap:
                 self.summary.place.gaps += 1
                 self.write_event(frame.index, {"event": "gap", "source": frame.source, **dataclasses.asdict(frame.gap)})
-        self._record.latencies.add(result.answer_seconds, len(batch.readable) - batch.num_reported_readable)
+        self._record.latencies.add(result.prediction_seconds, len(batch.readable) - batch.num_reported_readable)
         last = batch.frames[-1]
         self.summary.place.last = [last.source, last.number]
-        logits = result.answers.logits
+        logits = result.prediction.logits
         nats = float(entropy(logits).mean()) if len(logits) else None
         if batch.unreported:
             self.summary.note_answer(batch.unreported[0].read_at, nats)
-        if self._plan.options.on_error == "skip":
+        if self._context.options.on_error == "skip":
             for frame in batch.unreported:
                 if frame.error:
                     _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
 
-    def finished(self, result: BatchResult) -> None:
+    def on_batch_end(self, result: BatchResult) -> None:
         """Write events, and note durations."""
         summary, place, frames = self.summary, self.summary.place, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
         place.dropped = self._record.num_dropped
         self._note_place()  # at once: if an event cannot be written, the state must not count rows that it lacks
-        summary.num_alarms = self._plan.adapter.total_alarms
-        summary.estimates = result.answers.estimates or summary.estimates
+        summary.num_alarms = self._context.pipeline.total_alarms
+        summary.estimates = result.prediction.estimates or summary.estimates
         for frame in frames:
             self._record.reads.add(frame.read_s, 1)
             self._record.decodes.add(frame.decode_s, 1)
-        for event in self._plan.adapter.events():
+        for event in self._context.pipeline.events():
             self.write_event(frames[0].index, event)
             log_event(event, f"frame {frames[0].index}: ")
         self._hint_at_stride(result)
@@ -166,10 +166,10 @@ class RunWriter(Listener):
         """Send a batch's predictions down the pipe, if any, and to the viewers."""
         assert self._rows is not None
         self._rows.echo(self._interrupts)
-        guard = self._plan.adapter.guard
+        guard = self._context.pipeline.guard
         rows = [row for row in self._written if "gap" not in row]
         for show in self._viewers:
-            show(View(result.batch.unreported, rows, guard.judge.verdict if guard else None))
+            show(View(result.batch.unreported, rows, guard.detector.verdict if guard else None))
 
     def write_event(self, index: int, event: dict[str, Any]) -> None:
         """Write an event at a frame, with the time."""
@@ -185,12 +185,12 @@ class RunWriter(Listener):
 
     def _hint_at_stride(self, result: BatchResult) -> None:
         """Name --frame-stride once, where the first batch of a video is of near-equal frames."""
-        learns = self._plan.adapter.method.adapts and self._plan.config.adapt_every == 1
+        learns = self._context.pipeline.method.adapts and self._context.config.adapt_every == 1
         if learns and result.batch.frames[0].index == 0 and (rate := near_equal(result.batch.readable)):
             _log.info(
                 "the frames of %s are nearly the same from one to the next (%.0f per second); --frame-stride %d gives "
                 "more varied batches, in less time",
-                self._plan.stream.name,
+                self._context.stream.name,
                 rate,
                 max(2, round(rate / _VARIED_PER_S)),
             )

@@ -50,16 +50,16 @@ class SaveRhythm:
 class Saver:
     """Saves a run's state, delta and record, periodically and at the end."""
 
-    def __init__(self, plan: RunContext, summary: RunSummary, record: RunManifest, session: AdaptationLoop) -> None:
-        self._plan, self._summary, self._record, self._session = plan, summary, record, session
+    def __init__(self, context: RunContext, summary: RunSummary, record: RunManifest, loop: AdaptationLoop) -> None:
+        self._context, self._summary, self._record, self._loop = context, summary, record, loop
         self._rhythm, self._num_saves = SaveRhythm(), 0  # due by the number of updates
         self._saved_frames = 0
-        self._saves_delta = plan.adapter.method.norms_only or plan.options.save_full
+        self._saves_delta = context.pipeline.method.norms_only or context.options.save_full
 
     def after_batch(self) -> None:
         """Save what is due after a batch."""
-        options, before = self._plan.options, self._num_saves
-        self._num_saves = self._session.counts.updates // options.save_every
+        options, before = self._context.options, self._num_saves
+        self._num_saves = self._loop.counts.updates // options.save_every
         if self._num_saves != before or self._rhythm.allows(options.save_every_s):
             if not self._rhythm.slow or self._rhythm.allows():
                 with self._rhythm.timed():
@@ -68,31 +68,31 @@ class Saver:
 
     def while_waiting(self) -> None:
         """Save what is due by time between two batches, which may be far apart: the source may be lost."""
-        if self._session.counts.frames != self._saved_frames and self._rhythm.allows(self._plan.options.save_every_s):
+        if self._loop.counts.frames != self._saved_frames and self._rhythm.allows(self._context.options.save_every_s):
             with self._rhythm.timed():
                 self.finish()
             self._record.write()
 
     def finish(self) -> None:
         """Save state and delta as of the last finished batch; if one fails, the other is still tried."""
-        self._saved_frames = self._session.counts.frames
+        self._saved_frames = self._loop.counts.frames
         with contextlib.ExitStack() as saves:
             saves.callback(self._save_state)
             saves.callback(self._save_delta)
 
     def _save_state(self) -> None:
-        snapshot = self._session.snapshot
+        snapshot = self._loop.snapshot
         if snapshot is None:  # in the middle of a batch; keep the previous save
             return
         place, state = snapshot
         save_state(self._summary.output / STATE, asdict(place), state)
 
     def _save_delta(self) -> None:
-        committed, plan = self._session.committed, self._plan
+        committed, context = self._loop.committed, self._context
         if not committed[0] or not self._saves_delta:
             return
-        frames, size = self._session.counts.frames_in_delta, plan.options.batch_size
-        delta = delta_of(plan.card, plan.method, plan.config, size, committed, frames)
+        frames, size = self._loop.counts.frames_in_delta, context.options.batch_size
+        delta = delta_of(context.card, context.method, context.config, size, committed, frames)
         try:
             save_delta(self._summary.output / DELTA, delta)
         except DeltaError as error:  # the outputs will not be finite either, and stop the run

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from remtta.errors import DeltaError, RemttaError, UsageError
-from remtta.guard.observed import ObservedMethod
 from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
+from remtta.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -48,11 +48,11 @@ def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
     return kind(**position), state
 
 
-def load_whole(state: Mapping[str, Tensor], owner: ObservedMethod) -> None:
-    """Load a state into a method; raise ValueError if it is not exactly what the method would save."""
+def load_whole(state: Mapping[str, Tensor], pipeline: Pipeline) -> None:
+    """Load a state into a pipeline; raise ValueError if it is not exactly what the pipeline would save."""
     try:
-        owner.load_state(state)
-        names = owner.state().keys()
+        pipeline.load_state_dict(state)
+        names = pipeline.state_dict().keys()
     except torch.OutOfMemoryError:
         raise
     except (DeltaError, LookupError, TypeError, ValueError, RuntimeError) as error:

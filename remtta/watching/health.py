@@ -61,7 +61,7 @@ def _is_health_file(path: Path) -> bool:
 
 def vitals(run: Run) -> dict[str, Any]:
     """Return a run's state; can be called at any time from any thread."""
-    summary, guard, live = run.summary, run.plan.adapter.guard, run.plan.stream.live_source
+    summary, guard, live = run.summary, run.context.pipeline.guard, run.context.stream.live_source
     ended = summary.ended
     return {
         "state": ended or (live.state if live else "running"),
@@ -71,8 +71,8 @@ def vitals(run: Run) -> dict[str, Any]:
         "updates": summary.num_updates,
         "last_frame": summary.last_frame,
         "lag_s": summary.lag_s,
-        "guard": guard.judge.verdict if guard else None,
-        "guard_alarms": guard.judge.now.total_alarms if guard else None,
+        "guard": guard.detector.verdict if guard else None,
+        "guard_alarms": guard.detector.status.total_alarms if guard else None,
         "estimate": summary.estimates or None,
         **run.record.live_counts,
     }

@@ -115,7 +115,7 @@ def sample(run: Run) -> Sample:
     """Return the counts of a run in a form that JSON can hold; can be called at any time from any thread."""
     taken: dict[str, Latencies] = {metric: getattr(run.record, name) for metric, (_, name) in _HISTOGRAMS.items()}
     return {
-        "run": {"model": run.plan.card.name, "method": run.plan.method},
+        "run": {"model": run.context.card.name, "method": run.context.method},
         "counters": _counters(run),
         "gauges": _gauges(run),
         "histograms": {metric: (each.cumulative_counts(BUCKETS_S), each.seconds) for metric, each in taken.items()},
@@ -124,7 +124,7 @@ def sample(run: Run) -> Sample:
 
 def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
     """Return values that only grow, over all parts of a run; name to description and value."""
-    summary, guard = run.summary, run.plan.adapter.guard
+    summary, guard = run.summary, run.context.pipeline.guard
     live = run.record.live_counts
     return {
         "frames": ("Frames seen, unreadable ones included.", summary.num_frames),
@@ -133,7 +133,7 @@ def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
         "updates": ("Optimizer steps.", summary.num_updates),
         "answered_by_source": ("Frames that the source model answered alone.", summary.place.by_source),
         "answered_by_both": ("Frames that the source model had a share in.", summary.place.by_both),
-        "guard_alarms": ("Alarms of the guard.", guard.judge.now.total_alarms if guard else None),
+        "guard_alarms": ("Alarms of the guard.", guard.detector.status.total_alarms if guard else None),
         "dropped": ("Frames dropped for newer ones.", live.get("dropped")),
         "gaps": ("Times a live source was lost and came back.", live.get("gaps")),
     }
@@ -143,8 +143,8 @@ def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
     """Return values that rise and fall."""
     summary = run.summary
     predicted = None if summary.last_frame is None else datetime.fromisoformat(summary.last_frame).timestamp()
-    guard = run.plan.adapter.guard if summary.num_frames else None  # before the first frame it has no state
-    lead = guard.judge.now.lead if guard else math.nan
+    guard = run.context.pipeline.guard if summary.num_frames else None  # before the first frame it has no state
+    lead = guard.detector.status.lead if guard else math.nan
     return {
         "running": ("1 until the run has ended.", float(summary.ended is None)),
         "failed": ("1 where an error has ended it.", float(summary.ended == "error")),
@@ -152,7 +152,7 @@ def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
         "lag_seconds": ("Age of a live source's oldest frame when it was predicted.", summary.lag_s),
         "entropy_nats": ("Mean entropy of the last batch's predictions.", summary.entropy),
         "estimated_accuracy": ("Of the answers to the last 500 frames.", summary.estimates.get("answers")),
-        "adapted_weight": ("The adapted model's share in answers.", guard.judge.weight if guard else None),
+        "adapted_weight": ("The adapted model's share in answers.", guard.weight if guard else None),
         "guard_lead": (
             "Relative lead of the adapted model over the source model; negative means harm.",
             lead if math.isfinite(lead) else None,

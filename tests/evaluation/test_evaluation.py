@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError, StreamError, UsageError
 from remtta.evaluation.domains import Dataset
-from remtta.guard.observed import ObservedMethod
-from remtta.guard.observer import Answers
 from remtta.methods.settings import REMConfig, method_config
 from remtta.models.card import set_labels
 from remtta.options import GuardOptions
+from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.prediction import Prediction
 from remtta.runs.tables import markdown_table, plain_table
 from tests.conftest import tiny_vit
 from tests.evaluation.trees import evaluate_tiny, methods_of, open_tree, write_tree
@@ -112,13 +112,13 @@ def test_a_measured_cost_ratio_counts_the_source_models_pass_and_leaves_the_meth
     tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    predict = ObservedMethod.predict
+    predict = Pipeline.predict
 
-    def counted(adapter: ObservedMethod, images: Tensor, *args: Any, **kwargs: Any) -> Answers:
+    def counted(pipeline: Pipeline, images: Tensor, *args: Any, **kwargs: Any) -> Prediction:
         sizes.append(len(images))
-        return predict(adapter, images, *args, **kwargs)
+        return predict(pipeline, images, *args, **kwargs)
 
-    monkeypatch.setattr(ObservedMethod, "predict", counted)
+    monkeypatch.setattr(Pipeline, "predict", counted)
     timed: dict[str, Any] = {"scenario": "time-constrained", "batch_size": 7}
     results = evaluate_tiny(tree, tmp_path / "run", ["rem+guard"], **timed)
     ratio = results["methods"]["rem+guard"]["seeds"]["0"]["cost_ratio"]

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from remtta.evaluation.domains import Dataset
 from remtta.evaluation.results import summarise
 from remtta.evaluation.trial import evaluation_rows
 from remtta.evaluation.trial_writer import TrialRecord
-from remtta.guard.observer import Answers
+from remtta.pipeline.prediction import Prediction
 from remtta.runs.loop import BatchResult
 from remtta.runs.rows import RowFormat
 from remtta.runs.tables import markdown_table, notes, outcome, plain_table, table_rows
@@ -107,13 +107,9 @@ def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 5.0, 5.0], [5.0, 1.0, 5.0]])
     frames = [DecodedFrame(number, "", None, None, torch.zeros(1)) for number in range(4)]
     tied = int(logits[3].topk(1).indices)
-    batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
-    assert batch.labels is not None
-    unlearned: dict[str, Any] = {"update": 0, "adapted": False, "excluded": {}}
-    answers = Answers(cast(Any, None), logits=logits)
-    result = BatchResult(batch, answers, **unlearned, counts_before=(0, 0))
-
-    domain = replace(tree.domains[0], labels=batch.labels.numpy())
+    labels = torch.tensor([0, 2, 0, 2 - tied])
+    result = BatchResult(Batch(frames, labels), Prediction(logits), update=0, counts_before=(0, 0))
+    domain = replace(tree.domains[0], labels=labels.numpy())
     rows = evaluation_rows(result, replace(tree, domains=[domain]), [(0, n) for n in range(4)], RowFormat(None), None)
     # Of two that are equally likely one is predicted, and the other is the second.
     assert [row["rank_true"] for row in rows] == [1, 3, 3, 2]

@@ -1,5 +1,6 @@
 """The rows, records and files of an evaluation, and the state of its model afterwards."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,14 +11,14 @@ from torch import Tensor
 from remtta.deltas.delta import Delta, load_delta
 from remtta.errors import DeltaError, RemttaError, StreamError, UsageError
 from remtta.evaluation.domains import Dataset, Domain
-from remtta.guard.guard import Guard
-from remtta.guard.observer import Answers
 from remtta.methods import rem as rem_module
 from remtta.methods.rdumb import RDumbConfig
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.models.hashing import state_sha256
 from remtta.options import GuardOptions
+from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.prediction import Prediction
 from tests.conftest import tiny_vit
 from tests.evaluation.trees import evaluate_tiny, open_tree, write_tree
 from tests.records import parsed, rows_of
@@ -67,19 +68,17 @@ def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
         assert (event["method"], event["phase"], event["visit"]) == ("rem+guard", "adapt", 0)
         rows = [row for row in rows_of(tmp_path / "whole") if row["seed"] == event["seed"]]
         assert [row["index"] for row in rows if "answered_by" in row] == list(range(event["index"], 56))
-    look, calls = Guard.answer, 0
+    predict, calls = Pipeline.predict, itertools.count(1)
 
-    def dying(self: Guard, answers: Answers) -> None:
-        nonlocal calls
-        calls += 1
-        look(self, answers)
-        if calls == 10:  # in the second run, of seven batches each
+    def dying(pipeline: Pipeline, *args: Any, **kwargs: Any) -> Prediction:
+        if next(calls) == 12:  # in the second trial, of eight batches each
             with open(tmp_path / "parts" / "events.jsonl", "ab") as file:
                 file.write(b'{"torn')
             raise KeyboardInterrupt
+        return predict(pipeline, *args, **kwargs)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Guard, "answer", dying)
+        patch.setattr(Pipeline, "predict", dying)
         run_guarded(tree, tmp_path / "parts", seeds=(0, 1), save_every_s=0.0)
     run_guarded(tree, tmp_path / "parts", seeds=(0, 1), resume=True)
     assert (tmp_path / "parts" / "events.jsonl").read_bytes() == whole

@@ -21,7 +21,7 @@ from remtta.plugins import METHODS, load_plugin, package_of, plugins, summary_of
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-    from remtta.methods.objective import Objective
+    from remtta.methods.base import Method
 
 _ADAMS = ("optimizer", "lr", "anchor")
 _MAX_LR = 0.9  # an "auto" anchor of larger ones undoes every update
@@ -36,13 +36,13 @@ FULL_BATCH = 20
 class MethodSpec:
     """A method name, as used in every command and in Python."""
 
-    place: str | EntryPoint  # its objective: module and class in `remtta.methods`, or the entry point of a package
+    place: str | EntryPoint  # its method: module and class in `remtta.methods`, or the entry point of a package
     summary: str  # a one-line description
     own: Preset = PUBLISHED  # its preset; a method of another package has its own
     kind: type[MethodConfig] | None = None  # the class of its settings, if it is known without loading torch
 
     @property
-    def objective(self) -> type[Objective[Any]]:
+    def method(self) -> type[Method[Any]]:
         """The class of the method; importing it loads torch. Raise UsageError if another package's is no method."""
         if not isinstance(self.place, str):
             return _outside(self.place)
@@ -52,22 +52,22 @@ class MethodSpec:
     @property
     def config(self) -> type[MethodConfig]:
         """The class of its settings."""
-        return self.kind or self.objective.settings
+        return self.kind or self.method.settings
 
     @property
     def preset(self) -> Preset:
         """Its default settings, guard action and answer."""
-        return self.own if isinstance(self.place, str) else self.objective.preset
+        return self.own if isinstance(self.place, str) else self.method.preset
 
 
-def _outside(entry: EntryPoint) -> type[Objective[Any]]:
+def _outside(entry: EntryPoint) -> type[Method[Any]]:
     """Return the method class of another package."""
-    from remtta.methods.objective import Objective
+    from remtta.methods.base import Method
 
     found = load_plugin(entry)
     owner = f"{entry.value} of the package {package_of(entry)}"
-    if not (isinstance(found, type) and issubclass(found, Objective)):
-        raise UsageError(f"{owner} is not a method: not a subclass of remtta.methods.objective.Objective")
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise UsageError(f"{owner} is not a method: not a subclass of remtta.methods.base.Method")
     if "__dataclass_params__" not in vars(found.settings):
         raise UsageError(f"{owner} has settings without @dataclass(frozen=True): {found.settings.__name__}")
     if not isinstance(found.preset, Preset):
@@ -77,7 +77,7 @@ def _outside(entry: EntryPoint) -> type[Objective[Any]]:
 
 METHOD_TABLE: dict[str, MethodSpec] = {
     "remtta": MethodSpec(
-        "rem.RankedEntropy",
+        "rem.REM",
         "the default: REM with centred logits, a higher rate and an anchor, averaged with the source model",
         REMTTA,
         REMConfig,
@@ -112,10 +112,15 @@ METHOD_TABLE: dict[str, MethodSpec] = {
     "roid": MethodSpec("roid.ROID", "weighted likelihood ratio, source weights mixed in (Marsden et al., WACV 2024)"),
     "cmf": MethodSpec("cmf.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
     "rem": MethodSpec(
-        "rem.RankedEntropy", "masked views: consistency and entropy ranking (Han et al., ICML 2025)", kind=REMConfig
+        "rem.REM",
+        "masked views: consistency and entropy ranking (Han et al., ICML 2025)",
+        kind=REMConfig,
     ),
     "rem-n1": MethodSpec(
-        "rem.RankedEntropy", "REM with one masked view, in three quarters of the time", own=ONE_MASK, kind=REMConfig
+        "rem.REM",
+        "REM with one masked view, in three quarters of the time",
+        own=ONE_MASK,
+        kind=REMConfig,
     ),
     "rem-come": MethodSpec("come.REMCOME", "REM with COME's entropy in the ranking", kind=REMConfig),
     "supervised": MethodSpec("supervised.Supervised", "train on the true labels: an upper bound, in remtta eval only"),

@@ -55,8 +55,8 @@ class MethodConfig:
             anchor (theta_0 - theta). 0, as published, turns it off; "auto", on the command line, is 1 - exp(-10
             lr), for Adam. Specific to this project; ROID mixes in 1 % of the source weights.
         episodic: Restore the source weights before every batch.
-        centre: Subtract the common component of all logits, in the loss and in predictions (`remtta.methods.centring`).
-            Specific to this project.
+        centre: Subtract the common component of all logits, in the loss and in predictions
+            (`remtta.pipeline.centering`). Specific to this project.
         micro_batch: Images per forward and backward pass; fewer save memory without changing the update. None for the
             method's choice: the whole batch, or for REM on a CPU the fastest number.
         adapt_every: Learn from every N-th batch only. Specific to this project.
@@ -155,11 +155,17 @@ class MethodConfig:
         check_options(self)
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
+        check(not (self.centre and self.predicts_last_step), "answer", self.answer, "left out with centre")
         left_out = f"left out, as {type(self).__name__.removesuffix('Config')} has no use for it"
         for name in self.unused:
             check(
                 getattr(self, name) == getattr(type(self), name), name.replace("_", "-"), getattr(self, name), left_out
             )
+
+    @property
+    def predicts_last_step(self) -> bool:
+        """True if the prediction is the one before the last of several steps."""
+        return self.answer == "last" and self.steps > 1
 
     def used(self) -> dict[str, Any]:
         """Return the settings that the method uses, as JSON would give them back."""

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from remtta.guard.observer import Answers, Observer
+from remtta.pipeline.prediction import Callback, Prediction
 
 _STAYS = 0.7  # assumed probability that the next frame shows the same class, for the test of order
 _MAX_STAYS = 0.98  # upper bound of that probability in predictions
@@ -77,7 +77,7 @@ class FilterState:
             state_now = state_now._step(probs) if np.isfinite(probs).all() else state_now
             yield state_now
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on."""
         vectors = torch.from_numpy(np.stack([self.usual, self.expected, self.belief, self.previous]))
         numbers = [self.evidence, self.frames, self.once, self.twice, self.doubt, self.last, self.before]
@@ -85,7 +85,7 @@ class FilterState:
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> FilterState:
-        """Restore what `state` returned."""
+        """Restore what `state_dict` returned."""
         usual, expected, belief, previous = state["classes"].double().numpy()
         evidence, frames, once, twice, doubt, _, before = state["numbers"].tolist()
         return cls(usual, expected, belief, previous, evidence, int(frames), once, twice, doubt, int(before))
@@ -119,7 +119,7 @@ class FilterState:
         )
 
 
-class Smoother(Observer):
+class Smoother(Callback):
     """Smooths predictions with earlier frames while frames come in order; else leaves them unchanged, bit for bit."""
 
     prefix = "smooth."
@@ -127,24 +127,24 @@ class Smoother(Observer):
     def __init__(self, num_classes: int) -> None:
         self._filter = self._early_filter = FilterState.initial(num_classes)
 
-    def answer(self, answers: Answers) -> None:
-        answers.raw = raw = answers.logits.cpu()
-        state_now = self._early_filter if answers.early else self._filter
-        answers.logits = raw.clone()
+    def on_prediction(self, prediction: Prediction) -> None:
+        prediction.unsmoothed = raw = prediction.logits.cpu()
+        state_now = self._early_filter if prediction.early else self._filter
+        prediction.logits = raw.clone()
         for place, now in enumerate(state_now.after(raw)):
             state_now = now
             if now.ordered and torch.isfinite(raw[place]).all():
-                answers.logits[place] = torch.from_numpy(np.log(now.belief))
+                prediction.logits[place] = torch.from_numpy(np.log(now.belief))
         self._early_filter = state_now
-        if not answers.early:
+        if not prediction.early:
             self._filter = state_now
 
-    def restart(self) -> None:
+    def on_new_stream(self) -> None:
         """Forget the stream so far."""
         self._filter = self._early_filter = FilterState.initial(len(self._filter.usual))
 
-    def state(self) -> dict[str, Tensor]:
-        return self._filter.state()
+    def state_dict(self) -> dict[str, Tensor]:
+        return self._filter.state_dict()
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._filter = self._early_filter = FilterState.of(state)

@@ -1,4 +1,4 @@
-"""Decide from the last frames which model predicts, and when harm is undone."""
+"""Detect from the last frames, without labels, that adaptation does harm."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remtta.guard.evidence import Window, evidence_of
 from remtta.options import GuardOptions
+from remtta.pipeline.information import PredictionWindow, information_gap_of
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 NOT_FINITE = "outputs that are not finite numbers"
 
 
 @dataclass
-class JudgeState:
-    """The judge's state, apart from the window."""
+class HarmStatus:
+    """Counts and the last verdict."""
 
     unjudged: int = 0  # frames since the last verdict
     lead: float = 0.0  # relative lead of the adapted model at the last verdict
@@ -34,131 +34,115 @@ class JudgeState:
     retired: bool = False  # adaptation has ended for good
 
 
-class Judge:
-    """Holds the window of the last frames, weights the models by it, and raises alarms.
+class HarmDetector:
+    """Compares both models' predictions of the last frames, and raises alarms.
 
     Attributes:
         window: The last frames, as both models predict them.
-        now: Its counts and verdict so far.
+        status: Its counts and verdict so far.
     """
 
     def __init__(self, options: GuardOptions) -> None:
-        self.window = Window(options.window, options.memory)
+        self.window = PredictionWindow(options.window, options.memory)
         self._options = options.filled()
-        self.now = JudgeState()
+        self.status = HarmStatus()
         self._events: list[dict[str, Any]] = []
 
     @property
     def verdict(self) -> str:
         """Judgment of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
-        return "retired" if self.now.retired else "doubt" if self.now.doubting else "trust"
+        return "retired" if self.status.retired else "doubt" if self.status.doubting else "trust"
 
-    @property
-    def lr_scale(self) -> float:
-        """Factor for the learning rate."""
-        return self._options.lr_factor**self.now.alarms
-
-    @property
-    def weight(self) -> float:
-        """The adapted model's current weight in predictions."""
-        now, options = self.now, self._options
-        if now.retired:
-            return 0.0
-        if options.answer == "both":
-            return 0.5
-        return 0.0 if now.doubting and options.acts else 1.0
-
-    def judge(self, source: Tensor, adapted: Tensor, num_frames: int, drift: float) -> bool:
+    def judge(self, source: Tensor, adapted: Tensor, drift: float) -> bool:
         """Reach a verdict; return True to restore the source weights, and predict with them.
 
         Args:
             source: The source model's logits (B, C).
             adapted: The adapted model's logits of the same frames.
-            num_frames: Frames since the last call, including those that only the adapted model has seen.
             drift: Distance of the weights from the source weights.
         """
-        now, options = self.now, self._options
+        status, options = self.status, self._options
         self.window.add(source, adapted)
-        now.unjudged += len(source)
-        now.calm += num_frames
-        now.doubted += num_frames * now.doubting
+        status.unjudged += len(source)
+        status.calm += len(source)
+        status.doubted += len(source) * status.doubting
         if drift > options.most_drift:
             return self.alarm("weights far from the source's", drift=drift)
-        if len(self.window.source) < options.least or now.unjudged < options.renewed:
+        if len(self.window.source) < options.least or status.unjudged < options.renewed:
             return False
-        now.unjudged = 0
-        evidence = evidence_of(self.window)
+        status.unjudged = 0
+        evidence = information_gap_of(self.window)
         numbers = {**asdict(evidence), "drift": drift}
         if not math.isfinite(evidence.gap):
             return self.alarm(NOT_FINITE, drift=drift)
-        now.lead = evidence.lead
+        status.lead = evidence.lead
         if evidence.lead < -options.alarm:
             return self.alarm("the adapted predictions carry less information", **numbers)
         doubting = evidence.lead < -options.doubt
-        if doubting != now.doubting:
-            now.doubting, now.doubted = doubting, 0
+        if doubting != status.doubting:
+            status.doubting, status.doubted = doubting, 0
             self._note("doubt" if doubting else "trust", **numbers)
-        now.warned = now.warned and doubting
-        if now.doubted >= options.patience and options.acts:
+        status.warned = status.warned and doubting
+        if status.doubted >= options.patience and options.acts:
             self.reset()
             self._note("restart", **numbers)
             return True
-        if now.calm >= options.forgive_after and now.alarms:
-            now.alarms, now.calm = now.alarms - 1, 0
+        if status.calm >= options.forgive_after and status.alarms:
+            status.alarms, status.calm = status.alarms - 1, 0
             self._note("pardon", **numbers)
         return False
 
     def alarm(self, reason: str, **numbers: float) -> bool:
         """Raise an alarm; return whether to restore the source weights."""
-        now = self.now
+        status = self.status
         if not self._options.acts:  # without undoing harm, every batch would raise an alarm
-            now.lead = numbers.get("lead", -math.inf)
-            if not now.warned:
-                now.total_alarms += self._options.action == "warn"
+            status.lead = numbers.get("lead", -math.inf)
+            if not status.warned:
+                status.total_alarms += self._options.action == "warn"
                 self._note("warning", reason=reason, **numbers)
-            now.doubting = now.warned = True
+            status.doubting = status.warned = True
             return False
-        now.total_alarms += 1
-        now.alarms, now.calm = now.alarms + 1, 0
-        now.retired = now.alarms > self._options.retries
+        status.total_alarms += 1
+        status.alarms, status.calm = status.alarms + 1, 0
+        status.retired = status.alarms > self._options.retries
         self.reset()
-        self._note("retired" if now.retired else "rollback", reason=reason, **numbers)
+        self._note("retired" if status.retired else "rollback", reason=reason, **numbers)
         return True
 
     def reset(self) -> None:
         """Record that the weights are the source's again."""
         self.window.back_to_source()
-        now = self.now
-        now.doubting = now.warned = False
-        now.doubted, now.lead = 0, 0.0
+        status = self.status
+        status.doubting = status.warned = False
+        status.doubted, status.lead = 0, 0.0
 
-    def restart(self) -> None:
+    def start_new_stream(self) -> None:
         """Forget all frames and alarms, for an independent stream; only the number of alarms remains."""
-        self.window = Window(self._options.window, self._options.memory)
-        self.now = JudgeState(total_alarms=self.now.total_alarms)
+        self.window = PredictionWindow(self._options.window, self._options.memory)
+        self.status = HarmStatus(total_alarms=self.status.total_alarms)
 
     def events(self) -> list[dict[str, Any]]:
         """Return the decisions since the last call, with their numbers."""
         events, self._events = self._events, []
         return events
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return everything that the next decision depends on."""
-        own = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self.now).items()}
-        return {**own, **self.window.state()}
+        own = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self.status).items()}
+        return {**own, **self.window.state_dict()}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
-        kinds = {name: type(value) for name, value in asdict(JudgeState()).items()}
-        self.now = JudgeState(**{name: kind(state[name].item()) for name, kind in kinds.items()})
-        self.window.load_state(state)
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
+        kinds = {name: type(value) for name, value in asdict(HarmStatus()).items()}
+        self.status = HarmStatus(**{name: kind(state[name].item()) for name, kind in kinds.items()})
+        self.window.load_state_dict(state)
 
     def _note(self, event: str, **details: Any) -> None:
         if self._options.action == "off":
             return
         finite = {k: v for k, v in details.items() if not isinstance(v, float) or math.isfinite(v)}
         numbers = {k: round(v, 6) if isinstance(v, float) else v for k, v in finite.items()}
-        counts = {"alarms": self.now.alarms, "lr_scale": self.lr_scale}
+        counts = {"alarms": self.status.alarms, "lr_scale": self._options.lr_factor**self.status.alarms}
         rest = {"frames": len(self.window.source), "action": self._options.action, "answer": self._options.answer}
         self._events.append({"event": event, **numbers, **counts, **rest})
 

@@ -1,4 +1,4 @@
-"""Masked views of images, and how REM computes them cheaply without changing its update."""
+"""Masked views of images, and how many images go through the model at a time."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError, UsageError
-from remtta.methods.net import Net
+from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.settings.rem_config import Masking, REMConfig
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 _PART_TOKENS = 1024  # twice as many where AMX multiplies bf16 matrices: 20 % less time
 _SIZES = 4
@@ -27,49 +26,45 @@ _SCORES: dict[Masking, Scores] = {
     "gradcam": "gradcam",
 }
 
-Plain = tuple[Tensor, Tensor]
-"""The plain view: classifier output (B, C), and scores (B, N) of the patches."""
-
 
 class MaskedViews:
     """Views of images: plain, and with increasing shares of patches masked, as configured. Raise ModelError if the
     model lacks the scores needed for this masking; UsageError if a mask ratio leaves no patch.
     """
 
-    def __init__(self, net: Net, config: REMConfig) -> None:
-        num_patches = net.backbone.num_patches
+    def __init__(self, model: AdaptedModel, config: REMConfig) -> None:
+        num_patches = model.backbone.num_patches
         kept = [num_kept(num_patches, ratio) for ratio in config.mask_ratios]
         if len(set(kept)) < len(kept):
             hidden = ", ".join(str(num_patches - count) for count in kept)
             _log.warning("some views are the same: the mask ratios hide %s of %d patch tokens", hidden, num_patches)
-        self.net, self._ratios = net, config.mask_ratios[1:]
-        self._masking, self._bf16 = _chosen_masking(net.backbone, config.masking), config.precision == "bf16"
+        self.model, self._ratios = model, config.mask_ratios[1:]
+        self._masking, self._bf16 = _chosen_masking(model.backbone, config.masking), config.precision == "bf16"
         if self._masking in _SCORES:
-            net.backbone.check_scores(_SCORES[self._masking])
+            model.backbone.check_scores(_SCORES[self._masking])
 
-    def __call__(self, images: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Return logits (L, B, C) of all views, and the indices (B, K) of the patches that each masked one keeps.
+    def first_view(self, images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the plain view's logits (B, C), the patches' scores (B, N), and the embedded images."""
+        with self.model.context(images.device):
+            embedded = self.model.backbone.embed(images)
+            logits, scores = self._score(embedded)
+        return logits.float(), scores, embedded
 
-        Source: Ranked Entropy Minimization, arXiv:2505.16441, Eq. 2 and section 3.2 (explicit mask chaining).
-        """
-        with self.net.context(images.device):
-            embedded = self.net.backbone.embed(images)
-            plain, scores = self.score(embedded)
-            self.net.note(plain)
-            kept = self.masks(scores)
-            masked = [self.net.backbone.classify(embedded, positions) for positions in kept]
-        return self.net.head(torch.stack([plain, *masked])), kept
+    def embed(self, images: Tensor) -> Tensor:
+        """Return the common start of all views of images (B, 3, H, W)."""
+        with self.model.context(images.device):
+            return self.model.backbone.embed(images)
 
-    def one(self, images: Tensor, kept: Tensor | None) -> Tensor:
-        """Return logits (B, C) of one view, which keeps the patches (B, K); of the plain one if None."""
-        with self.net.context(images.device):
-            return self.net.head(self.net.backbone.classify(self.net.backbone.embed(images), kept))
+    def view(self, embedded: Tensor, kept: Tensor | None = None) -> Tensor:
+        """Return logits (B, C) of embedded images with the patches `kept` (B, K), or with all."""
+        with self.model.context(embedded.device):
+            return self.model.backbone.classify(embedded, kept).float()
 
-    def score(self, embedded: Tensor) -> Plain:
+    def _score(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
         """Return the plain view of embedded images, with scores by which patches are masked, highest first."""
-        backbone = self.net.backbone
+        backbone = self.model.backbone
         if self._masking == "random":  # drawn image by image, so that splitting a batch does not change them
-            count, generator = backbone.count_patches(embedded), self.net.generator
+            count, generator = backbone.count_patches(embedded), self.model.generator
             scores = torch.stack([torch.randperm(count, generator=generator) for _ in range(len(embedded))])
             return backbone.classify(embedded), scores.to(embedded.device)
         plain, scores = backbone.classify_with_scores(embedded, _SCORES[self._masking])
@@ -90,37 +85,11 @@ class MaskedViews:
         On a CPU, the default is about `_PART_TOKENS` tokens, or twice as many: enough for fast matrix products, with a
         smaller working set than the whole batch.
         """
-        net = self.net
-        if net.micro_batch is not None or net.device.type != "cpu" or net.batch_norms.mixes:
-            return net.part_size(batch_size)
+        model = self.model
+        if model.micro_batch is not None or model.device.type != "cpu" or model.batch_norms.mixes:
+            return model.part_size(batch_size)
         tokens = (2 if self._bf16 and torch.cpu._is_amx_tile_supported() else 1) * _PART_TOKENS
-        return math.ceil(batch_size / math.ceil(batch_size * self.net.backbone.num_tokens / tokens))
-
-    def plain(self, images: Tensor) -> Plain | None:
-        """Return the plain view before an update, which need not compute it again; None if the update needs its own.
-
-        It runs in the same parts as the update, for identical numbers.
-        """
-        if self.net.batch_norms.mixes:
-            return None
-        with self.net.context(images.device):
-            parts = [self.score(self.net.backbone.embed(part)) for part in images.split(self.part_size(len(images)))]
-        plain, scores = (torch.cat(rows) for rows in zip(*parts, strict=True))
-        return self.net.note(plain), scores
-
-    def with_plain(self, images: Tensor, plain: Plain, violating: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return logits (L, B, C) of all views, given the plain one, which has no autograd graph.
-
-        The plain view is never a student (Eq. 3), so its only gradient comes from images that violate the ranking (Eq.
-        4), which `violating` returns (B,) from the logits: only they run again with a graph.
-        """
-        with self.net.context(images.device):
-            embedded, (logits, scores) = self.net.backbone.embed(images), plain
-            masked = [self.net.backbone.classify(embedded, kept) for kept in self.masks(scores)]
-            again = _few_sizes(violating(self.net.head(torch.stack([logits, *masked]))))
-            if len(again):
-                logits = logits.index_copy(0, again, self.net.backbone.classify(embedded[again]))
-        return self.net.head(torch.stack([logits, *masked]))
+        return math.ceil(batch_size / math.ceil(batch_size * self.model.backbone.num_tokens / tokens))
 
 
 def num_kept(num_patches: int, mask_ratio: float) -> int:
@@ -145,7 +114,7 @@ def keep_indices(scores: Tensor, mask_ratio: float) -> Tensor:
     return indices.sort(dim=1).values
 
 
-def _few_sizes(wanted: Tensor) -> Tensor:
+def round_up_selection(wanted: Tensor) -> Tensor:
     """Return indices of the wanted images (B,) and some others, so that only a few different counts occur.
 
     oneDNN compiles and keeps about 1 MB of code for every size of a matrix product.

@@ -19,7 +19,7 @@ _LEAST = torch.finfo(torch.float16).min
 _PARKED = 0.3  # share beyond 1 / C of the dominant class of a camera that sees little else
 
 
-class Window:
+class PredictionWindow:
     """Log-probabilities of the last frames by both models, and the source model's classes of more of them.
 
     Args:
@@ -46,17 +46,17 @@ class Window:
         """Replace the adapted model's predictions by the source model's, after a reset."""
         self.adapted = self.source.clone()
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return everything it holds."""
         return {"source": self.source, "adapted": self.adapted, "votes": self.votes}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
         self.source, self.adapted, self.votes = (state[name].clone() for name in ("source", "adapted", "votes"))
 
 
 @dataclass(frozen=True)
-class Evidence:
+class InformationGap:
     """The comparison of the adapted with the source weights on a window of frames."""
 
     lead: float  # relative lead of the adapted predictions over the source's; negative for harm
@@ -64,7 +64,7 @@ class Evidence:
     information: float  # mutual information of the source predictions, in nats
 
 
-def evidence_of(window: Window) -> Evidence:
+def information_gap_of(window: PredictionWindow) -> InformationGap:
     """Compare the adapted and the source model on a window of frames.
 
     With many classes, the lead is the relative difference in mutual information. If a camera sees one class for a long
@@ -74,9 +74,9 @@ def evidence_of(window: Window) -> Evidence:
     gap, information = information_gap(window.adapted, window.source)
     parked = parked_class(window.votes, window.source.shape[1])
     if parked is None:
-        return Evidence(gap / max(information, _MIN_INFORMATION), gap, information)
+        return InformationGap(gap / max(information, _MIN_INFORMATION), gap, information)
     seen, seen_by_source = (float(each.float().exp()[:, parked].mean()) for each in (window.adapted, window.source))
-    return Evidence(seen - seen_by_source, gap, information)
+    return InformationGap(seen - seen_by_source, gap, information)
 
 
 def parked_class(votes: Tensor, num_classes: int) -> int | None:

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remtta.guard.evidence import largest_scale
-from remtta.guard.observer import Answers, Observer
-from remtta.guard.smoothing import FilterState
+from remtta.pipeline.information import largest_scale
+from remtta.pipeline.prediction import Callback, Prediction
+from remtta.pipeline.smoothing import FilterState
 
 WINDOW = 500
 """Number of frames in an estimate."""
@@ -90,7 +90,7 @@ def _chance(diversity: float, images: int) -> float:
     return 1 / math.sqrt(pairs) if pairs else math.inf
 
 
-class Estimator(Observer):
+class Estimator(Callback):
     """Estimates the accuracy of the last frames' predictions.
 
     Diversity counts only while frames are unordered: a camera that sees one class for a while is not worse. Predictions
@@ -100,8 +100,10 @@ class Estimator(Observer):
 
     prefix = "accuracy."
 
-    def __init__(self, calibration: Calibration, num_classes: int, expire_below: float | None = None) -> None:
-        self.calibration, self._expire_below = calibration, expire_below
+    def __init__(
+        self, calibration: Calibration, num_classes: int, expire_below: float | None = None, *, adapts: bool = True
+    ) -> None:
+        self.calibration, self._expire_below, self._adapts = calibration, expire_below, adapts
         self._expired = False
         self._events: list[dict[str, Any]] = []
         self._log_classes = math.log(num_classes)
@@ -109,28 +111,26 @@ class Estimator(Observer):
         self._filter = FilterState.initial(num_classes)
         self._weight = 1.0
 
-    def answer(self, answers: Answers) -> None:
+    def on_prediction(self, prediction: Prediction) -> None:
         """Record the next frames, before their predictions are smoothed; early ones come again."""
-        if not answers.early:
-            self._add(answers)
-        answers.estimates = self.estimates
+        if not prediction.early:
+            self._add(prediction)
+        prediction.estimates = self.estimates
 
-    def _add(self, answers: Answers) -> None:
-        adapts = answers.method.adapts
-        self._weight = answers.weight if adapts else 0.0
+    def _add(self, prediction: Prediction) -> None:
+        self._weight = prediction.weight if self._adapts else 0.0
         alone = "source" if self._weight == 0 else "adapted"
-        predictions = {"source": answers.source, "adapted": answers.adapted if adapts else None}
-        net = answers.method.net
-        offsets = {"source": net.source_centre.offset, "adapted": net.centre.offset}
+        # Without centering, whose effect the clean images do not show.
+        predictions = {"source": prediction.raw_source, "adapted": prediction.raw_adapted if self._adapts else None}
         if predictions[alone] is None:
-            predictions[alone] = answers.logits
+            predictions[alone] = prediction.raw_adapted
         for name, logits in predictions.items():
-            if logits is not None:  # without centring, whose effect the clean images do not show
-                facts = self._facts((logits.cpu() + offsets[name].cpu()).double())
+            if logits is not None:
+                facts = self._facts(logits.cpu().double())
                 self._windows[name] = torch.cat([self._windows[name], facts])[-WINDOW:]
         if predictions["adapted"] is None:
             self._windows["adapted"] = self._windows["adapted"][:0]
-        *_, self._filter = self._filter.after(answers.logits.cpu())
+        *_, self._filter = self._filter.after(prediction.logits.cpu())
         self._judge()
 
     def _judge(self) -> None:
@@ -174,11 +174,11 @@ class Estimator(Observer):
         """Return calibration and estimates, for `run.json`."""
         return {"calibration": asdict(self.calibration), "last": self.estimates}
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         now = torch.tensor([self._weight, self._expired], dtype=torch.float64)
-        return {**self._windows, "now": now, **self._filter.state()}
+        return {**self._windows, "now": now, **self._filter.state_dict()}
 
-    def load_state(self, state: Mapping[str, Tensor]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._windows = {name: state[name].clone() for name in _MODELS}
         self._weight, expired = state["now"].tolist()
         self._expired, self._filter = bool(expired), FilterState.of(state)

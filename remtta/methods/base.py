@@ -1,0 +1,279 @@
+"""The base of all methods: predict a batch, then update by the gradients of its loss.
+
+A method defines `loss`; most of the published ones define nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from remtta.errors import UsageError
+from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
+from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
+from remtta.methods.state import Config, MethodState
+
+Center = Callable[[Tensor], Tensor]
+"""Centers the logits (..., C) of the adapted model; returns them unchanged if the method does not center."""
+
+Targets = tuple[Tensor, ...]
+"""Further arguments of a loss: tensors with one row per image."""
+
+Loss = tuple[Tensor, Tensor, int]
+"""Logits (L, B, C) of the views, the plain one first; the scalar loss; the number of images that it averages over."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Batch:
+    """Images that `predict` returned logits of, and that `step` will update by."""
+
+    images: Tensor
+    targets: Targets | None = None  # if they are known already
+    views: Tensor | None = None  # if the gradients are computed already
+    first_view: Targets | None = None  # with its graph, until the loss takes it
+
+
+class Method(MethodState[Config]):
+    """A method on a model: `predict` returns logits, and `step` updates the weights by the same images.
+
+    All logits are raw; the loss centers them by the function that it gets.
+
+    Attributes:
+        last_views: Logits (L, B, C) of the last update's views as in the loss, the plain one first; None before.
+        adapts: False if batches change nothing.
+        passes_per_step: Forward and backward passes per image; the maximum if it depends on the image.
+        num_models: Number of copies of the model's weights held.
+        delta_refusal: Reason why its updates cannot be saved as a delta; None if they can.
+        max_source_images: Number of source images used at most; None for all.
+    """
+
+    settings: ClassVar[type[MethodConfig]] = MethodConfig  # class of its config
+    preset: ClassVar[Preset] = PUBLISHED  # default settings and guard of a method of another package
+
+    trains: ClassVar[TrainedWeights] = "norms"  # the weights that adapt
+    calls_module: ClassVar[bool] = False  # works with any classifier, by the module's own forward pass
+    predicts_after_update: ClassVar[bool] = False  # `update_and_predict` predicts
+    updates_last: ClassVar[bool] = True  # beyond their batch
+    needs_labels: ClassVar[bool] = False
+
+    adapts: bool = True
+    passes_per_step: tuple[float, float] = 1, 1
+    num_models: int = 1
+    delta_refusal: str | None = None
+    max_source_images: int | None = None
+
+    def __init__(self, model: AdaptedModel, config: Config) -> None:
+        super().__init__(model, config)
+        self.last_views: Tensor | None = None
+        self._batch: _Batch | None = None
+
+    # To be defined by a method.
+
+    loss: Callable[..., Loss]
+    """`loss(images, center)` returns views, loss and count of images (B, 3, H, W), a batch or a part of one.
+
+    If the loss has no gradient or the count is 0, none of these images is learned from. The result of `targets` follows
+    as further arguments.
+    """
+
+    def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
+        """Return further arguments of `loss` for a whole batch; by default the labels, if the method needs them."""
+        return () if labels is None else (labels,)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (B, C) of images (B, 3, H, W), each independently of the others."""
+        return self.model.logits(images)
+
+    def output(self, logits: Tensor) -> Tensor:
+        """Return the prediction (B, C) for a whole batch from its centered logits (B, C)."""
+        return logits
+
+    def update_and_predict(self, images: Tensor) -> Tensor:
+        """Return logits (B, C) from after an update by the same images; with `predicts_after_update`."""
+        raise NotImplementedError
+
+    def before_step(self) -> None:
+        """Use the gradients before the optimizer's step, which may overwrite them."""
+
+    def after_step(self) -> None:
+        """Change the weights after the optimizer's step, before they are committed."""
+
+    def after_batch(self, views: Tensor) -> bool:
+        """Process a batch's views (L, B, C) after its step; return whether to restore the source weights."""
+        return False
+
+    def part_size(self, batch_size: int) -> int:
+        """Return the number of images of a batch that go forward and backward at a time."""
+        return self.model.part_size(batch_size)
+
+    def passes(self) -> tuple[float, float]:
+        """Return the number of forward and backward passes per image."""
+        forward, backward = self.passes_per_step
+        return forward * self.config.steps, backward * self.config.steps
+
+    @property
+    def keeps_updates(self) -> bool:
+        """True if updates by gradients last to the next batch."""
+        return bool(self.trained) and self.updates_last and not self.config.episodic
+
+    @property
+    def norms_only(self) -> bool:
+        """True if only normalisation weights change, so that a delta is small."""
+        return self.trains in ("norms", "none")
+
+    # A batch: predict, then step.
+
+    @torch.inference_mode(False)  # the caller may predict inside one
+    @torch.no_grad()
+    def predict(self, images: Tensor, *, learn: bool = False, counted: bool = True, latency: bool = False) -> Tensor:
+        """Return logits (B, C) of transformed images (B, 3, H, W), from before the update; without gradient.
+
+        Args:
+            images: As returned by `AdaptedModel.transform`.
+            learn: `step` follows and may reuse what is computed here.
+            counted: They count in the recent statistics of batch norms.
+            latency: Return as early as possible, even if `step` takes longer then.
+        """
+        self._check_source_data()
+        if learn and self.config.episodic and self.adapts:
+            self.reset()
+        self._batch = None
+        self.model.batch_norms.expect(len(images) if counted else 0)
+        if not learn:
+            return self.in_parts(self.forward, images)
+        images = images.clone() if images.is_inference() else images  # inference tensors cannot be part of a graph
+        self.model.batch_norms.warn_of_few(len(images))
+        if self.predicts_after_update:
+            return self.update_and_predict(images)
+        batch = self._batch = _Batch(images)
+        if self.config.predicts_last_step and not self.needs_labels:
+            return self.update(images)[0]
+        if not (self.config.centre or latency or self.needs_labels):  # nothing else is needed for the gradients
+            batch.views = self.compute_gradients(images, unchanged, *self.targets(images, None))
+            return batch.views[0]
+        if not latency and self.keeps_graph(len(images)):
+            with torch.enable_grad():
+                batch.first_view = self.first_view(images)
+            return batch.first_view[0].detach()
+        logits, batch.targets = self.predict_with_targets(images)
+        return logits
+
+    @torch.inference_mode(False)
+    def step(self, center: Center, labels: Tensor | None = None) -> bool:
+        """Update by the images of the last `predict`, unless it did; return whether the source weights were restored.
+
+        Raise ValueError if the method needs labels (B,) and gets none.
+        """
+        batch, restored = self._batch, False
+        if batch is None:
+            return False
+        if self.needs_labels and labels is None:
+            raise ValueError("this method learns from labels, and none were given")
+        labels = labels if self.needs_labels else None
+        for number in range(self.config.steps):
+            if batch.views is None or number:
+                targets = self.targets(batch.images, labels) if batch.targets is None else batch.targets
+                batch.views, batch.targets = self.compute_gradients(batch.images, center, *targets), None
+            if number == 0 or self.config.answer == "last":
+                self.last_views = batch.views
+            if self.optimizer.gradients():
+                self._update_weights()
+            if self.after_batch(batch.views):
+                self.reset()
+                restored = True
+        self._batch = None
+        return restored
+
+    def update(self, images: Tensor) -> Tensor:
+        """Take all steps on a batch, without centering; return the views (L, B, C) of the first or last step."""
+        self._batch = _Batch(images)
+        self.step(unchanged)
+        assert self.last_views is not None
+        return self.last_views
+
+    @torch.enable_grad()
+    def compute_gradients(self, images: Tensor, center: Center, *targets: Tensor) -> Tensor:
+        """Compute a batch's gradients, or none if no image counts; return its views (L, B, C)."""
+        self.optimizer.zero_grad()
+        size = self.part_size(len(images))
+        if size >= len(images):
+            views, loss, count = self._checked_loss(images, center, *targets)
+            if count and loss.requires_grad:
+                self.model.backward(loss)
+            return views
+        self.model.batch_norms.warn_of_parts()
+        views_of_parts, num_counted = [], 0
+        for part, *rows in zip(images.split(size), *(rows.split(size) for rows in targets), strict=True):
+            views, loss, count = self._checked_loss(part, center, *rows)
+            if count and loss.requires_grad:  # the loss is a mean; sums over the parts add up to the batch's
+                self.model.backward(loss * count)
+            num_counted += count
+            views_of_parts.append(views)
+        if gradients := self.optimizer.gradients():
+            torch._foreach_div_(gradients, float(num_counted))
+        return torch.cat(views_of_parts, dim=1)
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Return logits (B, C) for a loss; those that `predict` computed of the same images, if it kept their graph."""
+        return self.take_first_view(images)[0]
+
+    def first_view(self, images: Tensor) -> Targets:
+        """Return the plain view's logits (B, C), and what else the loss reuses of its forward pass."""
+        return (self.forward(images),)
+
+    def take_first_view(self, images: Tensor) -> Targets:
+        """Return `first_view`, as kept by `predict` or computed now."""
+        batch = self._batch
+        if batch is None or batch.images is not images or batch.first_view is None:
+            return self.first_view(images)
+        kept, batch.first_view = batch.first_view, None
+        return kept
+
+    def keeps_graph(self, batch_size: int) -> bool:
+        """Return whether a batch is small enough to keep the graph of its forward pass until `step`.
+
+        Saves a forward pass: a third of the time of Tent's update.
+        """
+        return self.part_size(batch_size) >= batch_size
+
+    def predict_with_targets(self, images: Tensor) -> tuple[Tensor, Targets | None]:
+        """Return logits (B, C) without a graph, and the loss's `targets` if they are a by-product."""
+        return self.in_parts(self.forward, images), None
+
+    def in_parts(self, predict: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        """Return logits (B, C) that `predict` returns for parts; batch norms that mix images need the whole batch."""
+        size = len(images) if self.model.batch_norms.mixes else self.part_size(len(images))
+        return torch.cat([predict(part) for part in images.split(size)]) if size < len(images) else predict(images)
+
+    def _checked_loss(self, images: Tensor, center: Center, *targets: Tensor) -> Loss:
+        views, loss, count = self.loss(images, center, *targets)
+        if views.ndim != 3:  # of another package's method
+            name, shape = type(self).__name__, tuple(views.shape)
+            raise UsageError(f"{name}.loss must return logits of shape (L, B, C), got {shape}")
+        if count and not loss.requires_grad:  # it may be 0, but then the logits have gradients
+            self.model.check_gradients(views)
+        return views.detach(), loss, count
+
+    def _update_weights(self) -> None:
+        if not self.optimizer.has_finite_gradients():
+            _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
+            return
+        self.before_step()
+        self.optimizer.step()
+        self.after_step()
+        if self.config.anchor:
+            self.model.weights.pull(self.config.anchor)
+        self.model.batch_norms.follow()
+        self.model.weights.commit()
+
+
+def unchanged(logits: Tensor) -> Tensor:
+    """The `Center` of a method that does not center logits."""
+    return logits

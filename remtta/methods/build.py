@@ -1,0 +1,34 @@
+"""Set up a method on a model."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.base import Method
+from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, method_config
+from remtta.options import DEFAULT_BATCH_SIZE
+
+M = TypeVar("M", bound=Method[Any])
+
+
+def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method[Any]:
+    """Set up a method of METHOD_TABLE on a model, which it adapts in place; with its default settings without a config.
+
+    Everything but the selected weights is frozen, and the model is put in eval mode. Raise UsageError if the method is
+    unknown, or its settings do not suit the model; ModelError if the method cannot adapt the model.
+    """
+    check_method(name, METHOD_TABLE)
+    config = config or method_config(name, {}, batch_size=DEFAULT_BATCH_SIZE)
+    return create_method(METHOD_TABLE[name].method, model, config)
+
+
+@torch.inference_mode(False)
+def create_method(method: type[M], model: nn.Module, config: MethodConfig) -> M:
+    """Set up a method of a class on a model; raise as `build_method` does."""
+    created = method(AdaptedModel(model, config, method.trains, calls_module=method.calls_module), config)
+    created.reset_learned()
+    return created

@@ -1,0 +1,148 @@
+"""What a method holds between batches: weights, optimizer, buffers, and how they are saved, restored and reset."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from remtta.errors import UsageError
+from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.optimizer import NamedOptimizer
+from remtta.methods.settings.base import MethodConfig
+from remtta.models.weights import within
+
+Config = TypeVar("Config", bound=MethodConfig)
+
+_DELTA, _UPDATES, _GENERATOR, _BUFFER = "delta.", "updates", "generator", "own."
+
+
+class MethodState(Generic[Config]):
+    """The state of a method on a model.
+
+    Attributes:
+        model: The model and its adapted weights.
+        config: The method's settings.
+        trained: Tensors that the optimizer updates, by name: the adapted weights, or what learns in their place.
+        buffers: What the next update depends on besides weights, optimizer and random numbers, by name.
+        statistics: Statistics of source images; empty until `use_source`, and not part of the state.
+    """
+
+    needs_source_data: ClassVar[bool] = False
+
+    def __init__(self, model: AdaptedModel, config: Config) -> None:
+        self.model, self.config = model, config
+        self.trained: Mapping[str, Tensor] = model.weights.parameters
+        self.buffers: dict[str, Tensor] = {}
+        self.statistics: Mapping[str, Tensor] = {}
+        self._has_source_data = not self.needs_source_data
+
+    @cached_property
+    def optimizer(self) -> NamedOptimizer:
+        """The optimizer of `trained`."""
+        return NamedOptimizer(self.trained, self.config, self.parameter_groups())
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Return parameter groups for the optimizer, which may have their own learning rates."""
+        return [{"params": list(self.trained.values())}]
+
+    def reset_buffers(self) -> None:
+        """Set `buffers` as before the first batch; the weights are reset already."""
+        self.buffers = {}
+
+    @torch.inference_mode(False)  # the caller may be inside one
+    def reset(self) -> None:
+        """Restore the source weights, exactly, and everything else as before the first batch."""
+        self.optimizer.zero_grad()  # the model outlives the method, and gradients are as large as weights
+        self.model.weights.reset()
+        self.model.batch_norms.forget()
+        self.reset_learned()
+
+    @torch.no_grad()
+    def reset_learned(self) -> None:
+        """Forget everything learned except the weights."""
+        self.optimizer.restart()
+        self.reset_buffers()
+
+    @torch.inference_mode(False)
+    def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
+        """Start from source plus delta, with nothing else learned; raise DeltaError if it does not fit the model."""
+        self.model.weights.load(delta, num_updates)
+        self.model.batch_norms.forget()
+        self.reset_learned()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that the next update depends on, on the CPU, except statistics of source images."""
+        delta, num_updates = self.model.weights.committed
+        state = {_DELTA + name: tensor.cpu().clone() for name, tensor in delta.items()}
+        state[_UPDATES] = torch.tensor(num_updates)
+        return {**state, **self.model.batch_norms.state(), **self.own_state_dict(), **self.optimizer.state_dict()}
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned; raise DeltaError if it does not fit the model."""
+        self.load_delta(within(_DELTA, state), int(state[_UPDATES]))
+        self.model.batch_norms.load_state(state)
+        self.load_own_state_dict(state)
+        self.optimizer.load_state_dict(state)
+
+    def own_state_dict(self) -> dict[str, Tensor]:
+        """Return copies on the CPU of `buffers` and of the random generator's state."""
+        buffers = {_BUFFER + name: tensor.detach().cpu().clone() for name, tensor in self.buffers.items()}
+        return {_GENERATOR: self.model.generator.get_state(), **buffers}
+
+    def load_own_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `own_state_dict` returned, among other entries."""
+        self.model.generator.set_state(state[_GENERATOR])
+        saved = within(_BUFFER, state)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(saved.pop(name))  # in place, since an optimizer may hold it
+        for name, tensor in saved.items():
+            self.buffers[name] = tensor.to(self.model.device if tensor.ndim else "cpu", copy=True)
+
+    @torch.inference_mode(False)
+    def learn_source(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return what the method learns from preprocessed source images (B, 3, H, W), for `use_source`; raise
+        ValueError if there are none.
+        """
+        transformed = map(self.model.transform, batches)
+        first = next(transformed, None)
+        if first is None:
+            raise ValueError("there are no source images to learn from")
+        return self.source_statistics(itertools.chain([first], transformed))
+
+    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return statistics on the CPU of one or more batches of transformed source images (B, 3, H, W)."""
+        raise UsageError(f"{type(self).__name__} learns nothing from source images")
+
+    @torch.inference_mode(False)
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+        """Adapt with the tensors returned by `learn_source`, of this or an equal model."""
+        self.set_statistics(statistics)
+        self._has_source_data = True
+
+    def set_statistics(self, statistics: Mapping[str, Tensor]) -> None:
+        """Store statistics of source images on the device."""
+        self.statistics = {name: tensor.to(self.model.device) for name, tensor in statistics.items()}
+
+    def _check_source_data(self) -> None:
+        if not self._has_source_data:
+            raise UsageError(
+                f"{type(self).__name__} learns from clean images of the source domain first: name a folder "
+                "of them with --source-data FOLDER, or give use_source what learn_source returns"
+            )
+
+    @property
+    def num_updates(self) -> int:
+        """Number of updates made to the current weights."""
+        return self.model.weights.committed[1]
+
+    @property
+    def num_trained(self) -> int:
+        """Number of trained values: weights, or what learns in their place or beside them."""
+        return sum(tensor.numel() for tensor in self.trained.values())
