@@ -49,8 +49,8 @@ def doctor(
         from remtta.streams.sources import open_stream
 
         opened = open_stream(source)  # reports a wrong path at once
-        load_torch("remtta.evaluation.examination", model)
-        from remtta.evaluation.examination import examine
+        load_torch("remtta.evaluation.preprocessing", model)
+        from remtta.evaluation.preprocessing import examine
 
         running.set_threads()
         classifier = running.load_classifier(model)

@@ -93,7 +93,7 @@ def evaluate(
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         configs = methods.configs(options.batch_size)
         from remtta.evaluation.evaluating import evaluate as measure
-        from remtta.evaluation.protocols import choose_preprocessing
+        from remtta.evaluation.preprocessing import choose_preprocessing
         from remtta.methods.source_data import check_source_data
 
         check_source_data(map(method_of, configs), methods.shared.source_data)
@@ -123,8 +123,8 @@ def evaluate(
 
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
-    """Return the model options, completed by a protocol's input settings."""
-    from remtta.evaluation.protocols import INPUTS
+    """Return the model options with a protocol's input settings, where none are given."""
+    from remtta.evaluation.preprocessing import INPUTS
 
     if options.protocol is None:
         return model

@@ -46,7 +46,7 @@ def inspect(
 
 
 def _lines(content: _Json) -> list[str]:
-    from remtta.report.facts import evaluation_facts, run_facts
+    from remtta.report.inspection import evaluation_facts, run_facts
 
     lines: list[str] = []
     if "evaluation" in content:
@@ -65,7 +65,7 @@ def _fact_lines(facts: dict[str, str]) -> list[str]:
 
 
 def _stream_group_lines(site: _Json, *, alive: bool | None) -> list[str]:
-    from remtta.report.facts import state_of
+    from remtta.report.inspection import state_of
 
     streams = site["streams"]
     rows = [
@@ -131,7 +131,7 @@ def report(
     """
     with running.command():
         target.check(".html")
-        from remtta.report.content import write_report
+        from remtta.report.page import write_report
 
         for folder in folders:
             if not folder.is_dir():

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.evaluating import evaluate
-from remtta.evaluation.protocols import choose_preprocessing
+from remtta.evaluation.preprocessing import choose_preprocessing
 
 __all__ = ["choose_preprocessing", "evaluate", "open_dataset"]

@@ -21,10 +21,10 @@ ALPHABETICAL = "alphabetical order"
 
 
 class ClassMap(NamedTuple):
-    """The model's class number by folder name, and a readable description of how it was found."""
+    """The model's class number of each folder name, and what the names were matched by."""
 
     numbers: Mapping[str, int]
-    how: str
+    matched_by: str
 
 
 def map_classes(
@@ -41,30 +41,30 @@ def map_classes(
     alphabetical order. Raise UsageError if a folder matches no class; the message names some.
     """
     names = sorted(set(folders))
-    given = list(labels or ())
-    own, plain = _numbered(given), _numbered([_plain(label) for label in given])
-    times, plain_times = Counter(given), Counter(map(_plain, given))
+    labels = list(labels or ())
+    plain_labels = [_plain(label) for label in labels]
+    counts, plain_counts = Counter(labels), Counter(plain_labels)
+    by_label, by_plain_label = _numbered(labels), _numbered(plain_labels)
     if class_map is not None:
         return ClassMap(_look_up(names, class_map, num_classes, "the class map"), "the class map")
-    if _are_wnids(names):
-        if set(names) <= own.keys():
-            return ClassMap(_look_up(names, own, num_classes, "the model's labels"), "wnid, in the model's labels")
+    if are_wnids(names):
+        if by_label.keys() >= set(names):
+            return ClassMap(_look_up(names, by_label, num_classes, "the model's labels"), "wnid, in the model's labels")
         if known := wnids(num_classes):  # none for a head of its own, such as Tiny ImageNet's
-            where = f"ImageNet's wnids for {num_classes} classes"
-            return ClassMap(_look_up(names, known, num_classes, where), "wnid")
-    if names and all(times[name] == 1 for name in names):
-        return ClassMap({name: own[name] for name in names}, "class name")
-    if _are_numbers(names):
+            return ClassMap(_look_up(names, known, num_classes, f"ImageNet's wnids for {num_classes} classes"), "wnid")
+    if names and all(counts[name] == 1 for name in names):
+        return ClassMap({name: by_label[name] for name in names}, "class name")
+    if are_numbers(names):
         numbers = {name: int(name) for name in names}
         return ClassMap(_look_up(names, numbers, num_classes, "the model's classes"), "number")
-    if plain and all(_plain(name) in plain for name in names):
-        if unclear := [name for name in names if plain_times[_plain(name)] > 1]:
+    unknown = [name for name in names if _plain(name) not in by_plain_label]
+    if labels and not unknown:
+        if unclear := [name for name in names if plain_counts[_plain(name)] > 1]:
             raise UsageError(f"several of the model's class names fit {listed(unclear, _SHOWN)}; give --class-map FILE")
-        return ClassMap({name: plain[_plain(name)] for name in names}, "class name")
-    others = [name for name in names if _plain(name) not in plain]
-    if len(others) < len(names):
+        return ClassMap({name: by_plain_label[_plain(name)] for name in names}, "class name")
+    if len(unknown) < len(names):
         raise UsageError(
-            f"no class of the model is named {listed(others, _SHOWN)} ({len(others)} of "
+            f"no class of the model is named {listed(unknown, _SHOWN)} ({len(unknown)} of "
             f"{counted(len(names), 'class folder')}); correct the names (--labels), or give --class-map FILE"
         )
     if len(names) == num_classes:
@@ -74,18 +74,6 @@ def map_classes(
         f"number ({len(names)}) is not the model's ({num_classes}); name every class's folder in --labels, or give "
         "--class-map FILE"
     )
-
-
-def zero_shot_names(folders: Sequence[str], root: Path) -> list[str] | None:
-    """Return a dataset's class folders as names for a zero-shot model: in alphabetical order, with spaces for `_`; None
-    for ImageNet's wnids, whose names are known.
-    """
-    names = sorted(set(folders))
-    if names and _are_wnids(names):
-        return None
-    if _are_numbers(names):
-        raise UsageError(f"{root} does not name its classes; name them with --labels FILE")
-    return [name.replace("_", " ") for name in names]
 
 
 def restricted_set(folders: Sequence[str]) -> str | None:
@@ -107,8 +95,8 @@ def read_class_map(path: Path) -> dict[str, int]:
             return {str(name): int(number) for name, number in json.loads(text).items()}
         parts = (re.split(r"[,\t ](?=[^,\t ]*$)", line.strip()) for line in text.splitlines() if line.strip())
         pairs = [(name.rstrip(",\t "), int(number)) for name, number in parts]
-        if twice := [name for name, times in Counter(name for name, _ in pairs).items() if times > 1]:
-            raise ValueError(f"{listed(twice, _SHOWN)} is given twice")
+        if repeated := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
+            raise ValueError(f"{listed(repeated, _SHOWN)} is given twice")
         return dict(pairs)
     except (OSError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
         raise UsageError(
@@ -116,18 +104,20 @@ def read_class_map(path: Path) -> dict[str, int]:
         ) from error
 
 
-def _are_wnids(names: Sequence[str]) -> bool:
+def are_wnids(names: Sequence[str]) -> bool:
+    """Return whether all names are ImageNet's class identifiers."""
     return all(re.fullmatch(r"n\d{8}", name) for name in names)
 
 
-def _are_numbers(names: Sequence[str]) -> bool:
+def are_numbers(names: Sequence[str]) -> bool:
+    """Return whether all names are whole numbers."""
     return all(re.fullmatch(r"\d+", name) for name in names)
 
 
-def _look_up(names: Sequence[str], known: Mapping[str, int], num_classes: int, where: str) -> dict[str, int]:
+def _look_up(names: Sequence[str], known: Mapping[str, int], num_classes: int, known_as: str) -> dict[str, int]:
     if missing := [name for name in names if name not in known]:
         raise UsageError(
-            f"{counted(len(missing), 'class folder')} not in {where}: {listed(missing, _SHOWN)}; see --class-map"
+            f"{counted(len(missing), 'class folder')} not in {known_as}: {listed(missing, _SHOWN)}; see --class-map"
         )
     if beyond := [name for name in names if not 0 <= known[name] < num_classes]:
         raise UsageError(

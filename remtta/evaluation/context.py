@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import nn
 from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
 from remtta.evaluation.domains import Dataset, title_of
+from remtta.files import JsonObject
 from remtta.methods.base import Method
 from remtta.methods.build import build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
@@ -46,23 +47,24 @@ class EvaluationContext:
     num_classes: int  # number of classes of the whole head
     start: Delta | None  # the delta from which every trial starts, if any
     # Source statistics by method; filled before anything is recorded.
-    learned: dict[str, dict[str, Any]] = field(default_factory=dict)
+    learned: dict[str, JsonObject] = field(default_factory=dict)
 
-    def settings(self) -> dict[str, Any]:
-        """Return everything that determines the results, ready for JSON."""
+    def settings(self, order: Iterable[str] | None = None) -> JsonObject:
+        """Return everything that determines the results, as read from JSON; with methods in this order."""
         options = {name: value for name, value in asdict(self.options).items() if name in fixed_fields(EvalOptions)}
         if math.isinf(self.options.imbalance):
             options["imbalance"] = "infinity"  # JSON cannot represent infinity
-        return {
+        settings = {
             "data": _data_settings(self.dataset),
             "model": {**self.card.origin, "base_sha256": self.card.sha256},
             "preprocessing": self.card.preprocessing.as_dict(),
-            "methods": {name: config.used() for name, config in self.methods.items()},
+            "methods": {name: self.methods[name].used() for name in order or self.methods},
             "options": options,
             "device": str(self.card.device),
             **({"start_delta": self.start.origin} if self.start else {}),
             **({"source_statistics": self.learned} if self.learned else {}),
         }
+        return json.loads(json.dumps(settings))
 
     @contextlib.contextmanager
     def pipeline(self, name: str) -> Iterator[Pipeline]:
@@ -110,7 +112,7 @@ class EvaluationContext:
 
     def _learn(
         self, method: Method[Any], name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         chosen, crop_pct = self.card.preprocessing, preprocessing_of(self.model).crop_pct
         # Domains of the input size are used uncropped, which does not say how to crop photographs.
         as_they_are = chosen.crop_pct == 1 and set(self.dataset.sizes) == {chosen.input_size[::-1]}
@@ -123,52 +125,51 @@ class EvaluationContext:
             wait=wait,
         )
 
-    def order_after(self, earlier: Mapping[str, Any], folder: Path, finished: Collection[str]) -> list[str]:
+    def order_after(self, earlier: JsonObject, folder: Path, finished: Collection[str]) -> list[str]:
         """Return methods in the order in which they run: those of the earlier evaluation that are finished or
         unchanged, then others; raise UsageError if a finished one or a seed is missing, or another setting changed.
         """
-        now = json.loads(json.dumps(self.settings()))
+        now = self.settings()
         if set(earlier["options"]["seeds"]) <= set(self.options.seeds):  # more may be added
             earlier = {**earlier, "options": {**earlier["options"], "seeds": now["options"]["seeds"]}}
-        begun = [
+        kept = [
             name for name, used in earlier["methods"].items() if name in finished or used == now["methods"].get(name)
         ]
-        if left_out := [name for name in begun if name not in now["methods"]]:
+        if missing := [name for name in kept if name not in now["methods"]]:
             raise UsageError(
-                f"the evaluation in {folder} also has {', '.join(left_out)}, and --resume keeps all finished methods: "
-                f"add {'it' if len(left_out) == 1 else 'them'} to --methods, or choose another --output"
+                f"the evaluation in {folder} also has {', '.join(missing)}, and --resume keeps all finished methods: "
+                f"add {'it' if len(missing) == 1 else 'them'} to --methods, or choose another --output"
             )
-        check_same_settings(_comparable(earlier, begun), _comparable(now, begun))
-        return [*begun, *(name for name in now["methods"] if name not in begun)]
+        check_same_settings(_comparable(earlier, kept), _comparable(now, kept))
+        return [*kept, *(name for name in now["methods"] if name not in kept)]
 
 
-def _data_settings(dataset: Dataset) -> dict[str, Any]:
-    domains = [
-        {
-            "name": domain.name,
-            "severity": domain.severity,
-            "images": len(domain.sources),
-            "labels_sha256": hashlib.sha256(np.ascontiguousarray(domain.labels).data).hexdigest(),
-            "first_image_sha256": domain.first_image_sha256,
-        }
-        for domain in dataset.domains
-    ]
+def _data_settings(dataset: Dataset) -> JsonObject:
     return {
         "root": str(dataset.root),
         "layout": dataset.layout,
         "classes": dataset.classes,
         "restricted_to": dataset.restricted_to,
-        "domains": domains,
+        "domains": [
+            {
+                "name": domain.name,
+                "severity": domain.severity,
+                "images": len(domain.sources),
+                "labels_sha256": hashlib.sha256(np.ascontiguousarray(domain.labels).data).hexdigest(),
+                "first_image_sha256": domain.first_image_sha256,
+            }
+            for domain in dataset.domains
+        ],
     }
 
 
-def _comparable(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str, Any]:
+def _comparable(settings: JsonObject, methods: Sequence[str]) -> JsonObject:
     """Return the settings restricted to these methods, with data, delta and statistics condensed for messages."""
     data, start, learned = settings["data"], settings.get("start_delta"), settings.get("source_statistics", {})
     domains = {
-        title_of(each["name"], each["severity"]): f"{each['images']} images, "
-        f"{each['labels_sha256'][:6]} {str(each.get('first_image_sha256'))[:6]}"
-        for each in data["domains"]
+        title_of(domain["name"], domain["severity"]): f"{domain['images']} images, "
+        f"{domain['labels_sha256'][:6]} {str(domain.get('first_image_sha256'))[:6]}"
+        for domain in data["domains"]
     }
     return {
         **settings,
@@ -179,7 +180,7 @@ def _comparable(settings: Mapping[str, Any], methods: Sequence[str]) -> dict[str
     }
 
 
-def read_earlier(record: Path) -> dict[str, Any]:
+def read_earlier(record: Path) -> JsonObject:
     """Read the results so far of an evaluation from its `results.json`. Raise RemttaError if it cannot be read;
     UsageError if it is not the record of an evaluation.
     """

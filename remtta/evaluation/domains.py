@@ -31,7 +31,7 @@ DEFAULT_SEVERITY = 5
 Sizes = Mapping[tuple[int, int], int]
 """Number of images of each (width, height)."""
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -128,15 +128,16 @@ def wanted_domains(
     `complete` is that of `open_dataset`; `by_severity`, whether the layout has severities: only then is an incomplete
     set of standard corruptions pointed out.
     """
-    if odd := [name for name in found if name.encode(errors="replace").decode() != name]:
-        raise UsageError(f"{root} has a domain whose name is not UTF-8, {odd[0]!r}; rename it")
+    if invalid := [name for name in found if name.encode(errors="replace").decode() != name]:
+        raise UsageError(f"{root} has a domain whose name is not UTF-8, {invalid[0]!r}; rename it")
     if not domains:
-        absent = [name for name in STANDARD if name not in found]
-        is_partial = 0 < len(absent) < len(STANDARD)
+        num_standard = sum(name in found for name in STANDARD)
+        is_partial = 0 < num_standard < len(STANDARD)
+        if is_partial and by_severity and not complete:
+            _log.info(
+                "%s has %d of the 15 standard corruptions, so its mean is not the benchmark's", root, num_standard
+            )
         if not (is_partial and complete):
-            if is_partial and by_severity:
-                there = len(STANDARD) - len(absent)
-                _log.info("%s has %d of the 15 standard corruptions, so its mean is not the benchmark's", root, there)
             return default_order(found)
         domains = STANDARD
     if missing := [name for name in domains if name not in found]:

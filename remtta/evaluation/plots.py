@@ -5,25 +5,25 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import cycle, groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps, rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.typing import ColorType
 
 from remtta.drawing import COLOURS, PLAIN_TEXT, running_error
-from remtta.evaluation.tally import ECE_BINS, Tallies, tally_of, tally_rows
+from remtta.evaluation.tally import ECE_BINS, Tallies, Tally, tally_rows
 from remtta.evaluation.trial_writer import PLOTS
-from remtta.files import write_atomically
+from remtta.files import JsonObject, write_atomically
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import read_rows
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 _MAX_POINTS = 2000  # per visit
 _MAX_STARTS = 50  # of labelled domains; some streams change domain at every image
@@ -32,52 +32,47 @@ _HALF_BAR = 0.45 / ECE_BINS
 
 
 @rc_context(PLAIN_TEXT)
-def draw_plots(folder: Path, results: Mapping[str, Any]) -> None:
+def draw_plots(folder: Path, results: JsonObject) -> None:
     """Draw the methods' errors and calibration into `plots` in the folder; raise OutputError if that is impossible."""
     if not (folder / PREDICTIONS).exists():  # of an evaluation that was complete before
         _log.warning("without its %s, no plots are drawn", PREDICTIONS)
         return
     tallies = tally_rows(folder / PREDICTIONS)
-    seeds = list(next(iter(results["methods"].values()))["seeds"])
-    which = "" if len(seeds) == 1 else f" (seed {seeds[0]})"
-    colours = _colours(list(results["methods"]))
-    pictures: dict[str, Callable[[], Figure]] = {
-        "error_per_domain": lambda: _error_per_domain(Figure(figsize=(12, 4.5)), results, colours),
-        "running_error": lambda: _running_error(Figure(figsize=(12, 4.5)), folder, int(seeds[0]), which, colours),
-        "reliability": lambda: draw_reliability(Figure(), tallies, colours),
-    }
-    for name, draw in pictures.items():
-        figure, path = draw(), folder / PLOTS / f"{name}.png"
+    colours = _colours(results["methods"])
+    for name, figure in {
+        "error_per_domain": _draw_error_per_domain(Figure(figsize=(12, 4.5)), results["methods"], colours),
+        "running_error": _draw_running_error(Figure(figsize=(12, 4.5)), folder, results["methods"], colours),
+        "reliability": draw_reliability(Figure(), tallies, colours),
+    }.items():
+        path = folder / PLOTS / f"{name}.png"
         path.parent.mkdir(exist_ok=True)
         figure.set_layout_engine("tight")
         write_atomically(path, partial(figure.savefig, format="png", dpi=110))
 
 
-def _colours(methods: Sequence[str]) -> dict[str, Any]:
+def _colours(methods: Iterable[str]) -> dict[str, ColorType]:
     """Return a colour for each method, the same in all plots, and fixed for the usual methods."""
-    free = cycle(colormaps["tab20"](range(4, 20)))  # the first four resemble REM's and Tent's
-    return {name: COLOURS.get(name) or next(free) for name in methods}
+    unused = cycle(colormaps["tab20"](range(4, 20)))  # the first four resemble REM's and Tent's
+    return {name: COLOURS.get(name) or next(unused) for name in methods}
 
 
 def _legend(axes: Axes) -> None:
     axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _plain(axes: Axes) -> Axes:
+def _without_frame(axes: Axes) -> Axes:
     axes.spines[["top", "right"]].set_visible(False)
     return axes
 
 
-def _error_per_domain(figure: Figure, results: Mapping[str, Any], colours: Mapping[str, Any]) -> Figure:
-    axes = _plain(figure.subplots())
-    methods: Mapping[str, Any] = results["methods"]
+def _draw_error_per_domain(figure: Figure, methods: JsonObject, colours: Mapping[str, ColorType]) -> Figure:
+    axes = _without_frame(figure.subplots())
     domains = list(next(iter(methods.values()))["error"])
     width = 0.8 / len(methods)
-    for place, (name, content) in enumerate(methods.items()):
-        at = np.arange(len(domains)) + (place - (len(methods) - 1) / 2) * width
-        spread = [value or 0.0 for value in content["error_std"].values()]
+    for number, (name, content) in enumerate(methods.items()):
+        spread = [std or 0.0 for std in content["error_std"].values()]
         axes.bar(
-            at,
+            np.arange(len(domains)) + (number - (len(methods) - 1) / 2) * width,
             list(content["error"].values()),
             width,
             yerr=spread if any(spread) else None,
@@ -90,26 +85,33 @@ def _error_per_domain(figure: Figure, results: Mapping[str, Any], colours: Mappi
     return figure
 
 
-def _running_error(figure: Figure, folder: Path, seed: int, which: str, colours: Mapping[str, Any]) -> Figure:
-    axes = _plain(figure.subplots())
+def _draw_running_error(figure: Figure, folder: Path, methods: JsonObject, colours: Mapping[str, ColorType]) -> Figure:
+    axes = _without_frame(figure.subplots())
+    seeds = list(next(iter(methods.values()))["seeds"])
     starts: list[tuple[int, str]] = []
-    done: Counter[str] = Counter()
-    for name, domains, missed in _visits(folder / PREDICTIONS, seed):
-        if not done.keys() - {name}:
-            starts += [(done[name] + place, domain) for place, domain in domains]
-        step = math.ceil(len(missed) / _MAX_POINTS)
-        places, label = range(done[name], done[name] + len(missed), step), None if name in done else name
-        axes.plot(places, running_error(missed)[::step], color=colours[name], label=label, lw=1.2)
-        done[name] += len(missed)
+    num_drawn: Counter[str] = Counter()
+    for name, domains, missed in _visits(folder / PREDICTIONS, int(seeds[0])):
+        if not num_drawn.keys() - {name}:
+            starts += [(num_drawn[name] + position, domain) for position, domain in domains]
+        step, first = math.ceil(len(missed) / _MAX_POINTS), num_drawn[name]
+        label = None if first else name
+        axes.plot(
+            range(first, first + len(missed), step),
+            running_error(missed)[::step],
+            color=colours[name],
+            label=label,
+            lw=1.2,
+        )
+        num_drawn[name] += len(missed)
     starts = [next(same) for _, same in groupby(starts, key=lambda start: start[1])]
-    mixed = len(starts) > _MAX_STARTS
-    if not mixed:
-        ends = [*(place for place, _ in starts[1:]), next(iter(done.values()))]
+    is_mixed = len(starts) > _MAX_STARTS
+    if not is_mixed:
+        ends = [*(position for position, _ in starts[1:]), next(iter(num_drawn.values()))]
         for (start, domain), end in zip(starts, ends, strict=True):
             axes.axvline(start, color="#dddddd", lw=0.8, zorder=0)
             axes.text((start + end) / 2, 1.01, domain, rotation=40, fontsize=7, transform=axes.get_xaxis_transform())
-    axes.set_xlabel(f"images{which}")
-    axes.set_ylabel("error in %, running mean" + ("" if mixed else " in each domain"))
+    axes.set_xlabel("images" if len(seeds) == 1 else f"images (seed {seeds[0]})")
+    axes.set_ylabel("error in %, running mean" + ("" if is_mixed else " in each domain"))
     axes.set_ylim(bottom=0)
     _legend(axes)
     return figure
@@ -128,9 +130,9 @@ def _visits(path: Path, seed: int) -> Iterator[tuple[str, list[tuple[int, str]],
         yield name, starts, missed
 
 
-def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any]) -> Figure:
+def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, ColorType]) -> Figure:
     """Plot accuracy against confidence, one panel per method, with the number of images per bin."""
-    methods = list(dict.fromkeys(method for method, _ in tallies))
+    methods = list(dict.fromkeys(key.method for key in tallies))
     columns = min(_PANELS, len(methods))
     lines = math.ceil(len(methods) / columns)
     figure.set_size_inches(3.6 * columns, 3.6 * lines)
@@ -138,18 +140,18 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any
     for axes in panels.flat[len(methods) :]:
         axes.remove()
     for axes, name in zip(panels.flat, methods, strict=False):
-        together = tally_of(tallies, name)
-        ece = together.calibration_error
-        together.bins[-2] += together.bins[-1]  # confidences of exactly 1 are counted in a separate bin
-        together.bins[-1] = 0
-        numbers, images, confidence, accuracy = together.reliability()
-        places = (numbers + 0.5) / ECE_BINS
-        _plain(axes).plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
-        axes.bar(places, accuracy, 2 * _HALF_BAR, color=colours[name], alpha=0.5)  # lines show on black
-        axes.hlines(confidence, places - _HALF_BAR, places + _HALF_BAR, "#222222", lw=1)
-        for place, count in zip(places, images, strict=True):
-            axes.text(place, 1.03, _count(count), rotation=90, fontsize=6, ha="center", va="bottom")
-        axes.set_title(f"{name}, ECE {100 * ece:.1f} %", fontsize=10)
+        tally = Tally.total(tally for key, tally in tallies.items() if key.method == name and key.phase == "adapt")
+        axes.set_title(f"{name}, ECE {100 * tally.calibration_error:.1f} %", fontsize=10)
+        tally.bins[-2] += tally.bins[-1]  # confidences of exactly 1 are counted in a separate bin
+        tally.bins[-1] = 0
+        numbers, images, confidence, accuracy = tally.reliability()
+        centres = (numbers + 0.5) / ECE_BINS
+        _without_frame(axes).plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
+        axes.bar(centres, accuracy, 2 * _HALF_BAR, color=colours[name], alpha=0.5)  # lines show on black
+        axes.hlines(confidence, centres - _HALF_BAR, centres + _HALF_BAR, "#222222", lw=1)
+        for centre, count in zip(centres, images, strict=True):
+            text = f"{count:,.0f}" if count < 10_000 else f"{count / 1000:,.0f}k"
+            axes.text(centre, 1.03, text, rotation=90, fontsize=6, ha="center", va="bottom")
         axes.set_xlabel("confidence")
         axes.set_xlim(0, 1)
         axes.set_ylim(0, 1.16)
@@ -157,7 +159,3 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Any
     for axes in panels[:, 0]:
         axes.set_ylabel("accuracy (bars), mean confidence (lines),\nand number of images (above)")
     return figure
-
-
-def _count(images: float) -> str:
-    return f"{images:,.0f}" if images < 10_000 else f"{images / 1000:,.0f}k"

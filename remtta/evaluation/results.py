@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 from statistics import harmonic_mean
-from typing import Any
 
 import numpy as np
 
-from remtta.evaluation.tally import TOP, Tallies, Tally, counts_by, mean_and_std, padded_sum, tally_of
-from remtta.runs.tables import AGAIN
+from remtta.evaluation.context import EvaluationContext
+from remtta.evaluation.tally import TOP, Tallies, Tally, errors_by_round, mean_and_std, padded_sum, tally_rows
+from remtta.evaluation.trial_writer import TrialRecord
+from remtta.files import JsonObject, write_atomically, write_json
+from remtta.runs.folder import PREDICTIONS, RESULTS
+from remtta.runs.manifest import environment
+from remtta.runs.tables import AGAIN, TABLE, markdown_table
 
 MAX_CLASSES = 1000  # listed individually in results.json
 
@@ -20,34 +27,53 @@ Outcomes = Mapping[str, Tally]
 """A trial's predictions by domain."""
 
 
+def write_results(folder: Path, context: EvaluationContext, trials: Iterable[TrialRecord]) -> JsonObject:
+    """Write `table.md` and `results.json` of finished trials, from the rows in the folder; return the latter."""
+    rows, num_domains = folder / PREDICTIONS, len(context.dataset.domains)
+    tallies = tally_rows(rows, by_path=num_domains == 1)
+    order = list(itertools.product(context.methods, context.options.seeds))
+    ordered = sorted(trials, key=lambda trial: order.index((trial.method, trial.seed)))
+    domains = list(dict.fromkeys(domain.name for domain in context.dataset.domains))
+    made_with = environment(context.card.device)
+    del made_with["command"]  # differs after --resume, and the settings cover it
+    content: JsonObject = {
+        "status": "completed",
+        "methods": summarise(tallies, ordered, domains, len(context.numbers)),
+        "settings": context.settings(),
+        "environment": made_with,
+    }
+    if context.options.scenario == "recurring":
+        num_unseen = sum(domain.name in context.options.unseen for domain in context.dataset.domains)
+        for name, errors in errors_by_round(rows, num_domains - num_unseen).items():
+            content["methods"][name]["error_by_round"] = errors
+    write_atomically(folder / TABLE, partial(Path.write_text, data=markdown_table(content), encoding="utf-8"))
+    write_json(folder / RESULTS, content)  # last, as it marks completion
+    return content
+
+
 def summarise(
-    tallies: Tallies, trials: Sequence[Mapping[str, Any]], order: Sequence[str], num_classes: int
-) -> dict[str, Any]:
+    tallies: Tallies, trials: Iterable[TrialRecord], order: Sequence[str], num_classes: int
+) -> dict[str, JsonObject]:
     """Return the `methods` part of `results.json`: for each method the means over seeds, their standard deviations and
     standard errors, and the numbers of each seed.
 
     Args:
-        trials: The record of each trial, with its method and seed, in the order of the table.
+        trials: The records of all trials, in the order of the table.
         order: Names of the domains, in the order of the table.
         num_classes: Classes of the model; with five or fewer, top-5 errors are left out.
     """
-    methods: dict[str, dict[str, Any]] = {}
+    methods: dict[str, JsonObject] = {}
     adapted: dict[str, list[Outcomes]] = {}
-    seeds: dict[str, list[dict[str, Any]]] = {}
-    for name, of_method in groupby(trials, key=lambda trial: str(trial["method"])):
-        own = list(of_method)
-        places = [tallies[name, trial["seed"]] for trial in own]
-        phases = [{phase: _by_domain(each[phase], order) for phase in each} for each in places]
-        adapted[name] = [each["adapt"] for each in phases]
-        seeds[name] = [
-            {**trial, **_one_seed(by_phase, by_place["adapt"], num_classes > TOP)}
-            for trial, by_phase, by_place in zip(own, phases, places, strict=True)
-        ]
+    seeds: dict[str, list[JsonObject]] = {}
+    for name, records in itertools.groupby(trials, key=lambda trial: trial.method):
+        seeds[name] = [{**asdict(record), **_one_seed(tallies, record, order, num_classes > TOP)} for record in records]
+        adapted[name] = [_outcomes(tallies, name, seed["seed"], "adapt", order) for seed in seeds[name]]
         domains = list(adapted[name][0])
+        method_total = Tally.total(tally for outcomes in adapted[name] for tally in outcomes.values())
         methods[name] = _over_seeds(seeds[name]) | {
             "error_se": {domain: standard_error(adapted[name], [domain]) for domain in domains},
             "mean_se": standard_error(adapted[name], domains),
-            "class_error": class_errors(tally_of(tallies, name)),
+            "class_error": _class_errors(method_total),
         }
     for name, content in methods.items():
         content |= _gains(methods, adapted, name)
@@ -55,41 +81,45 @@ def summarise(
     return methods
 
 
-def _by_domain(places: Mapping[tuple[str, int | None], Tally], order: Sequence[str]) -> dict[str, Tally]:
-    """Sum the severities of each domain, in order."""
-    together: dict[str, Tally] = {}
-    for (name, _), tally in places.items():
-        together[name] = together.get(name, Tally()) + tally
-    return {name: together[name] for name in order if name in together}
+def _outcomes(tallies: Tallies, method: str, seed: int, phase: str, order: Sequence[str]) -> Outcomes:
+    """Return a trial's outcomes in a phase, over all severities, by domain in order."""
+    domains: dict[str, list[Tally]] = {}
+    for key, tally in tallies.items():
+        if key[:3] == (method, seed, phase):
+            domains.setdefault(key.domain, []).append(tally)
+    return {name: Tally.total(domains[name]) for name in order if name in domains}
 
 
-def _one_seed(
-    phases: Mapping[str, Outcomes], places: Mapping[tuple[str, int | None], Tally], ranked: bool
-) -> dict[str, Any]:
-    domains = {domain: tally.summary() for domain, tally in phases["adapt"].items()}
-    together = sum(phases["adapt"].values(), Tally()).summary()
-    content = _errors(phases["adapt"]) | {
+def _one_seed(tallies: Tallies, trial: TrialRecord, order: Sequence[str], ranked: bool) -> JsonObject:
+    by_domain = _outcomes(tallies, trial.method, trial.seed, "adapt", order)
+    domains = {domain: tally.summary() for domain, tally in by_domain.items()}
+    trial_summary = Tally.total(by_domain.values()).summary()
+    content = _errors(by_domain) | {
         "domains": domains,
         "error_by_severity": {
-            f"{name}{severity}": tally.error for (name, severity), tally in places.items() if severity is not None
+            f"{key.domain}{key.severity}": tally.error
+            for key, tally in tallies.items()
+            if key[:3] == (trial.method, trial.seed, "adapt") and key.severity is not None
         },
-        **{name: value for name, value in together.items() if name not in ("error", "top5_error", "images")},
+        **{name: value for name, value in trial_summary.items() if name not in ("error", "top5_error", "images")},
     }
     if ranked:
         content["top5_error"] = {domain: summary["top5_error"] for domain, summary in domains.items()}
         content["top5"] = mean_and_std(list(content["top5_error"].values()))[0]
-    content |= {phase: _errors(phases[phase]) for phase in AGAIN if phase in phases}
+    for phase in AGAIN:
+        if outcomes := _outcomes(tallies, trial.method, trial.seed, phase, order):
+            content[phase] = _errors(outcomes)
     if "unseen" in content:
         content["unseen"]["harmonic_mean"] = harmonic_mean([content["mean"], content["unseen"]["mean"]])
     return content
 
 
-def _errors(outcomes: Outcomes) -> dict[str, Any]:
+def _errors(outcomes: Outcomes) -> JsonObject:
     errors = {domain: tally.error for domain, tally in outcomes.items()}
     return {"error": errors, "mean": mean_and_std(list(errors.values()))[0]}
 
 
-def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _over_seeds(seeds: Sequence[JsonObject]) -> JsonObject:
     first = seeds[0]
     content = _by_domain_over_seeds(seeds, "error")
     if "top5_error" in first:
@@ -98,9 +128,10 @@ def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if all(name in seed for seed in seeds):
             content[name], content[f"{name}_std"] = mean_and_std([seed[name] for seed in seeds])
     for phase in (phase for phase in AGAIN if phase in first):
-        again = [seed[phase] for seed in seeds]
-        means = {key: mean_and_std([each[key] for each in again])[0] for key in first[phase] if key != "error"}
-        content[phase] = means | _by_domain_over_seeds(again, "error")
+        results = [seed[phase] for seed in seeds]
+        names = [name for name in first[phase] if name != "error"]
+        means = {name: mean_and_std([result[name] for result in results])[0] for name in names}
+        content[phase] = means | _by_domain_over_seeds(results, "error")
     content |= {name: first[name] for name in ("config", "models_held")}
     for name in ("forwards_per_image", "backwards_per_image"):
         content[name] = mean_and_std([seed[name] for seed in seeds])[0]
@@ -116,7 +147,7 @@ def _over_seeds(seeds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return content
 
 
-def _by_domain_over_seeds(seeds: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+def _by_domain_over_seeds(seeds: Sequence[JsonObject], name: str) -> JsonObject:
     """Return the mean and standard deviation over seeds of an error by domain."""
     both = {domain: mean_and_std([seed[name][domain] for seed in seeds]) for domain in seeds[0][name]}
     return {
@@ -125,13 +156,11 @@ def _by_domain_over_seeds(seeds: Sequence[Mapping[str, Any]], name: str) -> dict
     }
 
 
-def _gains(
-    methods: Mapping[str, Mapping[str, Any]], adapted: Mapping[str, Sequence[Outcomes]], name: str
-) -> dict[str, Any]:
+def _gains(methods: Mapping[str, JsonObject], adapted: Mapping[str, Sequence[Outcomes]], name: str) -> JsonObject:
     source, content = methods.get("source"), methods[name]
     if source is None:
         return {"gain": None}
-    gain: dict[str, Any] = {"gain": source["mean"] - content["mean"]}
+    gain: JsonObject = {"gain": source["mean"] - content["mean"]}
     if name == "source":
         return gain
     pair, domains = (adapted["source"], adapted[name]), list(content["error"])
@@ -142,15 +171,14 @@ def _gains(
     }
 
 
-def class_errors(tally: Tally) -> dict[str, float] | None:
+def _class_errors(tally: Tally) -> dict[str, float] | None:
     """Return the error in percent of each class that has images, by number; None if there are over 1,000 classes."""
-    truths, predicted, times = tally.confusion
-    numbers, images = counts_by(truths, times)
+    numbers = np.flatnonzero(tally.num_true)
     if len(numbers) > MAX_CLASSES:
         return None
-    _, right = counts_by(truths, times * (truths == predicted))
-    errors = 100 * (1 - right / images)
-    return {str(number): float(error) for number, error in zip(numbers.tolist(), errors, strict=True)}
+    right = padded_sum([np.zeros_like(tally.num_true), tally.num_right])
+    errors = 100 * (1 - right[numbers] / tally.num_true[numbers])
+    return {str(number): float(error) for number, error in zip(numbers, errors, strict=True)}
 
 
 def standard_error(trials: Sequence[Outcomes], domains: Iterable[str]) -> float:
@@ -176,7 +204,9 @@ def paired_standard_error(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes
     McNemar's sqrt(b + c) / n, the standard error if there were no difference. Both have a trial for each of the same
     seeds.
     """
-    pairs = [(one[domain], other[domain]) for domain in domains for one, other in zip(firsts, seconds, strict=True)]
+    pairs = [
+        (first[domain], second[domain]) for domain in domains for first, second in zip(firsts, seconds, strict=True)
+    ]
     return _root_of_squares([_differences(first, second) for first, second in pairs])
 
 
@@ -188,7 +218,7 @@ def _differences(first: Tally, second: Tally) -> tuple[np.ndarray, int]:
     return num_predictions * (share[0] - share[1]), int(num_predictions.sum())
 
 
-def _root_of_squares(parts: Sequence[tuple[np.ndarray, int]]) -> float:
-    """Return the standard error from the contributions of each image and the number of predictions, for each part."""
-    moves = padded_sum([moves / (len(parts) * max(1, count)) for moves, count in parts])
-    return 100 * float(np.sqrt((moves**2).sum()))
+def _root_of_squares(contributions: Sequence[tuple[np.ndarray, int]]) -> float:
+    """Return the standard error from the contributions of each image and the number of predictions, by trial."""
+    scaled = [values / (len(contributions) * max(1, count)) for values, count in contributions]
+    return 100 * float(np.sqrt((padded_sum(scaled) ** 2).sum()))

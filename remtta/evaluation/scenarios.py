@@ -23,9 +23,12 @@ from remtta.streams.batches import Batch
 
 Phase = Literal["adapt", "unseen", "revisit"]
 GRADUAL_SEVERITIES = (*SEVERITIES, *reversed(SEVERITIES[:-1]))
+_RECURRING_VISITS = 20  # per domain, in PeTTA's protocol of recurring domains (Hoang et al., NeurIPS 2024)
+_DOMAIN_SEED, _MIXED_SEED = 1, 2
+_SHOWN = 5
 _TIMED_BATCHES = 3  # timed per side of the measured cost ratio
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -41,49 +44,45 @@ def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit
     """Return the visits of one trial; raise UsageError if an unseen domain is not in the dataset, all domains are
     unseen, or the gradual scenario lacks severities.
     """
-    scenario, unseen = options.scenario, options.unseen
-    titles = [domain.name for domain in dataset.domains]
-    if strangers := [name for name in unseen if name not in titles]:
-        there = ", ".join(dict.fromkeys(titles))
-        raise UsageError(f"--unseen {', '.join(strangers)}: not among the domains ({there}); include it in --domains")
-    seen = [number for number, name in enumerate(titles) if name not in unseen]
+    scenario, names = options.scenario, [domain.name for domain in dataset.domains]
+    if unknown := [name for name in options.unseen if name not in names]:
+        known = ", ".join(dict.fromkeys(names))
+        raise UsageError(f"--unseen {', '.join(unknown)}: not among the domains ({known}); include it in --domains")
+    seen = [number for number, name in enumerate(names) if name not in options.unseen]
+    unseen = [number for number, name in enumerate(names) if name in options.unseen]
     if not seen:
         raise UsageError("--unseen leaves no domain to adapt to")
 
-    def order(number: int, again: int) -> np.ndarray:
-        domain = dataset.domains[number]
-        rng = np.random.default_rng([seed, _NAMES_SEED, *domain.title.encode(), *([again] if again else [])])
-        if scenario == "label-shift":
-            if options.dirichlet is not None:
-                return dirichlet_order(domain.labels, options.dirichlet, rng)
-            return imbalanced_order(domain.labels, options.imbalance, rng)
-        return np.arange(len(domain.labels)) if options.order == "stored" else rng.permutation(len(domain.labels))
-
-    def visit(number: int, again: int = 0, phase: Phase = "adapt") -> Visit:
-        positions = order(number, again)
+    def visit(number: int, repetition: int = 0, phase: Phase = "adapt") -> Visit:
+        positions = _image_order(dataset.domains[number], options, seed, repetition)
         items = np.stack([np.full_like(positions, number), positions], axis=1)
         return Visit(items, reset=scenario == "episodic" and phase == "adapt", phase=phase)
 
-    visits = [visit(number) for number in seen]
     if scenario == "gradual":
-        visits = [visit(number) for number in _gradually(dataset.domains, seen)]
+        visits = [visit(number) for number in _gradual_order(dataset.domains, seen)]
     elif scenario == "recurring":
-        visits += [visit(number, again) for again in range(1, options.visits or _VISITS) for number in seen]
-    elif scenario == "mixed":
-        items = np.concatenate([each.items for each in visits])
+        repetitions = range(options.visits or _RECURRING_VISITS)
+        visits = [visit(number, repetition) for repetition in repetitions for number in seen]
+    else:
+        visits = [visit(number) for number in seen]
+    if scenario == "mixed":
+        items = np.concatenate([visit.items for visit in visits])
         visits = [Visit(np.random.default_rng([seed, _MIXED_SEED]).permutation(items))]
-    visits += [visit(number, phase="unseen") for number in range(len(titles)) if number not in seen]
-    if options.revisit:
-        visits += [visit(number, phase="revisit") for number in seen]
-    return visits
+    visits += [visit(number, phase="unseen") for number in unseen]
+    return visits + [visit(number, phase="revisit") for number in seen if options.revisit]
 
 
-_NAMES_SEED, _MIXED_SEED = 1, 2
-_VISITS = 20  # per domain, in PeTTA's protocol of recurring domains (Hoang et al., NeurIPS 2024)
-_SHOWN = 5
+def _image_order(domain: Domain, options: EvalOptions, seed: int, repetition: int) -> np.ndarray:
+    """Return the positions of a domain's images in the order in which they come."""
+    rng = np.random.default_rng([seed, _DOMAIN_SEED, *domain.title.encode(), *([repetition] if repetition else [])])
+    if options.scenario == "label-shift":
+        if options.dirichlet is not None:
+            return dirichlet_order(domain.labels, options.dirichlet, rng)
+        return imbalanced_order(domain.labels, options.imbalance, rng)
+    return np.arange(len(domain.labels)) if options.order == "stored" else rng.permutation(len(domain.labels))
 
 
-def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:
+def _gradual_order(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:
     """Return each corruption's domains with severities rising to the worst and falling again."""
     names = list(dict.fromkeys(domains[number].name for number in numbers))
     by_level = {(domains[number].name, domains[number].severity): number for number in numbers}
@@ -98,38 +97,38 @@ def _gradually(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:
 def imbalanced_order(labels: np.ndarray, ratio: float, rng: np.random.Generator) -> np.ndarray:
     """Return an order, as positions (n,), in which one class after the other is overrepresented.
 
-    There are as many stretches as classes, in random order. In each stretch its own class is `ratio` times as likely as
+    There are as many stretches as classes, in random order. In each stretch its class is `ratio` times as likely as
     any other; 1 is a plain shuffle, infinity sorts by class. Every image occurs once.
 
     Source: the online imbalanced label shift of SAR (Niu et al., ICLR 2023), drawn without replacement.
     """
     classes = rng.permutation(np.unique(labels))
-    own = np.argsort(classes)[np.searchsorted(np.sort(classes), labels)]
+    stretches = np.argsort(classes)[np.searchsorted(np.sort(classes), labels)]
     if len(classes) > 1:
         share = 1.0 if np.isinf(ratio) else ratio / (ratio + len(classes) - 1)
-        elsewhere = rng.random(len(labels)) >= share
-        other = rng.integers(len(classes) - 1, size=len(labels))
-        own = np.where(elsewhere, other + (other >= own), own)
+        is_moved = rng.random(len(labels)) >= share
+        others = rng.integers(len(classes) - 1, size=len(labels))
+        stretches = np.where(is_moved, others + (others >= stretches), stretches)
     shuffled = rng.permutation(len(labels))
-    return shuffled[np.argsort(own[shuffled], kind="stable")]
+    return shuffled[np.argsort(stretches[shuffled], kind="stable")]
 
 
 def dirichlet_order(labels: np.ndarray, concentration: float, rng: np.random.Generator) -> np.ndarray:
     """Return an order, as positions (n,), with each class in bursts, drawn from a Dirichlet distribution over time.
 
-    Time has as many slots as there are classes. Each class's images are divided among the slots by its own draw; within
-    a slot the classes follow one another. Small concentrations (0.01) make one burst per class, large ones a burst of
-    each class in each slot, all of about the same length.
+    Time has as many slots as there are classes. Each class's images are divided among the slots by a draw for the
+    class; within a slot the classes follow one another. Small concentrations (0.01) make one burst per class, large
+    ones a burst of each class in each slot, all of about the same length.
 
     Source: the temporally correlated streams of NOTE (Gong et al., NeurIPS 2022), whose code also balances the slots.
     """
     classes = np.unique(labels)
     slots: list[list[np.ndarray]] = [[] for _ in classes]
     for number in classes:
-        own = rng.permutation(np.flatnonzero(labels == number))
+        positions = rng.permutation(np.flatnonzero(labels == number))
         shares = rng.dirichlet(np.full(len(classes), concentration))
-        cuts = np.round(np.cumsum(shares)[:-1] * len(own)).astype(int)
-        for slot, part in zip(slots, np.split(own, cuts), strict=True):
+        ends = np.round(np.cumsum(shares)[:-1] * len(positions)).astype(int)
+        for slot, part in zip(slots, np.split(positions, ends), strict=True):
             slot.append(part)
     return np.concatenate([slot[number] for slot in slots for number in rng.permutation(len(slot))])
 

@@ -30,13 +30,13 @@ _LONGEST_CLASS = 20  # bytes
 _FIRST = 10  # members of an archive that show whether it is a stream
 _SPACE = re.compile(r"^([^\t,]+) (\d+|n\d{8})$")  # between path and class, as in many lists
 
-_log = logging.getLogger("remtta")
+_log = logging.getLogger(__name__)
 
 
-def _check_labels(labels: np.ndarray, num_classes: int, place: Path) -> None:
+def _check_labels(labels: np.ndarray, num_classes: int, path: Path) -> None:
     unknown = labels[(labels < 0) | (labels >= num_classes)]
     if len(unknown):
-        raise UsageError(f"{place} names class {unknown[0]}, but the model has {num_classes}; see --num-classes")
+        raise UsageError(f"{path} names class {unknown[0]}, but the model has {num_classes}; see --num-classes")
 
 
 # --- CIFAR-C: <corruption>.npy with the five severities in sequence, and labels.npy --------------------------------
@@ -66,14 +66,17 @@ def open_arrays(
     domains: list[Domain] = []
     sizes: Counter[tuple[int, int]] = Counter()
     for path in arrays:
-        own = [_array_domain(path, labels, severity, limit) for severity in severities]
-        _, height, width, _ = _load_array(path).shape
-        sizes[width, height] += sum(len(domain.sources) for domain in own)
-        domains += own
+        rows, (_, height, width, _) = _rows_per_severity(path, labels), _load_array(path).shape
+        count = min(rows, limit or rows)
+        for severity in severities:
+            start = (severity - 1) * rows
+            sources = [f"{path}[{row}]" for row in range(start, start + count)]
+            domains.append(Domain(path.stem, severity, sources, labels[:count], partial(_load_row, path, start)))
+            sizes[width, height] += count
     return Dataset(root, "CIFAR-C arrays", domains, "number", np.unique(labels).tolist(), sizes)
 
 
-def _array_domain(path: Path, labels: np.ndarray, severity: int, limit: int | None) -> Domain:
+def _rows_per_severity(path: Path, labels: np.ndarray) -> int:
     pixels = _load_array(path)
     if pixels.ndim != 4 or pixels.shape[-1] != 3 or pixels.dtype != np.uint8 or len(pixels) % len(SEVERITIES):
         raise UsageError(
@@ -86,9 +89,7 @@ def _array_domain(path: Path, labels: np.ndarray, severity: int, limit: int | No
         raise UsageError(
             f"{LABELS} differs between the fifths of {path}, which must hold the same images at severities 1 to 5"
         )
-    start, count = (severity - 1) * rows, min(rows, limit or rows)
-    sources = [f"{path}[{start + row}]" for row in range(count)]
-    return Domain(path.stem, severity, sources, labels[:count], partial(_load_row, path, start))
+    return rows
 
 
 def _load_row(path: Path, start: int, position: int) -> Image.Image:
@@ -132,13 +133,11 @@ def _load_member(members: Sequence[_Member], position: int) -> Image.Image:
 def find_shards(root: Path) -> list[Path]:
     """Return the tar files of a stored stream in natural order; none if the first is another archive, as a tree's."""
     shards = sorted(root.glob("*.tar"), key=lambda path: natural_key(path.name))
-    return shards if shards and _may_be_a_shard(shards[0]) else []
-
-
-def _may_be_a_shard(path: Path) -> bool:
-    with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(path) as tar:
-        return any(member.name.endswith((_IMAGE, _CLASS)) for member in islice(tar, _FIRST))
-    return True  # the error is reported when it is read
+    if shards:
+        with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(shards[0]) as tar:  # reported when it is read
+            if not any(member.name.endswith((_IMAGE, _CLASS)) for member in islice(tar, _FIRST)):
+                return []
+    return shards
 
 
 def open_shards(root: Path, shards: Sequence[Path], num_classes: int, limit: int | None) -> Dataset:
@@ -166,7 +165,7 @@ def _members(path: Path) -> Iterator[_Member]:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     try:
-        with tarfile.open(path, "r:") as tar:  # not compressed, since images are read by their place in the file
+        with tarfile.open(path, "r:") as tar:  # not compressed, since images are read by their position in the file
             for member in tar:
                 key = member.name.removesuffix(_IMAGE).removesuffix(_CLASS)
                 if member.name.endswith(_IMAGE):
@@ -208,10 +207,16 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     if missing := [source for source in sources if not Path(source).is_file()]:
         raise UsageError(f"--labels-file: {len(missing)} images of {file} are missing, such as {missing[0]}")
     domain = Domain(file.stem, None, sources, np.array(labels[:limit], dtype=np.int64))
-    how = " or ".join(sorted({"number" if label.isdecimal() else "class name" for _, label in entries}))
-    classes, layout = sorted(set(labels)), f"images listed in {file}"
-    variant = restricted_set([label for _, label in entries]) if len(classes) < num_classes else None
-    return Dataset(root, layout, [domain], how, classes, image_sizes(sources), restricted_to=variant)
+    class_texts, class_numbers = [label for _, label in entries], sorted(set(labels))
+    return Dataset(
+        root=root,
+        layout=f"images listed in {file}",
+        domains=[domain],
+        classes=" or ".join(sorted({"number" if text.isdecimal() else "class name" for text in class_texts})),
+        class_numbers=class_numbers,
+        sizes=image_sizes(sources),
+        restricted_to=restricted_set(class_texts) if len(class_numbers) < num_classes else None,
+    )
 
 
 def _entries(file: Path) -> list[tuple[str, str]]:
@@ -222,11 +227,11 @@ def _entries(file: Path) -> list[tuple[str, str]]:
         raise UsageError(f"--labels-file: {file} cannot be read: {error.strerror}") from error
     lines = [_SPACE.sub(r"\1\t\2", line.strip()) for line in text.split("\n") if line.strip()]
     entries = [line.partition("\t" if "\t" in line else ",") for line in lines]
-    bad = next((image for image, _, label in entries if not (image.strip() and label.strip())), None)
-    if bad is not None or not entries:
-        raise UsageError(f'--labels-file: {file} needs lines such as frames/1.png,3, got "{bad or ""}"')
+    invalid = next((image for image, _, label in entries if not (image.strip() and label.strip())), None)
+    if invalid is not None or not entries:
+        raise UsageError(f'--labels-file: {file} needs lines such as frames/1.png,3, got "{invalid or ""}"')
     pairs = [(image.strip(), label.strip()) for image, _, label in entries]
-    last = dict(pairs)
-    if twice := next((image for image, label in pairs if last[image] != label), None):
-        raise UsageError(f"--labels-file: {file} lists {twice} with two classes")
+    last_label = dict(pairs)
+    if repeated := next((image for image, label in pairs if last_label[image] != label), None):
+        raise UsageError(f"--labels-file: {file} lists {repeated} with two classes")
     return pairs

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
+from remtta.files import JsonObject
 from remtta.runs.reading import Row, read_rows
 
 ECE_BINS = 15
@@ -20,96 +21,67 @@ TOP = 5
 _ROWS_AT_ONCE = 4000
 _EDGES = np.linspace(0, 1, ECE_BINS + 1, dtype=np.float32)
 _ARRAY_ROW = re.compile(r".*\.npy\[(\d+)\]")
-_PREDICTED = 2**32 - 1
 
 
 @dataclass
 class Tally:
-    """Counts of predictions; memory grows with images and classes, not with predictions.
+    """Counts of predictions; memory grows with images and classes, not with predictions."""
 
-    Attributes:
-        num_predictions: Number of predictions by image number.
-        wrong: Number of wrong predictions by image number.
-        pairs: Pairs of a true and a predicted class, as 2**32 * true + predicted, ascending.
-        times: Number of occurrences of each pair.
-        bins: For each calibration bin, the number of predictions, the sum of their confidences, and the number of
-            correct ones. Bins are of equal width, closed below and open above; confidences of exactly 1 have a bin of
-            their own, as in torchmetrics.
-        beyond: Number of rows whose true class is not among the top five, in an array of one.
-        distances: Number of rows with masked views, and the sum of their distances from the plain view.
-        entropies: The sum of the entropies of each view.
-    """
-
-    num_predictions: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    wrong: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
-    pairs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    times: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    bins: np.ndarray = field(default_factory=lambda: np.zeros((ECE_BINS + 1, 3)))
-    beyond: np.ndarray = field(default_factory=lambda: np.zeros(1, np.int64))
-    distances: np.ndarray = field(default_factory=lambda: np.zeros(2))
-    entropies: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    num_predictions: np.ndarray  # predictions of each image, by image number
+    wrong: np.ndarray  # wrong ones of these
+    num_true: np.ndarray  # images of each class, by class number
+    num_right: np.ndarray  # those of these that were predicted correctly
+    num_predicted: np.ndarray  # predictions of each class
+    # For each calibration bin, the number of predictions, the sum of their confidences, and the number of correct ones.
+    # Bins are of equal width, closed below and open above; as in torchmetrics, confidences of exactly 1 have their own.
+    bins: np.ndarray
+    outside_top5: np.ndarray  # number of rows whose true class is not among the top five, in an array of one
+    view_distances: np.ndarray  # number of rows with masked views, and the sum of their distances from the plain view
+    view_entropies: np.ndarray  # sum of the entropies of each view
 
     @classmethod
-    def of(cls, rows: Sequence[Mapping[str, Any]], numbers: dict[str, int], *, by_path: bool = False) -> Tally:
+    def of(cls, rows: Sequence[Row], image_numbers: dict[str, int], *, by_path: bool = False) -> Tally:
         """Count prediction rows.
 
         Args:
-            numbers: Image numbers by name; new images get the next number.
+            image_numbers: Image numbers by name; new images get the next number.
             by_path: Whether images are named by their whole paths.
         """
-        truths, predicted = (np.array([row[name] for row in rows], np.int64) for name in ("label_true", "class"))
-        images = [_image_number(row["source"], numbers, by_path) for row in rows]
-        pairs, times = np.unique((truths << 32) + predicted, return_counts=True)
-        confidence, right = np.array([row["prob"] for row in rows], np.float32), truths == predicted
-        places = np.searchsorted(_EDGES, confidence, side="right") - 1
-        viewed = [row for row in rows if "tvd" in row]
+        true, predicted = (np.array([row[name] for row in rows], np.int64) for name in ("label_true", "class"))
+        images = [_image_number(row["source"], image_numbers, by_path) for row in rows]
+        confidence, right = np.array([row["prob"] for row in rows], np.float32), true == predicted
+        bins = np.searchsorted(_EDGES, confidence, side="right") - 1
+        masked = [row for row in rows if "tvd" in row]
         return cls(
             num_predictions=np.bincount(images).astype(np.int32),
             wrong=np.bincount(images, ~right).astype(np.int32),
-            pairs=pairs,
-            times=times,
-            bins=np.stack([np.bincount(places, each, ECE_BINS + 1) for each in (None, confidence, right)], axis=1),
-            beyond=np.array([sum(row["rank_true"] > TOP for row in rows)]),
-            distances=np.array([len(viewed), sum(row["tvd"] for row in viewed)]),
-            entropies=np.array([sum(view) for view in zip(*(row["entropies"] for row in viewed), strict=True)]),
+            num_true=np.bincount(true),
+            num_right=np.bincount(true[right]),
+            num_predicted=np.bincount(predicted),
+            bins=np.stack([np.bincount(bins, weights, ECE_BINS + 1) for weights in (None, confidence, right)], axis=1),
+            outside_top5=np.array([sum(row["rank_true"] > TOP for row in rows)]),
+            view_distances=np.array([len(masked), sum(row["tvd"] for row in masked)]),
+            view_entropies=np.array([sum(view) for view in zip(*(row["entropies"] for row in masked), strict=True)]),
         )
 
-    def __add__(self, other: Tally) -> Tally:
-        total = Tally(
-            **{each.name: padded_sum([vars(tally)[each.name] for tally in (self, other)]) for each in fields(self)}
-        )
-        total.pairs, places = np.unique(np.concatenate([self.pairs, other.pairs]), return_inverse=True)
-        total.times = np.bincount(places, np.concatenate([self.times, other.times])).astype(np.int64)
-        return total
-
-    def renumber_from_first(self) -> None:
-        """Renumber images from the first one present: an array holds its severities in sequence."""
-        first = np.flatnonzero(self.num_predictions)[0]
-        self.num_predictions, self.wrong = self.num_predictions[first:], self.wrong[first:]
+    @classmethod
+    def total(cls, tallies: Iterable[Tally]) -> Tally:
+        """Return the sum of tallies, of which there must be one."""
+        return cls(*map(padded_sum, zip(*(vars(tally).values() for tally in tallies), strict=True)))
 
     def __len__(self) -> int:
-        return int(self.times.sum())
+        return int(self.num_true.sum())
 
     @property
     def error(self) -> float:
         """Error in percent."""
         return 100 * int(self.wrong.sum()) / len(self)
 
-    @property
-    def top5_error(self) -> float:
-        """Top-5 error in percent."""
-        return 100 * int(self.beyond[0]) / len(self)
-
-    @property
-    def confusion(self) -> np.ndarray:
-        """True class, predicted class and count, shape (3, N), ascending."""
-        return np.stack([self.pairs >> 32, self.pairs & _PREDICTED, self.times])
-
     def reliability(self) -> np.ndarray:
         """Return index (0 to 15), images, mean confidence and accuracy of each nonempty bin, shape (4, N)."""
-        places = np.flatnonzero(self.bins[:, 0])
-        images, confidence, right = self.bins[places].T
-        return np.stack([places, images, confidence / images, right / images])
+        numbers = np.flatnonzero(self.bins[:, 0])
+        images, confidence, right = self.bins[numbers].T
+        return np.stack([numbers, images, confidence / images, right / images])
 
     @property
     def calibration_error(self) -> float:
@@ -120,29 +92,36 @@ class Tally:
         _, images, confidence, accuracy = self.reliability()
         return float((images / len(self) * abs(accuracy - confidence)).sum())
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> JsonObject:
         """Return all metrics of these predictions.
 
         These are images; error in percent, and top5_error; ece in [0, 1]; diversity, the entropy of the histogram of
         predicted classes in nats; and, with masked views, tvd in [0, 1] and the mean entropy per view in nats.
         """
-        _, predicted, times = self.confusion
-        summary: dict[str, Any] = {
+        summary: JsonObject = {
             "images": len(self),
             "error": self.error,
-            "top5_error": self.top5_error,
+            "top5_error": 100 * int(self.outside_top5[0]) / len(self),
             "ece": self.calibration_error,
-            "diversity": diversity(counts_by(predicted, times)[1]),
+            "diversity": diversity(self.num_predicted),
         }
-        viewed, distance = self.distances.tolist()
-        if viewed:
-            summary["tvd"] = distance / viewed
-            summary["entropies"] = (self.entropies / viewed).tolist()
+        num_masked, distance = self.view_distances.tolist()
+        if num_masked:
+            summary |= {"tvd": distance / num_masked, "entropies": (self.view_entropies / num_masked).tolist()}
         return summary
 
 
-Tallies = dict[tuple[str, int], dict[str, dict[tuple[str, int | None], Tally]]]
-"""By method and seed, then phase, then name and severity of the domain."""
+class TallyKey(NamedTuple):
+    """The rows that a tally counts."""
+
+    method: str
+    seed: int
+    phase: str
+    domain: str
+    severity: int | None
+
+
+Tallies = dict[TallyKey, Tally]
 
 
 def tally_rows(path: Path, *, by_path: bool = False) -> Tallies:
@@ -151,26 +130,21 @@ def tally_rows(path: Path, *, by_path: bool = False) -> Tallies:
     Images with the same `image_name` count as one image under several corruptions, unless `by_path`.
     """
     tallies: Tallies = {}
-    numbers: dict[str, int] = {}
+    image_numbers: dict[str, int] = {}
     rows = (row for row in read_rows(path) if "error" not in row)
     while chunk := list(islice(rows, _ROWS_AT_ONCE)):
-        apart: dict[tuple[Any, ...], list[Row]] = {}
+        groups: dict[TallyKey, list[Row]] = {}
         for row in chunk:
-            key = row["method"], row["seed"], row["phase"], row["domain"], row.get("severity")
-            apart.setdefault(key, []).append(row)
-        for (method, seed, phase, *place), own in apart.items():
-            places = tallies.setdefault((method, seed), {}).setdefault(phase, {})
-            places[tuple(place)] = places.get(tuple(place), Tally()) + Tally.of(own, numbers, by_path=by_path)
-    if not numbers:
-        for tally in (tally for phases in tallies.values() for places in phases.values() for tally in places.values()):
-            tally.renumber_from_first()
+            key = TallyKey(row["method"], row["seed"], row["phase"], row["domain"], row.get("severity"))
+            groups.setdefault(key, []).append(row)
+        for key, group in groups.items():
+            tally = Tally.of(group, image_numbers, by_path=by_path)
+            tallies[key] = Tally.total([tallies[key], tally]) if key in tallies else tally
+    if not image_numbers:  # an array holds its severities in sequence: count its rows from the first one of each
+        for tally in tallies.values():
+            first = np.flatnonzero(tally.num_predictions)[0]
+            tally.num_predictions, tally.wrong = tally.num_predictions[first:], tally.wrong[first:]
     return tallies
-
-
-def tally_of(tallies: Tallies, method: str) -> Tally:
-    """Return the sum of a method's outcomes in the adapt phase."""
-    own = (phases["adapt"].values() for (name, _), phases in tallies.items() if name == method)
-    return sum((tally for places in own for tally in places), Tally())
 
 
 def errors_by_round(path: Path, num_domains: int) -> dict[str, list[float]]:
@@ -186,17 +160,11 @@ def errors_by_round(path: Path, num_domains: int) -> dict[str, list[float]]:
     return errors
 
 
-def counts_by(classes: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the distinct classes, ascending, and the count of each."""
-    numbers, places = np.unique(classes, return_inverse=True)
-    return numbers, np.bincount(places, times)
-
-
-def padded_sum(parts: Sequence[np.ndarray]) -> np.ndarray:
+def padded_sum(arrays: Sequence[np.ndarray]) -> np.ndarray:
     """Return the sum of arrays, with shorter ones padded by zeros."""
-    total = np.zeros_like(max(parts, key=len))
-    for part in parts:
-        total[: len(part)] += part
+    total = np.zeros_like(max(arrays, key=len))
+    for array in arrays:
+        total[: len(array)] += array
     return total
 
 
@@ -211,8 +179,8 @@ def _image_number(source: str, numbers: dict[str, int], by_path: bool) -> int:
 
 
 def diversity(counts: np.ndarray) -> float:
-    """Return the entropy in nats of the histogram of predicted classes; near 0 if one class dominates."""
-    shares = counts / counts.sum()
+    """Return the entropy in nats of a histogram of predicted classes; near 0 if one class dominates."""
+    shares = counts[counts > 0] / counts.sum()
     return float(abs(-(shares * np.log(shares)).sum()))
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from remtta.errors import UsageError
+from remtta.files import JsonObject
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.loop import Counts, Snapshot
-from remtta.runs.reading import read_rows
+from remtta.runs.reading import Row, read_rows
 from remtta.runs.saving import SaveRhythm
 from remtta.runs.states import save_state
 from remtta.runs.writer import RowWriter
@@ -41,10 +42,36 @@ class TrialProgress(Counts):
 
 
 @dataclass
+class TrialRecord:
+    """Settings and counts of a finished trial, as in `results.json`."""
+
+    method: str
+    seed: int
+    config: JsonObject
+    images: int  # predicted
+    skipped: int  # images that could not be read
+    adapted_images: int
+    updates: int
+    cost_ratio: float | None  # in the time-constrained scenario
+    forwards_per_image: float
+    backwards_per_image: float
+    models_held: int
+    guard: JsonObject | None
+    trainable_parameters: int
+    adapted: list[str]  # names of the adapted tensors
+    timing: JsonObject  # seconds and peak_memory_bytes
+
+    @classmethod
+    def from_json(cls, content: JsonObject) -> TrialRecord:
+        """Return the record in an object that may have more fields; raise KeyError if one is missing."""
+        return cls(**{field.name: content[field.name] for field in fields(cls)})
+
+
+@dataclass
 class EvaluationProgress:
     """Progress of an evaluation; saved with the method's state in one file, which is replaced atomically."""
 
-    finished: list[dict[str, Any]] = field(default_factory=list)  # records of the finished trials, in order
+    finished: list[TrialRecord] = field(default_factory=list)  # in the order in which they ran
     position: TrialProgress = field(default_factory=TrialProgress)  # progress of the current trial
     num_bytes: int = 0  # size of `predictions.jsonl` at this point
     rows_sha256: str | None = None  # hash of that many bytes of it
@@ -54,10 +81,11 @@ class EvaluationProgress:
     def __post_init__(self) -> None:
         if isinstance(self.position, dict):  # as read from JSON
             self.position = TrialProgress(**self.position)
+            self.finished = [TrialRecord.from_json(cast(JsonObject, record)) for record in self.finished]
 
-    def left(self, methods: Iterable[str], seeds: Iterable[int]) -> list[tuple[str, int]]:
+    def remaining(self, methods: Iterable[str], seeds: Iterable[int]) -> list[tuple[str, int]]:
         """Return method and seed of the trials that are not finished, in the order in which they run."""
-        finished = {(trial["method"], trial["seed"]) for trial in self.finished}
+        finished = {(trial.method, trial.seed) for trial in self.finished}
         return [trial for trial in itertools.product(methods, seeds) if trial not in finished]
 
     def drop_current(self) -> None:
@@ -66,14 +94,15 @@ class EvaluationProgress:
         self.position = TrialProgress()
 
     @classmethod
-    def of_completed(cls, folder: Path, results: Mapping[str, Any]) -> EvaluationProgress:
+    def of_completed(cls, folder: Path, results: JsonObject) -> EvaluationProgress:
         """Return the progress of a completed evaluation, to which methods and seeds can be added; raise UsageError if
         its rows are incomplete, or there are others.
         """
-        finished = [seed for content in results["methods"].values() for seed in content["seeds"].values()]
+        seeds = [seed for content in results["methods"].values() for seed in content["seeds"].values()]
+        finished = [TrialRecord.from_json(seed) for seed in seeds]
         rows, events = folder / PREDICTIONS, folder / EVENTS
         counts = Counter((row["method"], row["seed"]) for row in read_rows(rows)) if rows.exists() else Counter()
-        if counts != {(trial["method"], trial["seed"]): trial["images"] + trial["skipped"] for trial in finished}:
+        if counts != {(trial.method, trial.seed): trial.images + trial.skipped for trial in finished}:
             raise UsageError(f"{rows} no longer holds the evaluation's rows; start again with --overwrite")
         event_bytes = events.stat().st_size if events.exists() else 0
         size = rows.stat().st_size
@@ -83,19 +112,19 @@ class EvaluationProgress:
 class TrialWriter(contextlib.ExitStack):
     """Writes rows, events and resumable progress; a context manager."""
 
-    def __init__(self, folder: Path, progress: EvaluationProgress, *, save_every_s: float, eventful: bool) -> None:
+    def __init__(self, folder: Path, progress: EvaluationProgress, *, save_every_s: float, has_events: bool) -> None:
         super().__init__()
         self.folder, self.progress = folder, progress
         self._save_every_s, self._rhythm = save_every_s, SaveRhythm()
         rows = RowWriter(folder / PREDICTIONS, keep_bytes=progress.num_bytes, kept_sha256=progress.rows_sha256)
         self._rows = self.enter_context(contextlib.closing(rows))
         self._events: RowWriter | None = None
-        if eventful:
+        if has_events:
             path = folder / EVENTS
             kept = progress.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
             self._events = self.enter_context(contextlib.closing(RowWriter(path, keep_bytes=kept)))
 
-    def write(self, rows: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]]) -> None:
+    def write(self, rows: Iterable[Row], events: Iterable[Row]) -> None:
         """Write the rows and events of a batch."""
         self._rows.write(rows)
         if self._events:
@@ -118,7 +147,7 @@ class TrialWriter(contextlib.ExitStack):
         with self._rhythm.timed():
             save_state(self.folder / PROGRESS, {**asdict(self.progress), "position": asdict(position)}, state)
 
-    def finish(self, trial: dict[str, Any]) -> None:
+    def finish(self, trial: TrialRecord) -> None:
         """Record a finished trial, and save that the next one has not begun."""
         self.progress.finished.append(trial)
         self.progress.position = TrialProgress()

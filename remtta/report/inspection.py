@@ -1,97 +1,56 @@
-"""Read the files of runs and evaluations; imports no torch."""
+"""Read and summarise runs, evaluations and deltas, for `remtta inspect` and the report; imports no torch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta_files import read_arrays
-from remtta.errors import UsageError
-from remtta.files import is_locked
+from remtta.errors import UsageError, counted
+from remtta.files import JsonObject, is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
-from remtta.runs.reading import read_object, read_rows, reading
+from remtta.runs.reading import read_object, read_rows, reading, shown_estimates
 from remtta.streams.images import natural_key
+
+Facts = dict[str, str]
+"""Lines of text by their heading."""
 
 _MAX_COMMON = _MAX_CLASSES = 5
 
 _RESULT = ("mean", "error", "ece", "mean_std", "gain", "gain_se")
 _STREAM = ("source", "exit_reason", "frames", "skipped", "updates")
+_RARE_COUNTS = {"not_adapted": "only predicted", "dropped": "dropped for newer ones", "gaps": "gaps"}
 
 
-def describe_delta(path: Path) -> dict[str, Any]:
-    """Return a delta's origin and size, and how far each layer moved. Raise UsageError if the file does not exist;
-    DeltaError if it is not a delta file.
-    """
-    fields, arrays = read_arrays(path)
-    names = ("model", "model_options", "base_sha256", "method", "hyperparameters", "frames", "updates", "created")
-    return {
-        "path": fields["path"],
-        "bytes": path.stat().st_size,
-        **{name: fields[name] for name in (*names, "remtta_version")},
-        "tensors": len(arrays),
-        "parameters": sum(array.size for array in arrays.values()),
-        "layers": _layers_moved(arrays),
-        "classes": classes_moved(arrays),
-    }
+# --- Descriptions, ready for JSON ------------------------------------------------------------------------------------
 
 
-def _layers_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return each layer's root mean square and largest change, in natural order of their names."""
-    parts: dict[str, list[np.ndarray]] = {}
-    for name in sorted(arrays, key=natural_key):
-        parts.setdefault(name.rpartition(".")[0], []).append(arrays[name].reshape(-1).astype(np.float64))
-    moved = []
-    for layer, values in parts.items():
-        change = np.concatenate(values)
-        most = float(np.abs(change).max(initial=0.0))
-        rms = most * float(np.sqrt(np.square(change / most).mean())) if most else 0.0  # squares may overflow
-        moved.append({"layer": layer, "rms": rms, "max": most})
-    return moved
-
-
-def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Return the classes whose bias changed most, by number, for a head of which only the bias changed (centring).
-
-    Norms, and heads trained as a whole, change their weight too.
-    """
-    alone = [name for name in arrays if name.endswith(".bias") and name.removesuffix("bias") + "weight" not in arrays]
-    if not alone:
-        return []
-    change = np.mean([arrays[name].reshape(-1).astype(np.float64) for name in alone], axis=0)
-    most = np.argsort(-np.abs(change), kind="stable")[:_MAX_CLASSES]
-    return [{"class": int(number), "bias": float(change[number])} for number in most if change[number]]
-
-
-def describe_folder(folder: Path) -> dict[str, Any]:
+def describe_folder(folder: Path) -> JsonObject:
     """Describe the folder of a run, of the runs of many streams, or of an evaluation; use it within `reading`.
 
     "alive" is whether a process is writing to it, or None if that is unknown. Raise UsageError if the folder holds none
     of these; RemttaError if a record cannot be read.
     """
-    if (folder / RECORD).is_file():
-        return _describe_run(folder)
-    if (folder / SITE).is_file():
-        return _describe_site(folder)
-    if (folder / RESULTS).is_file():
-        return _describe_evaluation(folder)
+    for name, describe in ((RECORD, _describe_run), (SITE, _describe_site), (RESULTS, _describe_evaluation)):
+        if (folder / name).is_file():
+            return describe(folder)
     below = sorted(str(record.parent) for record in (*folder.glob(f"*/{RECORD}"), *folder.glob(f"*/{RESULTS}")))
     hint = f"; there are runs in {', '.join(below[:_MAX_COMMON])}" if below else ""
     raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
 
 
-def _record(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> JsonObject:
     """Return the object in a JSON file; raise RemttaError, naming the file, if there is none."""
     with reading(path):
         return read_object(path)
 
 
-def _describe_run(folder: Path) -> dict[str, Any]:
-    content: dict[str, Any] = {"run": _record(folder / RECORD), "alive": is_locked(folder)}
+def _describe_run(folder: Path) -> JsonObject:
+    content: JsonObject = {"run": _read(folder / RECORD), "alive": is_locked(folder)}
     if (folder / PREDICTIONS).is_file():
         content["predictions"] = _describe_predictions(folder / PREDICTIONS)
     if (folder / DELTA).is_file():
@@ -99,32 +58,28 @@ def _describe_run(folder: Path) -> dict[str, Any]:
     return content
 
 
-def _describe_site(folder: Path) -> dict[str, Any]:
+def _describe_site(folder: Path) -> JsonObject:
     """Describe each stream of a site, preferring the stream's own record, which is newer."""
-    site = _record(folder / SITE)
-    streams = {name: _stream(folder / name, recorded) for name, recorded in site["streams"].items()}
+    site, streams = _read(folder / SITE), {}
+    for name, recorded in site["streams"].items():
+        stream = {field: recorded[field] for field in _STREAM}
+        if stream["exit_reason"] == "running" and (folder / name / RECORD).is_file():
+            counts = _read(folder / name / RECORD)["counts"]
+            stream |= {field: counts[field] for field in ("frames", "skipped", "updates")}
+        streams[name] = stream
     return {"site": {"exit_reason": site["exit_reason"], "streams": streams}, "alive": is_locked(folder)}
 
 
-def _stream(folder: Path, recorded: Any) -> dict[str, Any]:
-    stream = {name: recorded[name] for name in _STREAM}
-    if recorded["exit_reason"] == "running" and (folder / RECORD).is_file():
-        counts = _record(folder / RECORD)["counts"]
-        stream |= {name: counts[name] for name in ("frames", "skipped", "updates")}
-    return stream
-
-
-def _describe_evaluation(folder: Path) -> dict[str, Any]:
+def _describe_evaluation(folder: Path) -> JsonObject:
     """Return an evaluation's status and settings, and the results of each method if it is complete."""
-    record = _record(folder / RESULTS)
-    results = {
-        name: {entry: result.get(entry) for entry in _RESULT} for name, result in (record.get("methods") or {}).items()
-    }
+    record = _read(folder / RESULTS)
+    methods = record.get("methods") or {}
+    results = {name: {field: result.get(field) for field in _RESULT} for name, result in methods.items()}
     evaluation = {"status": record["status"], "settings": record["settings"], "methods": results}
     return {"evaluation": evaluation, "alive": is_locked(folder)}
 
 
-def _describe_predictions(path: Path) -> dict[str, Any]:
+def _describe_predictions(path: Path) -> JsonObject:
     classes: Counter[tuple[int, str | None]] = Counter()
     entropy, errors, gaps = 0.0, 0, 0
     for row in read_rows(path):
@@ -146,4 +101,134 @@ def _describe_predictions(path: Path) -> dict[str, Any]:
             {"class": number, "label": label, "frames": frames}
             for (number, label), frames in classes.most_common(_MAX_COMMON)
         ],
+    }
+
+
+def describe_delta(path: Path) -> JsonObject:
+    """Return a delta's origin and size, and how far each layer moved. Raise UsageError if the file does not exist;
+    DeltaError if it is not a delta file.
+    """
+    fields, arrays = read_arrays(path)
+    names = ("model", "model_options", "base_sha256", "method", "hyperparameters", "frames", "updates", "created")
+    return {
+        "path": fields["path"],
+        "bytes": path.stat().st_size,
+        **{name: fields[name] for name in (*names, "remtta_version")},
+        "tensors": len(arrays),
+        "parameters": sum(array.size for array in arrays.values()),
+        "layers": _layers_moved(arrays),
+        "classes": classes_moved(arrays),
+    }
+
+
+def _layers_moved(arrays: Mapping[str, np.ndarray]) -> list[JsonObject]:
+    """Return each layer's root mean square and largest change, in natural order of their names."""
+    layers: dict[str, list[np.ndarray]] = {}
+    for name in sorted(arrays, key=natural_key):
+        layers.setdefault(name.rpartition(".")[0], []).append(arrays[name].reshape(-1).astype(np.float64))
+    moved = []
+    for layer, changes in layers.items():
+        change = np.concatenate(changes)
+        largest = float(np.abs(change).max(initial=0.0))
+        rms = largest * float(np.sqrt(np.square(change / largest).mean())) if largest else 0.0  # squares may overflow
+        moved.append({"layer": layer, "rms": rms, "max": largest})
+    return moved
+
+
+def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[JsonObject]:
+    """Return the classes whose bias changed most, by number, for a head of which only the bias changed (centring).
+
+    Norms, and heads trained as a whole, change their weight too.
+    """
+    biases = [name for name in arrays if name.endswith(".bias") and name.removesuffix("bias") + "weight" not in arrays]
+    if not biases:
+        return []
+    change = np.mean([arrays[name].reshape(-1).astype(np.float64) for name in biases], axis=0)
+    largest = np.argsort(-np.abs(change), kind="stable")[:_MAX_CLASSES]
+    return [{"class": int(number), "bias": float(change[number])} for number in largest if change[number]]
+
+
+# --- The same in a few lines of text ---------------------------------------------------------------------------------
+
+
+def state_of(reported: str, alive: bool | None, end: str = "killed") -> str:
+    """Return a run's state; if it says "running" but no process is writing to it, say that it was interrupted."""
+    return f"was {end}; --resume continues it" if reported == "running" and alive is False else reported
+
+
+def run_facts(content: JsonObject) -> Facts:
+    """Return the facts of a run, from `describe_folder`."""
+    run = content["run"]
+    counts, timing, model, method = run["counts"], run["timing"], run["model"], run["method"]
+    learns = bool(run.get("adapted", True) or counts["updates"])
+    rare = "".join(f"; {counts[name]} {text}" for name, text in _RARE_COUNTS.items() if counts.get(name))
+    facts = {
+        "run": f"{state_of(run['exit_reason'], content['alive'])}; started {timing['started']}, {timing['seconds']} s, "
+        f"{timing['images_per_s']} images/s on {run['environment']['device']}",
+        "source": f"{run['source']['name']} ({run['source']['kind']})",
+        "model": f"{model.get('name') or 'unknown'}, {model['num_classes']} classes, base {model['base_sha256'][:12]}",
+        "method": f"{method['name']}, batch {method['batch_size']}{_settings(method) if learns else ''}",
+        "frames": f"{counts['frames']}, {counts['skipped']} skipped; {counted(counts['updates'], 'update')}{rare}",
+        "guard": _guard(run.get("guard"), run.get("options") or {}) if learns else "none",
+    }
+    if estimates := (run.get("accuracy") or {}).get("last"):
+        facts["accuracy"] = f"of the last frames, estimated: {shown_estimates(estimates)}"
+    if predictions := content.get("predictions"):
+        facts |= _prediction_facts(predictions)
+        readable = counts["frames"] - counts["skipped"]
+        if run["exit_reason"] != "running" and predictions["predicted"] != readable:
+            facts["predictions"] += f"; run.json counts {readable}, so rows were lost or added"
+    return facts
+
+
+def _guard(guard: JsonObject | None, options: JsonObject) -> str:
+    if guard is None:
+        return "none; the adapted model answers"
+    requested = options.get("guard") or {}
+    parts = [f"{name} {requested[name]}" for name in ("action", "answer") if name in requested]
+    if guard.get("lead"):
+        parts.append(f"lead {100 * guard['lead']:+.0f} %")
+    parts.append(counted(guard.get("alarms", 0), "alarm"))
+    parts.append(f"{counted(guard.get('answered_by_source', 0), 'frame')} answered by the source")
+    if by_both := guard.get("answered_by_both", 0):
+        parts.append(f"{by_both} by both models")
+    return ", ".join(parts) + ("; adaptation has ended" if guard.get("retired") else "")
+
+
+def _settings(method: JsonObject) -> str:
+    settings = []
+    if method.get("lr") is not None:
+        settings.append(f"lr {method['lr']:g} ({method.get('optimizer')})")
+    if method.get("mask_ratios") is not None:
+        settings.append(f"mask ratios {' '.join(f'{ratio:g}' for ratio in method['mask_ratios'])}")
+    if method.get("ranking_weight") is not None:
+        settings.append(f"lambda {method['ranking_weight']:g}")
+    if method.get("anchor"):
+        settings.append(f"anchor {method['anchor']:.3g}")
+    return "".join(f", {setting}" for setting in settings)
+
+
+def _prediction_facts(predictions: JsonObject) -> Facts:
+    if not predictions["predicted"]:
+        return {"predictions": "none"}
+    common = [f"{entry['label'] or entry['class']} ({entry['frames']})" for entry in predictions["most_common"]]
+    return {
+        "predictions": f"{predictions['predicted']}, mean entropy {predictions['mean_entropy']:.3f} nats, "
+        f"{predictions['classes_predicted']} classes",
+        "most common": "; ".join(common),
+    }
+
+
+def evaluation_facts(content: JsonObject) -> Facts:
+    """Return the facts of an evaluation, from `describe_folder`."""
+    evaluation = content["evaluation"]
+    settings = evaluation["settings"]
+    data, model, options = settings["data"], settings["model"], settings["options"]
+    state, seeds = state_of(evaluation["status"], content["alive"], "stopped"), ",".join(map(str, options["seeds"]))
+    device = f" on {settings['device']}" if settings.get("device") else ""
+    return {
+        "evaluation": f"{state}; {options['scenario']}, batch {options['batch_size']}, seeds {seeds}{device}",
+        "data": f"{data['root']} ({data['layout']}), {counted(len(data['domains']), 'domain')}",
+        "model": f"{model.get('name') or 'unknown'}, base {model['base_sha256'][:12]}",
+        "methods": ", ".join(settings["methods"]) + ("" if evaluation["methods"] else "; no results yet"),
     }

@@ -1,91 +1,204 @@
-"""Build the HTML page; content of files is escaped, and only the page's own script can run."""
+"""One HTML page on runs and evaluations; content of files is escaped, and only the page's own script can run."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import io
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from pathlib import Path
 
-from remtta.runs.reading import printable
+from PIL import Image
 
-MAX_BYTES = 5_000_000
+from remtta._version import __version__
+from remtta.errors import FrameError, UsageError, counted
+from remtta.files import JsonObject, write_atomically
+from remtta.report import charts
+from remtta.report.charts import Series, class_name, read_series
+from remtta.report.inspection import Facts, describe_folder, evaluation_facts, run_facts
+from remtta.runs.folder import RESULTS
+from remtta.runs.reading import Row, printable, read_object, reading
+from remtta.runs.tables import notes, outcome, table_rows
+from remtta.streams.images import load_image
+
+_MAX_BYTES = 5_000_000
+_PLOT, _PLOT_TEXT = "running_error.png", "Error of each method over the images, with the start of each domain"
+_THUMBNAIL_SIZE, _PLOT_SIZE = (160, 160), (1200, 4800)  # at most so many pixels wide and high
 
 
-def text(content: object) -> str:
+@dataclass(frozen=True)
+class _Run:
+    name: str
+    content: JsonObject
+    series: Series
+    facts: Facts
+
+
+def write_report(folders: Sequence[Path], output: Path) -> None:
+    """Write one page on runs and evaluations, which needs neither network nor other files. Raise UsageError if a folder
+    holds neither, or the page would be too large; RemttaError if a file is damaged; OutputError if the page cannot be
+    written; an existing page is left unchanged.
+    """
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    runs, evaluations = [], list[str]()
+    for name, folder in zip(names, folders, strict=True):
+        with reading(folder):
+            content = describe_folder(folder)
+            if "site" in content:
+                streams = " ".join(str(folder / stream) for stream in content["site"]["streams"])
+                raise UsageError(f"{folder} holds the runs of many streams; name them: remtta report {streams}")
+            if "run" in content:
+                series = read_series(folder, (content.get("predictions") or {}).get("predicted", 0))
+                runs.append(_Run(name, content, series, _facts(content, series)))
+            if "evaluation" in content:
+                evaluations += _evaluation(name, folder, content)
+    with reading(folders[0] if len(folders) == 1 else f"one of {', '.join(map(str, folders))}"):
+        body = [*_run_sections(runs), *evaluations]
+    body.append(f"<p>Made by remtta {__version__} from the files in {_text(', '.join(map(str, folders)))}.</p>")
+    page = _page(f"remtta: {', '.join(names)}", body).encode()
+    if len(page) > _MAX_BYTES:
+        raise UsageError(f"the page would take {len(page) / 1e6:.1f} MB, and the limit is 5; give fewer runs")
+    write_atomically(output, lambda temporary: temporary.write_bytes(page))
+
+
+# --- Sections --------------------------------------------------------------------------------------------------------
+
+
+def _facts(content: JsonObject, series: Series) -> Facts:
+    facts, latency = run_facts(content), content["run"]["timing"].get("latency_ms")
+    if isinstance(latency, dict):
+        percentiles = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
+        facts["latency of a batch in ms"] = ", ".join(percentiles)
+    if series.both_predicted:
+        facts["models disagree"] = f"on {counted(series.num_differing, 'frame')}"
+    return facts
+
+
+def _run_sections(runs: Sequence[_Run]) -> Iterator[str]:
+    if runs:
+        table = _facts_table([run.name for run in runs], [run.facts for run in runs])
+        yield f"<section><h2>Runs</h2>{table}</section>"
+    with_frames = [run for run in runs if len(run.series.index)]
+    estimated = [run for run in with_frames if run.series.estimates]
+    yield _section("Over time", (_figure(run.name, charts.over_time(run.series)) for run in with_frames))
+    yield _section("Estimated accuracy", (_figure(run.name, charts.accuracy(run.series)) for run in estimated))
+    yield _section("Predicted classes", (_figure(run.name, charts.classes(run.series)) for run in with_frames))
+    layers = [(run.name, run.content["delta"]["layers"]) for run in runs if run.content.get("delta")]
+    yield _section("Changed layers", (_figure(name, charts.layers(changes)) for name, changes in layers if changes))
+    differing = [_thumbnails(run.name, run.series.differing, _both, run.series.num_differing) for run in runs]
+    yield _section("Frames on which the adapted and the source model disagree", differing)
+    unsure = [_thumbnails(run.name, run.series.unsure, _prediction, len(run.series.index)) for run in runs]
+    yield _section("Frames of lowest confidence", unsure)
+
+
+def _both(row: Row) -> str:
+    return "; ".join(f"{model}: {_prediction(row['each'][model])}" for model in ("adapted", "source"))
+
+
+def _prediction(row: Row) -> str:
+    return f"{class_name(row)}, {row['prob']:.2f}"
+
+
+def _thumbnails(name: str, rows: Sequence[Row], caption_of: Callable[[Row], str], num_frames: int) -> str:
+    """Return a run's rows with thumbnails of their image files, as far as they can still be read."""
+    figures = []
+    for row in rows:
+        path = Path(row["source"])
+        short = Path(*path.parts[-2:])  # files of several folders often share their names
+        caption = f"{row['index']}, {short}. {caption_of(row)}"
+        url = _data_url(path, _THUMBNAIL_SIZE)
+        image = f'<img src="{url}" alt="{_text(caption)}">' if url else '<p class="gone">no longer readable</p>'
+        figures.append(_figure(caption, image))
+    note = f"<h3>{_text(name)}</h3><p>{len(rows)} of {num_frames}</p>"
+    return f'<div>{note}<div class="frames">{"".join(figures)}</div></div>' if figures else ""
+
+
+def _evaluation(name: str, folder: Path, content: JsonObject) -> Iterator[str]:
+    facts = _facts_table([name], [evaluation_facts(content)])
+    yield f"<section><h2>Evaluation: {_text(name)}</h2>{facts}</section>"
+    if content["evaluation"]["methods"]:
+        results = read_object(folder / RESULTS)
+        table, legend = _sortable_table(*table_rows(results)), "; ".join(notes(results))
+        yield f"<section><h2>Methods</h2><p>{_text(outcome(results))}</p>{table}<p>{_text(legend)}.</p></section>"
+    plot = folder / "plots" / _PLOT
+    if plot.is_file() and (url := _data_url(plot, _PLOT_SIZE)):
+        yield f'<section><h2>Error over time</h2><img class="wide" src="{url}" alt="{_PLOT_TEXT}"></section>'
+
+
+def _data_url(path: Path, size: tuple[int, int]) -> str | None:
+    """Return an image, downscaled to at most this size, as a data URL; None if it cannot be read."""
+    try:
+        image = load_image(path)
+    except FrameError:
+        return None
+    image.thumbnail(size, Image.Resampling.LANCZOS)
+    content = io.BytesIO()
+    image.save(content, format="JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+# --- HTML ------------------------------------------------------------------------------------------------------------
+
+
+def _text(content: object) -> str:
     """Escape content for the page."""
     return escape(printable(str(content)))
 
 
-def section(title: str, parts: Iterable[str]) -> str:
+def _section(title: str, parts: Iterable[str]) -> str:
     """Return a heading with parts side by side below it, or nothing if all parts are empty."""
-    shown = list(parts)
-    return f'<section><h2>{text(title)}</h2><div class="runs">{"".join(shown)}</div></section>' if any(shown) else ""
+    body = "".join(parts)
+    return f'<section><h2>{_text(title)}</h2><div class="runs">{body}</div></section>' if body else ""
 
 
-def figure(caption: str, picture: str) -> str:
-    """Return a chart or an image with a caption."""
-    return f"<figure>{picture}<figcaption>{text(caption)}</figcaption></figure>"
+def _figure(caption: str, picture: str) -> str:
+    return f"<figure>{picture}<figcaption>{_text(caption)}</figcaption></figure>"
 
 
-def frames(name: str, shown: Iterable[tuple[str | None, str]], note: str) -> str:
-    """Return thumbnails with captions."""
-    figures = "".join(figure(caption, _image(address, caption)) for address, caption in shown)
-    return f'<div><h3>{text(name)}</h3><p>{text(note)}</p><div class="frames">{figures}</div></div>'
-
-
-def _image(address: str | None, caption: str) -> str:
-    if address is None:
-        return '<p class="gone">no longer readable</p>'
-    return f'<img src="{address}" alt="{text(caption)}">'
-
-
-def facts(names: Sequence[str], columns: Sequence[Mapping[str, object]]) -> str:
+def _facts_table(names: Sequence[str], columns: Sequence[Facts]) -> str:
     """Return a table of facts, with a column per run."""
-    rows = list(dict.fromkeys(name for column in columns for name in column))
-    head = "".join(f'<th scope="col">{text(name)}</th>' for name in names)
-    lines = (
-        f'<tr><th scope="row">{text(row)}</th>'
-        + "".join(f"<td>{text(column.get(row, ''))}</td>" for column in columns)
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f'<div class="wide"><table><thead><tr><td></td>{head}</tr></thead><tbody>{"".join(lines)}</tbody></table></div>'
-    )
+    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in names)
+    headings = dict.fromkeys(heading for facts in columns for heading in facts)
+    rows = ((heading, [f"<td>{_text(facts.get(heading, ''))}</td>" for facts in columns]) for heading in headings)
+    return _table(f"<td></td>{head}", rows)
 
 
-def sortable(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _sortable_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table whose columns can be sorted by clicking their heads, all but the first by the number in a cell."""
-    kinds = ["", *[' class="number"'] * (len(head) - 1)]
-    heads = "".join(
-        f'<th scope="col"{kind}><button type="button">{text(name)}</button></th>'
-        for name, kind in zip(head, kinds, strict=True)
+    classes = ["", *[' class="number"'] * (len(header) - 1)]
+    head = "".join(
+        f'<th scope="col"{css_class}><button type="button">{_text(name)}</button></th>'
+        for name, css_class in zip(header, classes, strict=True)
     )
-    lines = "".join(
-        f'<tr><th scope="row">{text(name)}</th>{"".join(map(_number, cells))}</tr>' for name, *cells in rows
-    )
-    return f'<div class="wide"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
+    return _table(head, ((name, map(_number, cells)) for name, *cells in rows))
 
 
 def _number(cell: str) -> str:
-    found = re.search(r"-?[\d.]+", cell)
-    return f'<td class="number" data-value="{found[0] if found else ""}">{text(cell)}</td>'
+    number = re.search(r"-?[\d.]+", cell)
+    return f'<td class="number" data-value="{number[0] if number else ""}">{_text(cell)}</td>'
 
 
-def whole(title: str, body: Iterable[str]) -> str:
-    """Return the whole page."""
-    style, script = (
-        resources.files("remtta.report").joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
-    )
+def _table(head: str, rows: Iterable[tuple[str, Iterable[str]]]) -> str:
+    """Return a table with the cells of its head, and the heading and other cells of each row."""
+    body = "".join(f'<tr><th scope="row">{_text(heading)}</th>{"".join(cells)}</tr>' for heading, cells in rows)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _page(title: str, body: Iterable[str]) -> str:
+    files = resources.files("remtta.report")
+    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{text(title)}</title><style>{style}</style></head><body><main><h1>{text(title)}</h1>"
+        f"<title>{_text(title)}</title><style>{style}</style></head><body><main><h1>{_text(title)}</h1>"
         f"{''.join(body)}</main><script>{script}</script></body></html>\n"
     )

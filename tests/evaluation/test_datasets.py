@@ -1,6 +1,5 @@
 """Labelled domains on disk, in every layout."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +7,8 @@ import pytest
 
 from remtta.corruptions import STANDARD
 from remtta.errors import UsageError
-from remtta.evaluation.class_maps import map_classes, read_class_map, zero_shot_names
-from remtta.evaluation.datasets import read_image_list
+from remtta.evaluation.class_maps import map_classes, read_class_map
+from remtta.evaluation.datasets import class_names, read_image_list
 from remtta.evaluation.domains import Dataset, default_order, wanted_domains
 from tests.conftest import draw_folder
 from tests.evaluation.trees import CLASSES, open_tree, write_tree
@@ -40,47 +39,44 @@ def test_domains_have_the_fields_order(names: list[str], all_: bool, expected: l
 
 
 @pytest.mark.parametrize(
-    ("make", "layout", "titles"),
+    ("domains", "severities", "classes", "layout", "titles"),
     [
-        (lambda root: write_tree(root, severities=()), "tree of domains", ["gaussian_noise", "fog", "my_own"]),
-        (lambda root: write_tree(root, ["."], severities=()), "one domain of class folders", ["data"]),
-        (lambda root: write_tree(root, ["."], severities=(3, 5)), "one corruption by severity", ["data5"]),
+        (["fog", "my_own"], (), CLASSES, "tree of domains", ["fog", "my_own"]),
+        (["."], (), CLASSES, "one domain of class folders", ["data"]),
+        (["."], (3, 5), CLASSES, "one corruption by severity", ["data5"]),
         (
-            lambda root: write_tree(root, ["noise/gaussian_noise", "weather/fog"]),
+            ["noise/impulse_noise", "weather/fog"],
+            (5,),
+            CLASSES,
             "ImageNet-C tree in groups",
-            ["gaussian_noise5", "fog5"],
+            ["impulse_noise5", "fog5"],
         ),
-        (
-            lambda root: write_tree(root, ["day", "night"], severities=(), classes=["1", "2", "5"]),
-            "tree of domains",
-            ["day", "night"],
-        ),
-        (lambda root: write_tree(root, ["fog"], classes=["1", "2"]), "ImageNet-C tree", ["fog5"]),
+        (["day", "night"], (), ["1", "2", "5"], "tree of domains", ["day", "night"]),
+        (["fog"], (5,), ["1", "2"], "ImageNet-C tree", ["fog5"]),
     ],
 )
-def test_layouts_are_told_apart(make: Callable[[Path], Path], layout: str, titles: list[str], tmp_path: Path) -> None:
-    dataset = open_tree(make(tmp_path / "data"))
+def test_layouts_are_told_apart(
+    domains: list[str], severities: tuple[int, ...], classes: list[str], layout: str, titles: list[str], tmp_path: Path
+) -> None:
+    dataset = open_tree(write_tree(tmp_path / "data", domains, severities, classes))
     assert (dataset.layout, [domain.title for domain in dataset.domains]) == (layout, titles)
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "message"),
+    ("changes", "message"),
     [
-        ({"domains": ["fog", "snow"]}, UsageError, r"no domain snow; it has gaussian_noise, fog, my_own; name"),
-        ({"severities": (3,)}, UsageError, "has no severity 3; it has 5"),
-        ({"severities": (5, 5)}, UsageError, "severity 5 is given twice"),
-        ({"domains": ["fog", "my_own", "fog"]}, UsageError, "domain fog is given twice; --scenario recurring"),
-        ({"class_map": dict.fromkeys(CLASSES[1:], 0)}, UsageError, "1 class folder not in .*: class_a"),
-        ({"class_map": dict.fromkeys(CLASSES, 7)}, UsageError, "not among the model's 7 classes"),
-        ({"image_list": ["class_a/0.png", "class_a/9.png"]}, UsageError, "lacks 1 of .* 2 images, such as class_a/9"),
+        ({"domains": ["fog", "snow"]}, r"no domain snow; it has gaussian_noise, fog, my_own; name"),
+        ({"severities": (3,)}, "has no severity 3; it has 5"),
+        ({"severities": (5, 5)}, "severity 5 is given twice"),
+        ({"domains": ["fog", "my_own", "fog"]}, "domain fog is given twice; --scenario recurring"),
+        ({"class_map": dict.fromkeys(CLASSES[1:], 0)}, "1 class folder not in .*: class_a"),
+        ({"class_map": dict.fromkeys(CLASSES, 7)}, "not among the model's 7 classes"),
+        ({"image_list": ["class_a/0.png", "class_a/9.png"]}, "lacks 1 of .* 2 images, such as class_a/9"),
     ],
 )
-def test_what_is_missing_is_reported_before_any_work(
-    changes: dict[str, Any], kind: type[Exception], message: str, tmp_path: Path
-) -> None:
-    root = write_tree(tmp_path / "c")
-    with pytest.raises(kind, match=message):
-        open_tree(root, **changes)
+def test_what_is_missing_is_reported_before_any_work(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        open_tree(write_tree(tmp_path / "c"), **changes)
 
 
 def test_an_empty_domain_a_domain_in_two_groups_and_a_tree_without_labels_are_refused(tmp_path: Path) -> None:
@@ -173,7 +169,7 @@ def test_the_only_severity_is_evaluated_and_reported(tmp_path: Path, caplog: pyt
 def test_wnids_are_mapped_by_wnid_and_by_position_only_in_a_head_of_as_many() -> None:
     mapped = map_classes(["n01443537", "n15075141", "n01440764"], num_classes=1000)
     assert mapped.numbers == {"n01440764": 0, "n01443537": 1, "n15075141": 999}
-    assert mapped.how == "wnid"
+    assert mapped.matched_by == "wnid"
     assert map_classes(["n01443537", "n01440764"], num_classes=2).numbers == {"n01440764": 0, "n01443537": 1}
     with pytest.raises(UsageError, match=r"\(1\) is not the model's \(7\); name every class's folder in --labels, or"):
         map_classes(["n01443537"], num_classes=7)
@@ -218,8 +214,9 @@ def test_class_maps_come_as_lines_or_json(name: str, text: str, tmp_path: Path) 
             read_class_map(tmp_path / name)
 
 
-def test_folders_without_names_ask_for_labels() -> None:
-    assert zero_shot_names(["n01440764"], Path("d")) is None
-    for folders in ([], ["0", "1"]):
-        with pytest.raises(UsageError, match="name them with --labels FILE"):
-            zero_shot_names(folders, Path("d"))
+def test_only_folders_with_names_name_the_classes_of_a_zero_shot_model(tmp_path: Path) -> None:
+    write_tree(tmp_path / "named", ["fog"], (), ["tree_frog", "ship"], each=1)
+    assert class_names(tmp_path / "named") == ["ship", "tree frog"]
+    assert class_names(write_tree(tmp_path / "imagenet", ["fog"], (), ["n01440764"], each=1)) is None
+    with pytest.raises(UsageError, match="name them with --labels FILE"):
+        class_names(write_tree(tmp_path / "numbers", ["fog"], (), ["0", "1"], each=1))

@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ import torch
 from torch import nn
 
 from remtta import apply_delta, load_delta
-from remtta.evaluation import evaluate, open_dataset
+from remtta.evaluation import open_dataset
 from remtta.evaluation.domains import Dataset
 from remtta.models.preprocessing import preprocessing_of
-from remtta.options import EvalOptions
 from tests.conftest import TINY, copied, draw_image
-from tests.evaluation.trees import methods_of
+from tests.evaluation.trees import evaluate_tiny, methods_of
 from tests.records import rows_of
 
 IMAGES = 8
@@ -72,18 +72,18 @@ def test_answers_are_those_of_the_whole_model_among_the_classes(
     assert dataset.restricted_to == restricted and len(dataset.class_numbers) == (200 if restricted else IMAGES)
     numbers = torch.tensor(dataset.class_numbers if restricted else range(1000))
     (domain,), preprocessing = dataset.domains, preprocessing_of(model)
-    pixels = torch.stack([preprocessing.transform()(domain.load(place)) for place in range(IMAGES)])
+    pixels = torch.stack([preprocessing.transform()(domain.load(position)) for position in range(IMAGES)])
     with torch.no_grad():
         before = model(preprocessing.normalise(pixels))
-    probs, places = before[:, numbers].softmax(-1).max(-1)
+    probs, positions = before[:, numbers].softmax(-1).max(-1)
 
-    options = EvalOptions(batch_size=4, order="stored")
-    results = evaluate(model, dataset, tmp_path / "run", methods=methods_of("source", "tent"), options=options)
+    methods = methods_of("source", "tent")
+    results = evaluate_tiny(dataset, tmp_path / "run", methods, model=model, batch_size=4, order="stored")
     source, tent = ([row for row in rows_of(tmp_path / "run") if row["method"] == name] for name in ("source", "tent"))
-    assert [row["class"] for row in source] == numbers[places].tolist()
+    assert [row["class"] for row in source] == numbers[positions].tolist()
     assert [row["prob"] for row in source] == pytest.approx(probs.tolist(), abs=1e-5)
     assert [row["label_true"] for row in source] == domain.labels.tolist()
-    wrong = sum(guess != label for guess, label in zip(numbers[places].tolist(), domain.labels, strict=True))
+    wrong = sum(guess != label for guess, label in zip(numbers[positions].tolist(), domain.labels, strict=True))
     assert list(results["methods"]["source"]["error"].values()) == [100 * wrong / IMAGES]
     assert {row["class"] for row in tent} <= set(numbers.tolist()) and tent[-1]["update"] == 1
     assert max(row["entropy"] for row in (*source, *tent)) <= math.log(len(numbers)) + 1e-4
@@ -95,12 +95,12 @@ def test_class_maps_and_lists_are_restricted_too_but_not_domains_with_others(
     variants: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     dataset = open_dataset(variants / "r", num_classes=1000)
-    own = {Path(source).parent.name: 999 - number for number, source in enumerate(dataset.domains[0].sources)}
-    mapped = open_dataset(variants / "r", num_classes=1000, class_map=own)
+    class_map = {Path(source).parent.name: 999 - number for number, source in enumerate(dataset.domains[0].sources)}
+    mapped = open_dataset(variants / "r", num_classes=1000, class_map=class_map)
     assert mapped.restricted_to == "ImageNet-R" and mapped.class_numbers == list(range(800, 1000))
     assert open_dataset(variants / "r", num_classes=200).restricted_to is None  # a head of just these classes
     listed = tmp_path / "list.txt"
-    listed.write_text("".join(f"{name}/0.png {name}\n" for name in own))
+    listed.write_text("".join(f"{name}/0.png {name}\n" for name in class_map))
     few = open_dataset(variants / "r", num_classes=1000, labels_file=listed, limit=IMAGES)
     assert few.restricted_to == "ImageNet-R" and few.class_numbers == dataset.class_numbers
     (tmp_path / "r").symlink_to(variants / "r")
@@ -111,15 +111,15 @@ def test_class_maps_and_lists_are_restricted_too_but_not_domains_with_others(
 
 def test_deltas_of_restricted_and_whole_heads_fit_each_other(variants: Path, tmp_path: Path) -> None:
     model, dataset = make("head"), few_of(variants / "r")
-    options = EvalOptions(batch_size=4, order="stored")
-    evaluate(model, dataset, tmp_path / "run", methods=methods_of("centre"), options=options)
+    run = partial(evaluate_tiny, dataset, model=model, batch_size=4, order="stored")
+    run(folder=tmp_path / "run", methods=methods_of("centre"))
     saved = load_delta(tmp_path / "run" / "deltas" / "centre_seed0.safetensors")
     (bias,) = saved.tensors.values()
     moved = set(bias.nonzero().flatten().tolist())
     assert bias.shape == (1000,) and moved and moved <= set(dataset.class_numbers)
-    results = evaluate(model, dataset, tmp_path / "more", methods=methods_of("source"), options=options, delta=saved)
+    results = run(folder=tmp_path / "more", delta=saved)
     apply_delta(model, saved)
-    again = evaluate(model, dataset, tmp_path / "applied", methods=methods_of("source"), options=options)
+    again = run(folder=tmp_path / "applied")
     assert results["methods"]["source"]["error"] == again["methods"]["source"]["error"]
     first, second = (rows_of(tmp_path / name) for name in ("more", "applied"))
     assert [row["prob"] for row in first] == pytest.approx([row["prob"] for row in second], abs=1e-5)

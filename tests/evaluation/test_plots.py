@@ -10,17 +10,15 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from remtta.drawing import running_error
-from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.plots import draw_plots, draw_reliability
 from remtta.evaluation.tally import tally_rows
-from tests.conftest import tiny_vit
-from tests.evaluation.trees import methods_of
+from tests.evaluation.trees import evaluate_tiny, methods_of
 
 
 def test_pictures_are_drawn_for_every_method(tree: Dataset, tmp_path: Path) -> None:
     odd = replace(tree, domains=[replace(tree.domains[0], name="a $\\frac{$"), *tree.domains[1:]])
-    results = evaluate(tiny_vit(), odd, tmp_path / "run", methods=methods_of("source", "rem", lr=0.01))
+    results = evaluate_tiny(odd, tmp_path / "run", methods_of("source", "rem", lr=0.01))
     with rc_context({"text.usetex": True}):  # as in the matplotlibrc of some
         draw_plots(tmp_path / "run", results)
     drawn = list((tmp_path / "run" / "plots").iterdir())
@@ -45,10 +43,10 @@ def test_the_running_error_has_images_of_its_own_domain_only() -> None:
 
 def test_reliability_tells_how_many_predictions_a_bar_stands_for(tree: Dataset, tmp_path: Path) -> None:
     figure = Figure()
-    evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
+    evaluate_tiny(tree, tmp_path / "run")
     tallies = tally_rows(tmp_path / "run" / "predictions.jsonl")
-    for places in tallies["source", 0]["adapt"].values():
-        places.bins[-2:] += [[1, 0.95, 1], [2, 2.0, 1]]  # certain ones are in the last bar
+    for tally in tallies.values():
+        tally.bins[-2:] += [[1, 0.95, 1], [2, 2.0, 1]]  # certain ones are in the last bar
     [axes] = draw_reliability(figure, tallies, {"source": "grey"}).axes
     counts = [int(text.get_text()) for text in axes.texts]
     assert len(counts) == len(axes.patches) and sum(counts) == 42 + 6

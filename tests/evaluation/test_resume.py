@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,13 @@ import torch
 
 from remtta import REMConfig, adapt_stream
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import RemttaError, UsageError
-from remtta.evaluation import evaluate
+from remtta.errors import UsageError
 from remtta.evaluation.domains import Dataset
 from remtta.methods import rem as rem_module
 from remtta.methods.rem import rem_loss
-from remtta.options import EvalOptions, RunOptions
+from remtta.options import RunOptions
 from tests.conftest import draw_image, happens, meanwhile, tiny_vit
-from tests.evaluation.trees import methods_of, open_tree
+from tests.evaluation.trees import evaluate_tiny, methods_of, open_tree
 from tests.records import json_of, rows_of
 
 
@@ -50,16 +49,16 @@ def kill_at(call: int, monkeypatch: pytest.MonkeyPatch, run: Callable[[], object
 
 
 @pytest.mark.parametrize(
-    ("own", "killed_at"), [({"seeds": (0, 1)}, 7), ({"scenario": "time-constrained", "cost_ratio": 2.0}, 2)]
+    ("choices", "killed_at"), [({"seeds": (0, 1)}, 7), ({"scenario": "time-constrained", "cost_ratio": 2.0}, 2)]
 )
 def test_after_a_kill_resuming_gives_the_same_results(
-    own: dict[str, Any], killed_at: int, tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    choices: dict[str, Any], killed_at: int, tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     few = open_tree(tree.root, limit=10)
 
     def run(folder: Path, **changes: Any) -> dict[str, Any]:
-        options = EvalOptions(batch_size=5, save_every_s=0.0, revisit=True, **own, **changes)
-        return evaluate(tiny_vit(), few, folder, methods=methods_of("source", "rem", lr=0.02), options=options)
+        options = {"batch_size": 5, "save_every_s": 0.0, "revisit": True, **choices, **changes}
+        return evaluate_tiny(few, folder, methods_of("source", "rem", lr=0.02), **options)
 
     whole = run(tmp_path / "whole")
     kill_at(killed_at, monkeypatch, lambda: run(tmp_path / "killed"), tmp_path / "killed")
@@ -76,30 +75,28 @@ def without_timing(content: Any) -> Any:
 
 
 def test_methods_and_seeds_are_added_to_an_evaluation_as_if_they_had_been_there(tree: Dataset, tmp_path: Path) -> None:
-    few = open_tree(tree.root, limit=8)
-    names, lr = ("tent", "source", "rem"), {"lr": 0.02}
-    options = EvalOptions(batch_size=8, seeds=(0, 1))
-    whole = evaluate(tiny_vit(), few, tmp_path / "whole", methods=methods_of(*names, **lr), options=options)
-    run = tmp_path / "parts"
-    evaluate(tiny_vit(), few, run, methods=methods_of("source", "rem", **lr), options=options)
-    before = (run / "predictions.jsonl").read_bytes()
-    more = replace(options, resume=True)
-    added = evaluate(tiny_vit(), few, run, methods=methods_of(*names, **lr), options=more)
+    few, names = open_tree(tree.root, limit=8), ("tent", "source", "rem")
+
+    def run(name: str, methods: Sequence[str], seeds: Sequence[int] = (0, 1)) -> dict[str, Any]:
+        configs = methods_of(*methods, lr=0.02)
+        return evaluate_tiny(few, tmp_path / name, configs, batch_size=8, seeds=seeds, resume=True)
+
+    whole = run("whole", names)
+    run("parts", ["source", "rem"])
+    before = (tmp_path / "parts" / "predictions.jsonl").read_bytes()
+    added = run("parts", names)
     assert without_timing(added) == without_timing(whole)
-    assert list(added["methods"]) == list(json_of(run / "results.json")["methods"]) == list(names)
-    rows = rows_of(run)
-    assert (run / "predictions.jsonl").read_bytes().startswith(before)  # nothing was run again
-    assert [row for row in rows if row["method"] == "tent"] == rows[-32:]
-    assert len(rows) == 3 * 32
-    assert "tent" in (run / "table.md").read_text()
-    reordered = evaluate(tiny_vit(), few, run, methods=methods_of("source", "rem", "tent", **lr), options=more)
+    assert list(added["methods"]) == list(json_of(tmp_path / "parts" / "results.json")["methods"]) == list(names)
+    rows = rows_of(tmp_path / "parts")
+    assert (tmp_path / "parts" / "predictions.jsonl").read_bytes().startswith(before)  # nothing was run again
+    assert [row for row in rows if row["method"] == "tent"] == rows[-32:] and len(rows) == 3 * 32
+    assert "tent" in (tmp_path / "parts" / "table.md").read_text()
+    reordered = run("parts", ["source", "rem", "tent"])
     assert list(reordered["methods"]) == ["source", "rem", "tent"]
     assert without_timing(reordered["methods"]["tent"]) == without_timing(whole["methods"]["tent"])
-
-    one = replace(options, seeds=(1,))
-    evaluate(tiny_vit(), few, tmp_path / "one", methods=methods_of("source", "rem", **lr), options=one)
-    both = evaluate(tiny_vit(), few, tmp_path / "one", methods=methods_of(*names, **lr), options=more)
-    assert without_timing(both) == without_timing(whole) and len(rows_of(tmp_path / "one")) == len(rows)
+    run("one", ["source", "rem"], seeds=(1,))
+    assert without_timing(run("one", names)) == without_timing(whole)
+    assert len(rows_of(tmp_path / "one")) == len(rows)
 
 
 def test_a_method_that_is_not_finished_may_be_changed_or_left_out(
@@ -107,10 +104,7 @@ def test_a_method_that_is_not_finished_may_be_changed_or_left_out(
 ) -> None:
     few, three = open_tree(tree.root, limit=10), dict.fromkeys(("source", "rem+guard", "tent"))
 
-    def run(folder: Path, methods: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-        options = EvalOptions(batch_size=5, save_every_s=0.0, **changes)
-        return evaluate(tiny_vit(), few, folder, methods=methods, options=options)
-
+    run = partial(evaluate_tiny, few, batch_size=5, save_every_s=0.0)
     kill_at(3, monkeypatch, lambda: run(tmp_path / "killed", three), tmp_path / "killed")
     changes: tuple[dict[str, Any], ...] = (
         {**three, "rem+guard": {"lr": 0.02}},
@@ -122,19 +116,19 @@ def test_a_method_that_is_not_finished_may_be_changed_or_left_out(
         resumed = run(tmp_path / f"resumed{number}", methods, resume=True)
         whole = run(tmp_path / f"whole{number}", methods)
         assert without_timing(resumed) == without_timing(whole) and list(resumed["methods"]) == list(methods)
-        told = [sorted(map(str, rows_of(tmp_path / f"{name}{number}"))) for name in ("resumed", "whole")]
-        assert told[0] == told[1]
+        rows = [sorted(map(str, rows_of(tmp_path / f"{name}{number}"))) for name in ("resumed", "whole")]
+        assert rows[0] == rows[1]
     with pytest.raises(UsageError, match="also has source, and --resume keeps all finished methods: add it to"):
         run(tmp_path / "killed", {"tent": None}, resume=True)
 
 
 def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Dataset, tmp_path: Path) -> None:
-    run, resume = tmp_path / "run", EvalOptions(resume=True)
-    evaluate(tiny_vit(), tree, run, methods=methods_of("source", "tent", "rem"))
+    run = tmp_path / "run"
+    evaluate_tiny(tree, run, methods_of("source", "tent", "rem"))
 
-    def refusal(dataset: Dataset, methods: Mapping[str, Any], options: EvalOptions = resume) -> str:
+    def refusal(dataset: Dataset, methods: Mapping[str, Any], **options: Any) -> str:
         with pytest.raises(UsageError) as refused:
-            evaluate(tiny_vit(), dataset, run, methods=methods, options=options)
+            evaluate_tiny(dataset, run, methods, resume=True, **options)
         return str(refused.value)
 
     three = methods_of("source", "tent", "rem")
@@ -142,57 +136,54 @@ def test_what_keeps_an_evaluation_from_going_on_is_reported_in_one_line(tree: Da
         f"the evaluation in {run} also has tent, rem, and --resume keeps all finished methods: add them to --methods, "
         "or choose another --output"
     )
-    asked = "--resume needs the settings the run began with: "
+    prefix = "--resume needs the settings the run began with: "
     remedy = "; use the same value again, or choose another --output"
     changed = {**three, **methods_of("rem", lr=0.5), **methods_of("eta")}
-    assert refusal(tree, changed) == f"{asked}methods.rem.lr was 0.001, is 0.5{remedy}"
-    batches = EvalOptions(resume=True, batch_size=3)
-    assert refusal(tree, three, batches) == f"{asked}options.batch_size was 50, is 3{remedy}"
-    seeds = EvalOptions(resume=True, seeds=(1, 2))
-    assert refusal(tree, three, seeds).startswith(f"{asked}options.seeds")
-    told = refusal(replace(tree, domains=tree.domains[:1]), three)
-    assert told.startswith(f'{asked}data.domains.fog5 was "21 images, ') and told.endswith(f", is null{remedy}")
+    assert refusal(tree, changed) == f"{prefix}methods.rem.lr was 0.001, is 0.5{remedy}"
+    assert refusal(tree, three, batch_size=3) == f"{prefix}options.batch_size was 50, is 3{remedy}"
+    assert refusal(tree, three, seeds=(1, 2)).startswith(f"{prefix}options.seeds")
+    message = refusal(replace(tree, domains=tree.domains[:1]), three)
+    assert message.startswith(f'{prefix}data.domains.fog5 was "21 images, ') and message.endswith(f", is null{remedy}")
     draw_image(3, 32, 32).save(tree.domains[0].sources[0])
-    told = refusal(open_tree(tree.root), {**three, **methods_of("eta")})
+    message = refusal(open_tree(tree.root), {**three, **methods_of("eta")})
     assert re.match(
-        rf'{asked}data.domains.gaussian_noise5 was "(21 images, \w{{6}}) \w{{6}}", is "\1 \w{{6}}"; use', told
+        rf'{prefix}data.domains.gaussian_noise5 was "(21 images, \w{{6}}) \w{{6}}", is "\1 \w{{6}}"; use', message
     )
-    told = refusal(tree, {**three, **methods_of("rem", lr=0.5, margin=0.5, anchor=0.5, steps=2, momentum=0.5)})
-    assert told.endswith(f"; and 2 more{remedy}")
+    message = refusal(tree, {**three, **methods_of("rem", lr=0.5, margin=0.5, anchor=0.5, steps=2, momentum=0.5)})
+    assert message.endswith(f"; and 2 more{remedy}")
     (run / "predictions.jsonl").write_text("")
-    assert evaluate(tiny_vit(), tree, run, methods=three, options=resume) == json_of(run / "results.json")
+    assert evaluate_tiny(tree, run, three, resume=True) == json_of(run / "results.json")
     assert "no longer holds the evaluation's rows" in refusal(tree, {**three, **methods_of("eta")})
 
 
 def test_runs_and_evaluations_do_not_share_a_folder(tree: Dataset, frames: Path, tmp_path: Path) -> None:
     adapt_stream(tiny_vit(), frames, tmp_path / "run")
-    for options in (EvalOptions(), EvalOptions(resume=True), EvalOptions(overwrite=True)):
+    evaluate_tiny(tree, tmp_path / "table")
+    choices: list[dict[str, Any]] = [{}, {"resume": True}, {"overwrite": True}]
+    for options in choices:
         with pytest.raises(UsageError, match="run holds a run of remtta adapt; choose another --output"):
-            evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"), options=options)
-    evaluate(tiny_vit(), tree, tmp_path / "table", methods=methods_of("source"))
-    for other in (RunOptions(), RunOptions(resume=True), RunOptions(overwrite=True)):
+            evaluate_tiny(tree, tmp_path / "run", **options)
         with pytest.raises(UsageError, match="table holds an evaluation; choose another --output"):
-            adapt_stream(tiny_vit(), frames, tmp_path / "table", options=other)
+            adapt_stream(tiny_vit(), frames, tmp_path / "table", options=RunOptions(**options))
 
 
 def test_resuming_needs_something_to_resume(tree: Dataset, tmp_path: Path) -> None:
-    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
+    results = evaluate_tiny(tree, tmp_path / "run")
     with pytest.raises(UsageError, match="holds an evaluation already"):
-        evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"))
-    resume = EvalOptions(resume=True)
-    again = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source"), options=resume)
-    assert again == json.loads(json.dumps(results))
-    begun = evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
+        evaluate_tiny(tree, tmp_path / "run")
+    assert evaluate_tiny(tree, tmp_path / "run", resume=True) == json.loads(json.dumps(results))
+    begun = evaluate_tiny(tree, tmp_path / "new", resume=True)
     assert begun["methods"]["source"]["mean"] == results["methods"]["source"]["mean"]
     (tmp_path / "new" / "results.json").unlink()
     with pytest.raises(UsageError, match=r"has lost its results\.json"):
-        evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
-    (tmp_path / "new" / "results.json").write_text('{"status": "running", "settings": {"methods": {}}}')
-    with pytest.raises(UsageError, match=r"results\.json is damaged \(KeyError: 'options'\)"):
-        evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
-    (tmp_path / "new" / "results.json").write_text("[]")
-    with pytest.raises(RemttaError, match=r"results\.json is damaged"):
-        evaluate(tiny_vit(), tree, tmp_path / "new", methods=methods_of("source"), options=resume)
+        evaluate_tiny(tree, tmp_path / "new", resume=True)
+    for record, reason in (
+        ('{"status": "running", "settings": {"methods": {}}}', r" \(KeyError: 'options'\)"),
+        ("[]", r" \(it is not a JSON object\)"),
+    ):
+        (tmp_path / "new" / "results.json").write_text(record)
+        with pytest.raises(UsageError, match=rf"results\.json is damaged{reason}"):
+            evaluate_tiny(tree, tmp_path / "new", resume=True)
 
 
 class Soon(Interrupts):
@@ -218,35 +209,33 @@ def test_what_workers_began_goes_on_without(tree: Dataset, tmp_path: Path, monke
 
     def here(work: Any, shared: Any, tasks: Any, *, jobs: int, interrupts: Any) -> Iterator[tuple[int, bool]]:
         for number, task in enumerate(tasks):
-            ran.append((task[0][0], jobs))
+            ran.append((task.method, jobs))
             yield number, work(shared, task, lambda: 0)
             if jobs == 2:
                 raise Stopped(15)
 
     monkeypatch.setattr("remtta.evaluation.evaluating.in_processes", here)
-    methods, options = ("source", "tent"), EvalOptions(batch_size=5)
+    run = partial(evaluate_tiny, tree, methods=("source", "tent"), batch_size=5)
     with pytest.raises(Stopped):
-        begun = replace(options, engine="processes", jobs=2)
-        evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=begun)
+        run(folder=tmp_path / "run", engine="processes", jobs=2)
     rows = tmp_path / "run" / ".runs" / "source_seed0" / "predictions.jsonl"
     modified = rows.stat().st_mtime_ns
-    monkeypatch.setattr(shutil, "rmtree", lambda *args, **how: None)  # keep the workers' files
-    evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=replace(options, resume=True))
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **options: None)  # keep the workers' files
+    run(folder=tmp_path / "run", resume=True)
     assert ran == [("source", 2), ("source", 1), ("tent", 1)] and rows.stat().st_mtime_ns == modified
     monkeypatch.undo()
-    evaluate(tiny_vit(), tree, tmp_path / "whole", methods=methods, options=options)
+    run(folder=tmp_path / "whole")
     assert rows_of(tmp_path / "run") == rows_of(tmp_path / "whole")
 
 
 def test_workers_come_to_the_same_though_one_dies(tree: Dataset, tmp_path: Path) -> None:
     methods = {"source": None, "rem+guard": REMConfig(lr=0.02)}
-    options = EvalOptions(batch_size=5, engine="processes", jobs=1, save_every_s=0.0, resume=True)
+    run = partial(evaluate_tiny, tree, methods=methods, batch_size=5)
     with pytest.raises(Stopped):  # begun here, in the first of them, and gone on with by workers
-        before = EvalOptions(batch_size=5)
-        evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=before, interrupts=Soon())
+        run(folder=tmp_path / "grid", interrupts=Soon())
     with meanwhile(partial(kill_a_worker, tmp_path / "grid")):
-        made = evaluate(tiny_vit(), tree, tmp_path / "grid", methods=methods, options=options)
-    wanted = evaluate(tiny_vit(), tree, tmp_path / "serial", methods=methods, options=EvalOptions(batch_size=5))
+        made = run(folder=tmp_path / "grid", engine="processes", jobs=1, save_every_s=0.0, resume=True)
+    wanted = run(folder=tmp_path / "serial")
     assert rows_of(tmp_path / "grid") == rows_of(tmp_path / "serial")
     assert list(made["methods"]) == list(wanted["methods"])
     assert without_timing(made) == without_timing(wanted)

@@ -76,7 +76,7 @@ def test_scenarios_visit_the_domains_as_they_say(tmp_path: Path) -> None:
     assert stored[0].items[:, 1].tolist() == list(range(7))
 
     [mixed] = plan_visits(dataset, EvalOptions(scenario="mixed"), 0)
-    assert sorted(map(tuple, mixed.items.tolist())) == [(domain, place) for domain in (0, 1) for place in range(7)]
+    assert sorted(map(tuple, mixed.items.tolist())) == [(domain, number) for domain in (0, 1) for number in range(7)]
     assert int((np.diff(mixed.items[:, 0]) != 0).sum()) > 1
 
     unseen = plan_visits(dataset, EvalOptions(unseen=("snow",)), 0)

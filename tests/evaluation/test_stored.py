@@ -80,23 +80,21 @@ def test_arrays_that_do_not_fit_are_refused(spoil: Callable[[Path], object], mes
 
 
 def test_images_of_arrays_reach_a_worker_as_the_name_of_their_file(tmp_path: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (50, 8, 8, 3), dtype=np.uint8)
-    np.save(tmp_path / "fog.npy", pixels)
-    np.save(tmp_path / "labels.npy", np.zeros(10, np.int64))
-    (domain,) = open_tree(tmp_path, severities=(3,)).domains
-    packed = pickle.dumps(domain)
-    assert len(packed) < 2000
-    assert np.array_equal(np.asarray(pickle.loads(packed).load(4)), pixels[24])
+    root = write_arrays(tmp_path / "c10")
+    (domain,) = open_tree(root, severities=(3,), domains=["fog"]).domains
+    pickled = pickle.dumps(domain)
+    assert len(pickled) < 2000
+    assert np.array_equal(np.asarray(pickle.loads(pickled).load(1)), np.load(root / "fog.npy")[9])
 
 
 def write_shard(path: Path, labels: list[int | str], first: int = 0) -> None:
     """Samples as webdataset writes them: the image after its class and what was done to it."""
     path.parent.mkdir(exist_ok=True)
     with tarfile.open(path, "w") as tar:
-        for place, label in enumerate(labels):
-            content = {"info": b"++n1++snow++s1++1.25++n2++fog++s2++0.5", "input.jpg": png(first + place, 32, 32)}
+        for number, label in enumerate(labels):
+            content = {"info": b"++n1++snow++s1++1.25++n2++fog++s2++0.5", "input.jpg": png(first + number, 32, 32)}
             for name, data in {**content, "output.cls": str(label).encode()}.items():
-                member = tarfile.TarInfo(f"sample_{place}.{name}")
+                member = tarfile.TarInfo(f"sample_{number}.{name}")
                 member.size = len(data)
                 tar.addfile(member, io.BytesIO(data))
 
@@ -187,11 +185,11 @@ def test_a_list_gives_the_images_their_classes_and_the_order(tmp_path: Path) -> 
     assert len(open_tree(tmp_path, labels_file=listed, labels=NAMES, limit=2).domains[0].sources) == 2
 
 
-def test_the_report_says_how_a_list_names_its_classes(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("label", "expected"), [("name 1", "1 class by class name"), ("1", "1 class by number")])
+def test_the_report_says_how_a_list_names_its_classes(label: str, expected: str, tmp_path: Path) -> None:
     (image,) = draw_folder(tmp_path / "frames", range(1)).iterdir()
-    for label, told in (("name 1", "1 class by class name"), ("1", "1 class by number")):
-        (tmp_path / "mine.csv").write_text(f"{image},{label}\n")
-        assert open_tree(tmp_path, labels_file=tmp_path / "mine.csv", labels=NAMES).report().endswith(told)
+    (tmp_path / "mine.csv").write_text(f"{image},{label}\n")
+    assert open_tree(tmp_path, labels_file=tmp_path / "mine.csv", labels=NAMES).report().endswith(expected)
 
 
 def test_a_list_may_name_wnids(tmp_path: Path) -> None:

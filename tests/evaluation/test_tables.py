@@ -1,6 +1,5 @@
 """Tables, errors by class, and the marking of insignificant differences."""
 
-import json
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -9,44 +8,38 @@ from typing import Any
 import pytest
 import torch
 
-from remtta.evaluation import evaluate
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.results import summarise
-from remtta.evaluation.tally import tally_rows
 from remtta.evaluation.trial import evaluation_rows
-from remtta.options import EvalOptions
+from remtta.evaluation.trial_writer import TrialRecord
 from remtta.pipeline.prediction import Prediction
 from remtta.runs.loop import BatchResult
 from remtta.runs.rows import RowFormat
 from remtta.runs.tables import markdown_table, notes, outcome, plain_table, table_rows
 from remtta.streams.batches import Batch
 from remtta.streams.prefetch import DecodedFrame
-from tests.conftest import tiny_vit
-from tests.evaluation.trees import methods_of
+from tests.evaluation.trees import evaluate_tiny, tally_of
 from tests.records import rows_of
 
-RUN: dict[str, Any] = {"config": {}, "images": 10, "guard": None, "trainable_parameters": 0, "adapted": []}
-RUN |= {"forwards_per_image": 1, "backwards_per_image": 0, "models_held": 1}
-RUN |= {"timing": {"seconds": 1.0, "peak_memory_bytes": 1}}
+TIMING = {"seconds": 1.0, "peak_memory_bytes": 1}
+RECORD = TrialRecord("", 0, {}, 10, 0, 0, 0, None, 1.0, 0.0, 1, None, 0, [], TIMING)
 
 
 def rows_from(method: str, right: str, domain: str = "my_fog", seed: int = 0, ranks: str = "1") -> list[dict[str, Any]]:
     """Return rows for ten classes: 1 is right, 0 predicts class 4 for class 3."""
     return [
-        {"method": method, "seed": seed, "phase": "adapt", "visit": 0, "index": place, "domain": domain, "prob": 0.5}
-        | {"source": f"{domain}/a/{place}.png", "class": 3, "label_true": 3 if sign == "1" else 4}
-        | {"rank_true": int(ranks[place % len(ranks)])}
-        for place, sign in enumerate(right)
+        {"method": method, "seed": seed, "domain": domain, "prob": 0.5}
+        | {"source": f"{domain}/a/{number}.png", "class": 3, "label_true": 3 if sign == "1" else 4}
+        | {"rank_true": int(ranks[number % len(ranks)])}
+        for number, sign in enumerate(right)
     ]
 
 
-def results_of(tmp_path: Path, *rows: list[dict[str, Any]], num_classes: int = 5) -> dict[str, Any]:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for own in rows for row in own))
-    runs = list(dict.fromkeys((row["method"], row["seed"]) for own in rows for row in own))
-    records = [{**RUN, "method": method, "seed": seed} for method, seed in runs]
-    domains = list(dict.fromkeys(row["domain"] for own in rows for row in own))
-    return {"settings": {}, "methods": summarise(tally_rows(path), records, domains, num_classes)}
+def results_of(tmp_path: Path, *trials: list[dict[str, Any]], num_classes: int = 5) -> dict[str, Any]:
+    records = [replace(RECORD, method=rows[0]["method"], seed=rows[0]["seed"]) for rows in trials]
+    rows = [row for rows in trials for row in rows]
+    domains = list(dict.fromkeys(row["domain"] for row in rows))
+    return {"settings": {}, "methods": summarise(tally_of(tmp_path, *rows), records, domains, num_classes)}
 
 
 def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> None:
@@ -84,9 +77,7 @@ def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> Non
 
 
 def test_names_of_domains_change_neither_the_table_nor_the_terminal(tmp_path: Path) -> None:
-    name = "a|<img>\n\x1b[31m"
-    rows = [{**row, "domain": name} for row in rows_from("source", "01")]
-    results = results_of(tmp_path, rows)
+    results = results_of(tmp_path, rows_from("source", "01", domain="a|<img>\n\x1b[31m"))
     assert r"a|<img>\n\x1b[31m" in plain_table(results) and "\x1b" not in plain_table(results)
     assert r"| error in % | a\|&lt;img&gt;\n\x1b[31m | mean |" in markdown_table(results)
 
@@ -114,25 +105,23 @@ def test_the_top_five_need_more_than_five_classes(tmp_path: Path) -> None:
 
 def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     logits = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 5.0, 5.0], [5.0, 1.0, 5.0]])
-    frames = [DecodedFrame(place, "", None, None, torch.zeros(1)) for place in range(4)]
+    frames = [DecodedFrame(number, "", None, None, torch.zeros(1)) for number in range(4)]
     tied = int(logits[3].topk(1).indices)
-    batch = Batch(frames, torch.tensor([0, 2, 0, 2 - tied]))
-    assert batch.labels is not None
-    result = BatchResult(batch, Prediction(logits), update=0, counts_before=(0, 0))
-    domain = replace(tree.domains[0], labels=batch.labels.numpy())
+    labels = torch.tensor([0, 2, 0, 2 - tied])
+    result = BatchResult(Batch(frames, labels), Prediction(logits), update=0, counts_before=(0, 0))
+    domain = replace(tree.domains[0], labels=labels.numpy())
     rows = evaluation_rows(result, replace(tree, domains=[domain]), [(0, n) for n in range(4)], RowFormat(None), None)
     # Of two that are equally likely one is predicted, and the other is the second.
     assert [row["rank_true"] for row in rows] == [1, 3, 3, 2]
 
 
 def test_every_class_and_every_mistake_is_counted(tree: Dataset, tmp_path: Path) -> None:
-    options = EvalOptions(batch_size=8, seeds=(0, 1))
-    results = evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods_of("source", "rem"), options=options)
+    results = evaluate_tiny(tree, tmp_path / "run", ["source", "rem"], batch_size=8, seeds=(0, 1))
     rows = [row for row in rows_of(tmp_path / "run") if row["method"] == "rem"]
     assert all((row["rank_true"] == 1) == (row["class"] == row["label_true"]) for row in rows)
     assert all(1 <= row["rank_true"] <= 7 for row in rows)
     for number, error in results["methods"]["rem"]["class_error"].items():
-        own = [row["class"] != row["label_true"] for row in rows if row["label_true"] == int(number)]
-        assert len(own) == 12 and error == pytest.approx(100 * sum(own) / 12)
+        wrong = [row["class"] != row["label_true"] for row in rows if row["label_true"] == int(number)]
+        assert len(wrong) == 12 and error == pytest.approx(100 * sum(wrong) / 12)
     beyond = [row["rank_true"] > 5 for row in rows if row["seed"] == 0 and row["domain"] == "fog"]
     assert results["methods"]["rem"]["seeds"]["0"]["top5_error"]["fog"] == pytest.approx(100 * sum(beyond) / 21)

@@ -9,19 +9,17 @@ from torch import Tensor
 
 from remtta.deltas.delta import Delta, load_delta
 from remtta.errors import DeltaError, RemttaError, StreamError, UsageError
-from remtta.evaluation import evaluate
-from remtta.evaluation.domains import Dataset
+from remtta.evaluation.domains import Dataset, Domain
 from remtta.methods import rem as rem_module
 from remtta.methods.rdumb import RDumbConfig
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import MethodConfig, REMConfig, method_config
-from remtta.methods.source import SourceConfig
 from remtta.models.tensor_files import state_sha256
-from remtta.options import EvalOptions, GuardOptions
+from remtta.options import GuardOptions
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.prediction import Prediction
 from tests.conftest import tiny_vit
-from tests.evaluation.trees import open_tree, write_tree
+from tests.evaluation.trees import evaluate_tiny, open_tree, write_tree
 from tests.records import parsed, rows_of
 
 SOON_RETIRED = GuardOptions(window=24, renewed=1, memory=1, least=12, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0)
@@ -35,8 +33,8 @@ def tree(tmp_path: Path) -> Dataset:
 
 def run_guarded(tree: Dataset, folder: Path, **changes: Any) -> Any:
     """The record of a run that soon does harm."""
-    options = EvalOptions(batch_size=8, guard=SOON_RETIRED, **changes)
-    results = evaluate(tiny_vit(), tree, folder, methods={"rem+guard": REMConfig(lr=0.05)}, options=options)
+    methods = {"rem+guard": REMConfig(lr=0.05)}
+    results = evaluate_tiny(tree, folder, methods, batch_size=8, guard=SOON_RETIRED, **changes)
     return results["methods"]["rem+guard"]["seeds"]["0"]
 
 
@@ -52,10 +50,10 @@ def test_a_retired_guard_has_the_source_answer_in_tests_without_learning_too(tre
 def test_a_method_guarded_by_default_runs_without_guard_if_updates_do_not_last(tree: Dataset, tmp_path: Path) -> None:
     for name in ("remtta", "light"):
         config = method_config(name, {"episodic": True, "adapt_every": 1}, batch_size=8)
-        results = evaluate(tiny_vit(), tree, tmp_path / name, methods={name: config})
+        results = evaluate_tiny(tree, tmp_path / name, {name: config})
         assert results["methods"][name]["seeds"]["0"]["guard"] is None
     with pytest.raises(UsageError, match=r"rem\+guard: rem changes no weights that a guard could restore; leave"):
-        evaluate(tiny_vit(), tree, tmp_path / "run", methods={"rem+guard": REMConfig(episodic=True)})
+        evaluate_tiny(tree, tmp_path / "run", {"rem+guard": REMConfig(episodic=True)})
 
 
 def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
@@ -97,7 +95,7 @@ def test_replacing_an_evaluation_removes_what_it_left_and_nothing_else(tree: Dat
         (folder / name).touch()
     with pytest.raises(StreamError, match="not an image"):
         Path(tree.domains[1].sources[3]).write_bytes(b"no image")
-        evaluate(tiny_vit(), tree, folder, methods={"source": SourceConfig()}, options=EvalOptions(overwrite=True))
+        evaluate_tiny(tree, folder, overwrite=True)
     left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     assert left == {"results.json", "predictions.jsonl", ".progress.safetensors", "plots/mine.txt", "table.tex"}
     assert not (folder / "deltas").exists()
@@ -108,15 +106,14 @@ def test_a_domain_of_which_no_image_can_be_read_is_reported(tree: Dataset, tmp_p
     for source in fog.sources:
         Path(source).write_bytes(b"no image")
     for resume in (False, True):
-        options = EvalOptions(on_error="skip", batch_size=8, scenario="mixed", resume=resume)
         with pytest.raises(StreamError, match=r"^source, seed 0: fog: no readable image \(28 failed; see predictions"):
-            evaluate(tiny_vit(), tree, tmp_path / "run", methods={"source": SourceConfig()}, options=options)
+            evaluate_tiny(tree, tmp_path / "run", on_error="skip", batch_size=8, scenario="mixed", resume=resume)
 
 
 def test_an_error_in_a_worker_names_the_method_and_seed(tree: Dataset, tmp_path: Path) -> None:
     methods = {"source": {}, "high=tent": {"lr": 1e30}}
     with pytest.raises(RemttaError, match=r"^high=tent, seed 0: the model's outputs are not finite numbers"):
-        evaluate(tiny_vit(), tree, tmp_path / "run", methods=methods, options=EvalOptions(engine="processes", jobs=1))
+        evaluate_tiny(tree, tmp_path / "run", methods, engine="processes", jobs=1)
 
 
 @pytest.mark.parametrize("by", ["scenario", "config", "rdumb"])
@@ -124,8 +121,8 @@ def test_deltas_count_from_the_last_reset_and_results_count_all(by: str, tree: D
     method: dict[str, MethodConfig] = {"rem": REMConfig(episodic=by == "config")}
     if by == "rdumb":
         method = {"rdumb": RDumbConfig(entropy_margin=9.0, max_cosine=9.0, reset_every_steps=3)}
-    options = EvalOptions(batch_size=8, scenario="episodic" if by == "scenario" else "continual")
-    [run] = evaluate(tiny_vit(), tree, tmp_path / "run", methods=method, options=options)["methods"].values()
+    scenario = "episodic" if by == "scenario" else "continual"
+    [run] = evaluate_tiny(tree, tmp_path / "run", method, batch_size=8, scenario=scenario)["methods"].values()
     delta = load_delta(tmp_path / "run" / "deltas" / f"{next(iter(method))}_seed0.safetensors")
     rows = rows_of(tmp_path / "run")
     # 28 images are batches of 8, 8, 8 and 4, twice; RDumb forgets the third and the sixth of the eight.
@@ -137,8 +134,7 @@ def test_deltas_count_from_the_last_reset_and_results_count_all(by: str, tree: D
 
 
 def test_a_reset_comes_after_so_many_images_and_not_in_tests(tree: Dataset, tmp_path: Path) -> None:
-    options = EvalOptions(batch_size=8, reset_every=12, revisit=True)
-    evaluate(tiny_vit(), tree, tmp_path / "run", methods={"rem": REMConfig()}, options=options)
+    evaluate_tiny(tree, tmp_path / "run", {"rem": REMConfig()}, batch_size=8, reset_every=12, revisit=True)
     rows = rows_of(tmp_path / "run")
     # The batches of a domain are of 8, 8, 8 and 4: a reset before every other one; then tests, before which one is due.
     assert [row["update"] for row in rows if row["index"] % 28 in (0, 8, 16, 24)] == [0, 1] * 4 + [2] * 8
@@ -148,15 +144,16 @@ def test_a_reset_comes_after_so_many_images_and_not_in_tests(tree: Dataset, tmp_
 
 def test_an_evaluation_starts_from_a_delta_as_adapt_does(tree: Dataset, tmp_path: Path) -> None:
     [snow, fog] = tree.domains if tree.domains[0].name == "snow" else reversed(tree.domains)
-    options = EvalOptions(batch_size=8, order="stored")
-    methods = {"source": SourceConfig(), "rem": REMConfig(lr=0.01)}
-    whole = evaluate(
-        tiny_vit(), replace(tree, domains=[snow, fog]), tmp_path / "whole", methods=methods, options=options
-    )
-    evaluate(tiny_vit(), replace(tree, domains=[snow]), tmp_path / "first", methods=methods, options=options)
+    methods = {"source": None, "rem": REMConfig(lr=0.01)}
+
+    def run(name: str, *domains: Domain, **more: Any) -> dict[str, Any]:
+        dataset = replace(tree, domains=domains)
+        return evaluate_tiny(dataset, tmp_path / name, methods, batch_size=8, order="stored", **more)
+
+    whole = run("whole", snow, fog)
+    run("first", snow)
     delta = load_delta(tmp_path / "first" / "deltas" / "rem_seed0.safetensors")
-    second = replace(tree, domains=[fog])
-    results = evaluate(tiny_vit(), second, tmp_path / "second", methods=methods, options=options, delta=delta)
+    results = run("second", fog, delta=delta)
 
     def answers(folder: str, method: str) -> list[tuple[str, int, int]]:
         rows = [row for row in rows_of(tmp_path / folder) if (row["method"], row["domain"]) == (method, "fog")]
@@ -174,13 +171,10 @@ def test_an_evaluation_starts_from_a_delta_as_adapt_does(tree: Dataset, tmp_path
 
 def test_a_delta_that_would_change_nothing_or_is_of_another_model_is_refused(tree: Dataset, tmp_path: Path) -> None:
     delta = Delta({}, "vit", state_sha256(tiny_vit()), "rem")
-    methods = {"source": SourceConfig()}
     with pytest.raises(UsageError, match="starts every domain from the source weights; leave --delta out"):
-        evaluate(
-            tiny_vit(), tree, tmp_path / "a", methods=methods, options=EvalOptions(scenario="episodic"), delta=delta
-        )
+        evaluate_tiny(tree, tmp_path / "a", scenario="episodic", delta=delta)
     with pytest.raises(DeltaError, match="made on other weights"):
-        evaluate(tiny_vit(seed=1), tree, tmp_path / "b", methods=methods, delta=delta)
+        evaluate_tiny(tree, tmp_path / "b", model=tiny_vit(seed=1), delta=delta)
     assert not (tmp_path / "a").exists() and not (tmp_path / "b").exists()
 
 
@@ -199,5 +193,5 @@ def test_a_model_is_back_at_its_source_weights_after_a_failure(
 
     monkeypatch.setattr(rem_module, "rem_loss", failing)
     with pytest.raises(RuntimeError):
-        evaluate(model, tree, tmp_path / "run", methods={"rem": REMConfig()}, options=EvalOptions(batch_size=8))
+        evaluate_tiny(tree, tmp_path / "run", {"rem": REMConfig()}, model=model, batch_size=8)
     assert calls == 3 and state_sha256(model) == before

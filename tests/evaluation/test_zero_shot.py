@@ -15,8 +15,8 @@ from tests.records import json_of, record_of, rows_of
 def data(tmp_path: Path) -> Path:
     """A domain of two classes of four images, beside a model."""
     tiny_clip(tmp_path / "model")
-    for place, folder in enumerate(("green_frog", "ship")):
-        draw_folder(tmp_path / "data" / "fog" / folder, range(4 * place, 4 * place + 4))
+    for number, folder in enumerate(("green_frog", "ship")):
+        draw_folder(tmp_path / "data" / "fog" / folder, range(4 * number, 4 * number + 4))
     return tmp_path / "data"
 
 

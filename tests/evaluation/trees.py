@@ -1,13 +1,19 @@
-"""Small labelled trees of drawn images."""
+"""Small labelled trees of drawn images, and evaluations on them."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from remtta.evaluation import evaluate
 from remtta.evaluation.datasets import open_dataset
 from remtta.evaluation.domains import Dataset
+from remtta.evaluation.tally import Tallies, tally_rows
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
-from tests.conftest import NUM_CLASSES, png
+from remtta.options import EvalOptions
+from tests.conftest import NUM_CLASSES, png, tiny_vit
 
 CLASSES = [f"class_{letter}" for letter in "abcdefg"]
 
@@ -43,3 +49,23 @@ def methods_of(*names: str, **changes: Any) -> dict[str, MethodConfig]:
 
 def open_tree(root: str | Path, **changes: Any) -> Dataset:
     return open_dataset(root, num_classes=NUM_CLASSES, **changes)
+
+
+def evaluate_tiny(
+    dataset: Dataset,
+    folder: Path,
+    methods: Mapping[str, Any] | Sequence[str] = ("source",),
+    *,
+    model: nn.Module | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Evaluate methods on a small model; `options` are fields of `EvalOptions`, or arguments of `evaluate`."""
+    arguments = {name: options.pop(name) for name in ("delta", "interrupts") if name in options}
+    return evaluate(model or tiny_vit(), dataset, folder, methods=methods, options=EvalOptions(**options), **arguments)
+
+
+def tally_of(folder: Path, *rows: Mapping[str, Any], by_path: bool = False) -> Tallies:
+    """Count rows of one trial, in the adapt phase."""
+    path, common = folder / "rows.jsonl", {"method": "source", "seed": 0, "phase": "adapt"}
+    path.write_text("".join(json.dumps(common | dict(row)) + "\n" for row in rows))
+    return tally_rows(path, by_path=by_path)

@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from remtta.evaluation import evaluate, open_dataset
-from remtta.methods.settings import method_config
-from remtta.options import EvalOptions, GuardOptions
-from remtta.report.series import read_series
+from remtta.options import GuardOptions
+from remtta.report.charts import read_series
 from remtta.runs.tables import outcome, table_rows
 from tests.command import refusal_of, remtta_here
-from tests.conftest import draw_folder, draw_image, tiny_vit
-from tests.evaluation.trees import write_tree
+from tests.conftest import draw_folder, draw_image
+from tests.evaluation.trees import evaluate_tiny, open_tree, write_tree
 from tests.runs.tiny import adapt_tiny
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -28,23 +26,21 @@ IMAGE = "<img src=x onerror=alert(1)>.png"
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs and an evaluation; a label and a file name of the first run are hostile."""
-    place = tmp_path_factory.mktemp("reported")
-    draw_folder(place / "frames", range(5))
-    draw_image(5).save(place / "frames" / IMAGE)
+    root = tmp_path_factory.mktemp("reported")
+    draw_folder(root / "frames", range(5))
+    draw_image(5).save(root / "frames" / IMAGE)
     for name in ("first", "second"):
-        adapt_tiny(place / "frames", place / name, "tent", options={"guard": GuardOptions(answer="both")})
-    path = place / "first" / "predictions.jsonl"
+        adapt_tiny(root / "frames", root / name, "tent", options={"guard": GuardOptions(answer="both")})
+    path = root / "first" / "predictions.jsonl"
     path.write_text(path.read_text().replace('"label": null', f'"label": {json.dumps(HOSTILE)}'))
-    path = place / "second" / "predictions.jsonl"
+    path = root / "second" / "predictions.jsonl"
     path.write_text(path.read_text().replace('"update"', '"estimate": {"answers": 0.71, "source": 0.64}, "update"'))
     event = {"time": "2026-01-01T00:00:00+00:00", "frame": 3, "event": "rollback", "reason": "drift", "lead": -0.4}
-    (place / "second" / "events.jsonl").write_text(json.dumps(event) + "\n")
-    dataset = open_dataset(write_tree(place / "tree"), num_classes=7, labels=None, severities=[5])
-    methods = {name: method_config(name, {}, batch_size=8) for name in ("source", "tent")}
-    evaluate(tiny_vit(), dataset, place / "eval", methods=methods, options=EvalOptions(batch_size=8))
-    (place / "eval" / "plots").mkdir()
-    draw_image(0).save(place / "eval" / "plots" / "running_error.png")
-    return [place / "first", place / "second", place / "eval"]
+    (root / "second" / "events.jsonl").write_text(json.dumps(event) + "\n")
+    evaluate_tiny(open_tree(write_tree(root / "tree")), root / "eval", ["source", "tent"], batch_size=8)
+    (root / "eval" / "plots").mkdir()
+    draw_image(0).save(root / "eval" / "plots" / "running_error.png")
+    return [root / "first", root / "second", root / "eval"]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +87,7 @@ def test_the_page_stands_alone_and_says_what_the_files_do(page: Path, folders: l
     results = json.loads((folders[2] / "results.json").read_text())
     for row in table_rows(results)[1]:
         assert "".join(row) in reader.text  # as in the terminal, with the signs of insignificance
-    assert "SE standard error of the mean" in reader.text and (told := outcome(results)) and told in reader.text
+    assert "SE standard error of the mean" in reader.text and (sentence := outcome(results)) and sentence in reader.text
 
 
 @pytest.fixture
@@ -129,10 +125,10 @@ def test_a_browser_shows_sorts_and_is_not_fooled(shown: Any) -> None:
         return [float(cell) for cell in cells.evaluate_all("cells => cells.map(cell => cell.dataset.value)")]
 
     heads = shown.locator("thead button")
-    place = heads.all_text_contents().index("mean")
+    number = heads.all_text_contents().index("mean")
     for order, state in ((False, "ascending"), (True, "descending")):
-        heads.nth(place).click()
-        assert column(place + 1) == sorted(column(place + 1), reverse=order)
+        heads.nth(number).click()
+        assert column(number + 1) == sorted(column(number + 1), reverse=order)
         assert shown.locator("th[aria-sort]").get_attribute("aria-sort") == state
     shown.get_by_role("button", name="error in %").click()
     assert shown.locator("table:has(button) tbody th").all_text_contents() == ["source", "tent"]
@@ -143,7 +139,7 @@ def test_classes_are_those_before_smoothing_and_videos_are_not_pictured(tmp_path
     still: dict[str, Any] = {"index": 0, **raw, "class": 1, "entropy": 0.1, "weight": 0.5, "raw": raw}
     (tmp_path / "predictions.jsonl").write_text(json.dumps(still) + "\n" + json.dumps({**still, "frame": 0}) + "\n")
     series = read_series(tmp_path, 2)
-    assert series.halves == ({"2": 2}, {"2": 2}) and series.unsure == [still]
+    assert series.by_model == ({"2": 2}, {"2": 2}) and series.unsure == [still]
 
 
 def test_what_cannot_be_reported_is_reported(

@@ -1,25 +1,38 @@
-"""Check whether the preprocessing suits the model, by comparing its predictions under several alternatives."""
+"""Choose the preprocessing of an evaluation, or check it by comparing predictions under several alternatives."""
 
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from timm.data import constants
 from torch import Tensor, nn
 
-from remtta.errors import StreamError, counted
+from remtta.errors import StreamError, UsageError, counted
+from remtta.evaluation.domains import Dataset
+from remtta.files import JsonObject
 from remtta.methods.losses import entropy
 from remtta.methods.support import refused_methods, support_in
 from remtta.models.card import card_of
-from remtta.models.preprocessing import Preprocessing
+from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.options.evaluation import ProtocolName, Resize
 from remtta.pipeline.information import mutual_information
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import Stream
+
+_UNIT_RANGE = {"interpolation": "bilinear", "mean": (0.0,) * 3, "std": (1.0,) * 3}
+
+INPUTS: Mapping[str, JsonObject] = {
+    "rem-paper": {"input_size": (224, 224), "crop_pct": 224 / 256, **_UNIT_RANGE},
+    "rem-paper-cifar": {"input_size": (384, 384), "crop_pct": 1.0, **_UNIT_RANGE},
+}
+"""A protocol's preprocessing. The REM paper's inputs are in [0, 1] without normalisation: ImageNet-C's resized to 256
+and cropped to 224 pixels, CIFAR-C's resized to 384. Batch sizes are defaults of `EvalOptions`.
+"""
 
 MIN_IMAGES = 16  # with fewer, the right preprocessing was missed on corrupted images
 NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
@@ -31,8 +44,41 @@ NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
 """Means and standard deviations with which published image classifiers were trained."""
 
 _RESAMPLINGS = 200
-_SURE = 3.0  # standard errors of a significant lead
+_SIGNIFICANT = 3.0  # standard errors of a significant lead
 _BATCH = 25
+
+_log = logging.getLogger(__name__)
+
+
+def choose_preprocessing(
+    model: nn.Module, dataset: Dataset, *, resize: Resize = "auto", protocol: ProtocolName | None = None
+) -> Preprocessing:
+    """Return the model's preprocessing, but without resizing if all images already have the input size.
+
+    Args:
+        model: A timm model; a protocol's values are in its `pretrained_cfg`.
+        resize: "auto" as above, or "always" under a protocol; "always" as the model is configured; "never" requires
+            images of the input size.
+
+    Raises:
+        UsageError: If only some images have the input size, or `resize` is "never" and none has.
+    """
+    if resize == "auto" and protocol is not None:
+        resize = "always"
+    configured = preprocessing_of(model)
+    height, width = configured.input_size
+    fitting, total = dataset.sizes.get((width, height), 0), sum(dataset.sizes.values())
+    if resize == "always" or (resize == "auto" and not fitting):
+        return configured
+    if fitting == total:
+        if resize == "auto" and configured.crop_pct != 1:
+            _log.info("the images have the model's input size and are used as they are; adapt crops (--resize always)")
+        return replace(configured, crop_pct=1.0)
+    others = ", ".join(f"{w}x{h}" for (w, h), _ in sorted(dataset.sizes.items(), key=lambda item: -item[1])[:4])
+    raise UsageError(
+        f"{fitting} of {total} images have the model's input size of {width}x{height}, the others do not "
+        f"(sizes: {others}); choose --resize always to resize and crop all of them"
+    )
 
 
 @dataclass(frozen=True)
@@ -61,7 +107,7 @@ class Finding:
         """Mean entropy of the predictions, in nats."""
         return float(entropy(self.logits).mean())
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> JsonObject:
         """Return the numbers, ready for JSON."""
         return {
             "title": self.candidate.title,
@@ -73,7 +119,7 @@ class Finding:
         }
 
 
-def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], None]) -> dict[str, Any]:
+def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], None]) -> JsonObject:
     """Compare a model's predictions on images of a stream under its own and under other preprocessings. Raise
     StreamError if too few images can be read.
 
@@ -90,13 +136,13 @@ def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], 
     frames = _read(stream, limit, card.preprocessing, wait)
     readable = [frame for frame in frames if frame.image is not None]
     images = torch.stack([frame.image for frame in readable if frame.image is not None])
-    findings = [_finding(model, each, images, wait) for each in candidates_of(card.preprocessing)]
-    telling = are_telling(findings)
-    better = better_than(findings) if telling else None
+    findings = [_finding(model, candidate, images, wait) for candidate in candidates_of(card.preprocessing)]
+    conclusive = are_conclusive(findings)
+    better = better_than(findings) if conclusive else None
     support = support_in(model, card.name, refused=refused_methods(model, ["rem"]))
     rem = {"masks": list(support.masks), "adapts": support.adapts, "weights": support.num_adapted}
     return {
-        "fits": better is None if telling else None,
+        "fits": better is None if conclusive else None,
         "model": {**card.origin, "num_classes": card.num_classes, "base_sha256": card.sha256},
         "source": stream.name,
         "images": len(readable),
@@ -109,63 +155,62 @@ def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], 
 
 def candidates_of(configured: Preprocessing) -> list[Candidate]:
     """Return the configured preprocessing first, then other normalisations and channel orders."""
-    own = (configured.mean, configured.std)
-    titles = {pair: title for title, pair in NORMALISATIONS.items()}
-    named = {titles.get(own, "as configured"): own} | dict(NORMALISATIONS)
-    normalised = [
-        Candidate(f"mean, std: {title}", replace(configured, mean=mean, std=std))
-        for title, (mean, std) in named.items()
+    statistics = (configured.mean, configured.std)
+    first = next((title for title, pair in NORMALISATIONS.items() if pair == statistics), "as configured")
+    return [
+        Candidate(f"mean, std: {title}{suffix}", replace(configured, mean=mean, std=std), swapped=bool(suffix))
+        for suffix in ("", "; red, blue swapped")
+        for title, (mean, std) in {first: statistics, **NORMALISATIONS}.items()
     ]
-    swapped = [Candidate(f"{each.title}; red, blue swapped", each.preprocessing, swapped=True) for each in normalised]
-    return [*normalised, *swapped]
 
 
-def are_telling(findings: Sequence[Finding]) -> bool:
+def are_conclusive(findings: Sequence[Finding]) -> bool:
     """Return whether the best candidate's mutual information exceeds its mean entropy.
 
     Else the model is uncertain of these images under all preprocessings, and a wrong one can have more information: it
     may undo part of a corruption.
     """
-    best = max(findings, key=lambda each: each.information)
+    best = max(findings, key=lambda finding: finding.information)
     return best.information > best.uncertainty
 
 
-def better_than(findings: Sequence[Finding]) -> dict[str, Any] | None:
+def better_than(findings: Sequence[Finding]) -> JsonObject | None:
     """Return the most informative other candidate if it is significantly better than the configured one, the first: its
     title, and its lead in nats with the standard error by bootstrap, ready for JSON.
     """
     configured, *others = findings
-    best = max(others, key=lambda each: each.information)
+    best = max(others, key=lambda finding: finding.information)
     count, generator = len(best.logits), torch.Generator().manual_seed(0)
     draws = torch.randint(count, (_RESAMPLINGS, count), generator=generator)
     leads = [mutual_information(best.logits[draw]) - mutual_information(configured.logits[draw]) for draw in draws]
     lead, error = best.information - configured.information, float(torch.tensor(leads, dtype=torch.float64).std())
-    found = {"title": best.candidate.title, "lead": lead, "standard_error": error}
-    return found if lead > _SURE * error else None
+    better = {"title": best.candidate.title, "lead": lead, "standard_error": error}
+    return better if lead > _SIGNIFICANT * error else None
 
 
-def _read(stream: Stream, limit: int, way: Preprocessing, wait: Callable[[], None]) -> list[DecodedFrame]:
+def _read(stream: Stream, limit: int, preprocessing: Preprocessing, wait: Callable[[], None]) -> list[DecodedFrame]:
     """Read frames spread over the source, the first ones if its length is unknown."""
     count = stream.num_frames or limit
-    spread = {place * count // limit for place in range(limit)} if count > limit else range(count)
-    chosen = (frame for place, frame in enumerate(itertools.islice(stream.frames, count)) if place in spread)
-    memory = Budget(afterwards=way.resized_bytes)
+    numbers = {i * count // limit for i in range(limit)} if count > limit else range(count)
+    chosen = (frame for number, frame in enumerate(itertools.islice(stream.frames, count)) if number in numbers)
+    memory = Budget(afterwards=preprocessing.resized_bytes)
     try:
-        frames = list(prefetch(chosen, way.transform(), ahead=2 * _BATCH, memory=memory, wait=wait))
+        frames = list(prefetch(chosen, preprocessing.transform(), ahead=2 * _BATCH, memory=memory, wait=wait))
     finally:
         stream.close()
     if (readable := sum(frame.image is not None for frame in frames)) < MIN_IMAGES:
         reason = next((f"; {frame.source}: {frame.error}" for frame in frames if frame.error), "")
-        found = counted(readable, "readable image")
-        raise StreamError(f"{stream.name}: {found}, but at least {MIN_IMAGES} are needed{reason}")
+        raise StreamError(
+            f"{stream.name}: {counted(readable, 'readable image')}, but at least {MIN_IMAGES} are needed{reason}"
+        )
     return frames
 
 
 @torch.inference_mode()
 def _finding(model: nn.Module, candidate: Candidate, images: Tensor, wait: Callable[[], None]) -> Finding:
-    device, answers = next(model.parameters()).device, []
+    device, logits = next(model.parameters()).device, []
     for batch in images.split(_BATCH):
         wait()
         pixels = batch.to(device).flip(1) if candidate.swapped else batch.to(device)
-        answers.append(model(candidate.preprocessing.normalise(pixels)).float().cpu())
-    return Finding(candidate, torch.cat(answers))
+        logits.append(model(candidate.preprocessing.normalise(pixels)).float().cpu())
+    return Finding(candidate, torch.cat(logits))

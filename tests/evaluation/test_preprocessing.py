@@ -1,4 +1,4 @@
-"""Which preprocessing fits a model, by what it says of images."""
+"""Which preprocessing fits a model, and an evaluation on images of the input size."""
 
 import json
 from dataclasses import replace
@@ -10,11 +10,14 @@ import torch
 from PIL import Image
 
 from remtta.demo.signs import render_sign
-from remtta.evaluation.examination import Candidate, Finding, are_telling, candidates_of
+from remtta.errors import UsageError
+from remtta.evaluation.preprocessing import Candidate, Finding, are_conclusive, candidates_of, choose_preprocessing
 from remtta.models.embedded import CLASS_NAMES
-from remtta.models.preprocessing import Preprocessing
+from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.streams.sources import open_stream
 from tests.command import refusal_of, remtta_here
+from tests.conftest import draw_image, tiny_vit
+from tests.evaluation.trees import open_tree, write_tree
 
 HALF = Preprocessing((48, 48), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0, "center")
 EYE = 9 * torch.eye(6)
@@ -38,11 +41,11 @@ def finding(logits: torch.Tensor, **changes: object) -> Finding:
 
 def test_the_right_preprocessing_fits(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert remtta_here("doctor", signs, "--model", "remtta-demo", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["fits"]
-    assert told["images"] == 20
+    report = json.loads(capsys.readouterr().out)
+    assert report["fits"]
+    assert report["images"] == 20
     masks = {"masks": ["attention", "features"]}
-    assert told["rem"] == {**masks, "adapts": "blocks 0-5 of 8", "weights": 3072, "refused": None}
+    assert report["rem"] == {**masks, "adapts": "blocks 0-5 of 8", "weights": 3072, "refused": None}
 
 
 def test_a_wrong_preprocessing_is_found_and_gives_exit_code_3(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +81,7 @@ def test_images_that_tell_the_model_little_get_no_verdict(tmp_path: Path, capsys
     assert remtta_here("doctor", tmp_path, *args, "--json") == 0
     assert json.loads(capsys.readouterr().out)["fits"] is None
     blurred, sharp = finding(EYE.repeat(8, 1) / 9), finding(EYE.repeat(8, 1))
-    assert are_telling([blurred, sharp]) and not are_telling([blurred, blurred])
+    assert are_conclusive([blurred, sharp]) and not are_conclusive([blurred, blurred])
 
 
 def test_too_few_images_are_refused_without_a_password(
@@ -86,14 +89,32 @@ def test_too_few_images_are_refused_without_a_password(
 ) -> None:
     camera = replace(open_stream(str(signs / "stop")), name="rtsp://***@cam")
     monkeypatch.setattr("remtta.streams.sources.open_stream", lambda source: camera)
-    told = refusal_of(capfd, "doctor", "rtsp://me:secret@cam", "--model", "remtta-demo", code=1)
-    assert told == "Error: rtsp://***@cam: 5 readable images, but at least 16 are needed"
+    line = refusal_of(capfd, "doctor", "rtsp://me:secret@cam", "--model", "remtta-demo", code=1)
+    assert line == "Error: rtsp://***@cam: 5 readable images, but at least 16 are needed"
 
 
 def test_candidates_have_each_preprocessing_once() -> None:
     candidates = candidates_of(HALF)
     assert candidates[0] == Candidate("mean, std: 0.5", HALF)
     assert len({(each.preprocessing, each.swapped) for each in candidates}) == len(candidates) == 8
-    own = Preprocessing((48, 48), (0.4,) * 3, (0.5,) * 3, "bilinear", 0.875, "center")
-    assert candidates_of(own)[0] == Candidate("mean, std: as configured", own)
-    assert len(candidates_of(own)) == 10
+    configured = Preprocessing((48, 48), (0.4,) * 3, (0.5,) * 3, "bilinear", 0.875, "center")
+    assert candidates_of(configured)[0] == Candidate("mean, std: as configured", configured)
+    assert len(candidates_of(configured)) == 10
+
+
+def test_images_of_the_input_size_are_taken_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    model = tiny_vit()
+    configured = preprocessing_of(model)
+    assert configured.crop_pct == 0.9
+    same = open_tree(write_tree(tmp_path / "same"))
+    assert choose_preprocessing(model, same).crop_pct == 1.0
+    assert choose_preprocessing(model, same, resize="always") == configured
+    other = open_tree(write_tree(tmp_path / "other", size=40))
+    assert choose_preprocessing(model, other) == configured
+    assert caplog.text.count("are used as they are; adapt crops (--resize always)") == 1
+    with pytest.raises(UsageError, match="0 of 63 images have the model's input size of 32x32"):
+        choose_preprocessing(model, other, resize="never")
+    draw_image(0, 32, 32).save(tmp_path / "other" / "fog" / "5" / "class_a" / "0.png")
+    with pytest.raises(UsageError, match=r"1 of 63 images .* \(sizes: 40x40, 32x32\); choose --resize always"):
+        choose_preprocessing(model, open_tree(tmp_path / "other"))
