@@ -27,8 +27,7 @@ from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import is_zero_shot
 from remtta.options import GuardOptions, ModelOptions
 from remtta.options.bench import FORWARD, BenchOptions
-from remtta.pipeline.guard import guard_for
-from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.build import assemble_pipeline
 
 MEMORY_STEPS = 2
 
@@ -109,8 +108,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     config = method_config(subject, settings, batch_size=options.batch_size)
     method = build_method(subject, model, config)
     preset = METHOD_TABLE[subject].preset
-    guard = guard_for(method, GuardOptions(preset.action, preset.answer))
-    pipeline = Pipeline(method, guard)
+    pipeline = assemble_pipeline(method, GuardOptions(preset.action, preset.answer))
     learnable = torch.ones(len(images), dtype=torch.bool)
 
     def step() -> None:

@@ -27,7 +27,7 @@ from remtta.models.card import ModelCard
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import EvalOptions
 from remtta.options.option import fixed_fields
-from remtta.pipeline.guard import guard_for
+from remtta.pipeline.build import assemble_pipeline
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.folder import check_same_settings
@@ -103,12 +103,13 @@ class EvaluationContext:
     def _with_additions(self, name: str, method: Method[Any]) -> Pipeline:
         wanted = self.options.guard
         options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
-        guard = guard_for(method, options)
+        smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
+        pipeline = assemble_pipeline(method, options, smoother)
+        guard = pipeline.guard
         added = is_guarded(name) and METHOD_TABLE[method_of(name)].preset.action == "off"
         if added and (guard is None or guard.options.action == "off"):
             raise UsageError(f"{method_of(name)} changes no weights that a guard could restore; leave +guard out")
-        smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
-        return Pipeline(method, guard, [smoother] if smoother else [])
+        return pipeline
 
     def _learn(
         self, method: Method[Any], name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None

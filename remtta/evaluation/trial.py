@@ -49,25 +49,25 @@ class Trial(LoopCallback):
 
     def __init__(
         self,
-        plan: EvaluationContext,
+        context: EvaluationContext,
         name: str,
         seed: int,
         pipeline: Pipeline,
-        ledger: TrialWriter,
+        writer: TrialWriter,
         interrupts: Interrupts,
     ) -> None:
-        self._context, self._pipeline, self._ledger, self._interrupts = plan, pipeline, ledger, interrupts
+        self._context, self._pipeline, self._writer, self._interrupts = context, pipeline, writer, interrupts
         self._trial: dict[str, Any] = {"method": name, "seed": seed}
-        self._visits = plan_visits(plan.dataset, plan.options, seed)
-        self._form = RowFormat(plan.card.labels, plan.numbers, exact=True)
+        self._visits = plan_visits(context.dataset, context.options, seed)
+        self._form = RowFormat(context.card.labels, context.numbers, exact=True)
         self._outcomes: _Outcomes = {}
-        reading = RunOptions(batch_size=plan.options.batch_size, on_error=plan.options.on_error)
-        self._stream_batches = Batches(None, reading, plan.card.preprocessing)
-        self._position, options = ledger.progress.position, plan.options
+        reading = RunOptions(batch_size=context.options.batch_size, on_error=context.options.on_error)
+        self._stream_batches = Batches(None, reading, context.card.preprocessing)
+        self._position, options = writer.progress.position, context.options
         hurries = options.scenario == "time-constrained"
         self._loop = AdaptationLoop(
             pipeline,
-            plan.card,
+            context.card,
             self._position,
             policy=TimeConstrainedPolicy(pipeline, self._position, options.cost_ratio) if hurries else LearningPolicy(),
             callback=self,
@@ -85,13 +85,13 @@ class Trial(LoopCallback):
         Raise StreamError if an image cannot be read and `on_error` is "stop", or no image of a domain can be read;
         OutputError if results cannot be written; Stopped if a signal arrived; the progress is saved.
         """
-        plan, position = self._context, self._position
+        context, position = self._context, self._position
         if state:
-            self._loop.resume_from(self._ledger.folder / PROGRESS, state)
-        elif plan.start:
-            self._pipeline.load_delta(plan.start.tensors, plan.start.updates)
-            position.frames_in_delta = plan.start.frames
-        start_peak(plan.card.device)
+            self._loop.resume_from(self._writer.folder / PROGRESS, state)
+        elif context.start:
+            self._pipeline.load_delta(context.start.tensors, context.start.updates)
+            position.frames_in_delta = context.start.frames
+        start_peak(context.card.device)
         _log.info("%s, seed %d", self._trial["method"], self._trial["seed"])
         decoded = self._stream_batches.decoded(self._unseen(), first=position.frames, wait=self._interrupts.check)
         with contextlib.closing(decoded) as frames:
@@ -108,11 +108,11 @@ class Trial(LoopCallback):
     def on_prediction(self, result: BatchResult) -> None:
         """Write the rows of a batch, and the guard's decisions."""
         position = self._position
-        views = self._pipeline.method.last_views if result.learned else None
+        views = self._pipeline.method.last_views if result.learned_any else None
         rows = evaluation_rows(result, self._context.dataset, self._items(result.batch.frames), self._form, views)
-        context = {**self._trial, "phase": self._visit.phase, "visit": position.visit}
-        events = ({**context, "index": position.frames, **event} for event in self._pipeline.events())
-        self._ledger.write(({**context, **row} for row in rows), events)
+        fields = {**self._trial, "phase": self._visit.phase, "visit": position.visit}
+        events = ({**fields, "index": position.frames, **event} for event in self._pipeline.events())
+        self._writer.write(({**fields, **row} for row in rows), events)
         self._count(rows)
 
     def on_batch_end(self, result: BatchResult) -> None:
@@ -121,7 +121,7 @@ class Trial(LoopCallback):
         position.start += len(result.batch.frames)
         position.adapted += result.num_learned
         position.seconds += result.prediction_seconds
-        if self._ledger.save_is_due:
+        if self._writer.save_is_due:
             self._save()
 
     def _run_visit(self, frames: Iterator[DecodedFrame]) -> None:
@@ -129,7 +129,7 @@ class Trial(LoopCallback):
         self._outcomes = {}
         if position.start:
             wanted = {**self._trial, "visit": position.visit}
-            self._count(row for row in read_rows(self._ledger.folder / PREDICTIONS) if wanted.items() <= row.items())
+            self._count(row for row in read_rows(self._writer.folder / PREDICTIONS) if wanted.items() <= row.items())
         elif visit.reset:
             self._loop.start_new_stream()
         self._loop.run(self._batches(itertools.islice(frames, len(visit.items) - position.start)))
@@ -153,14 +153,14 @@ class Trial(LoopCallback):
         return self._visit.items[start : start + len(frames)].tolist()
 
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
-        plan = self._context
-        positions = {int(number): position for position, number in enumerate(plan.numbers)}
+        context = self._context
+        positions = {int(number): position for position, number in enumerate(context.numbers)}
         for batch in self._stream_batches.of(frames):
             broken = next((frame for frame in batch.frames if frame.error), None)
-            if broken and plan.options.on_error == "stop":
+            if broken and context.options.on_error == "stop":
                 raise StreamError(f"{broken.source}: {broken.error} (--resume --on-error skip leaves such images out)")
             known = [
-                positions[int(plan.dataset.domains[domain].labels[place])]
+                positions[int(context.dataset.domains[domain].labels[place])]
                 for (domain, place), frame in zip(self._items(batch.frames), batch.frames, strict=True)
                 if frame.image is not None
             ]
@@ -176,19 +176,19 @@ class Trial(LoopCallback):
 
     def _save(self) -> None:
         self._position.peak_bytes = max(self._position.peak_bytes, peak_bytes(self._context.card.device))
-        self._ledger.save(self._loop.snapshot)
+        self._writer.save(self._loop.snapshot)
 
     def _save_delta(self) -> None:
-        plan, method, name = self._context, self._pipeline.method, self._trial["method"]
+        context, method, name = self._context, self._pipeline.method, self._trial["method"]
         tensors, updates = self._pipeline.committed
         if not tensors or not method.norms_only:  # a delta of all weights is as large as the model
             return
-        path = delta_path(self._ledger.folder, **self._trial)
+        path = delta_path(self._writer.folder, **self._trial)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        whole = whole_tensors(tensors, plan.model, plan.numbers, plan.num_classes)
-        config, size, frames = plan.methods[name], plan.options.batch_size, self._position.frames_in_delta
-        save_delta(path, delta_of(plan.card, name, config, size, (whole, updates), frames))
+        whole = whole_tensors(tensors, context.model, context.numbers, context.num_classes)
+        config, size, frames = context.methods[name], context.options.batch_size, self._position.frames_in_delta
+        save_delta(path, delta_of(context.card, name, config, size, (whole, updates), frames))
 
     def _record(self) -> dict[str, Any]:
         position, method = self._position, self._pipeline.method

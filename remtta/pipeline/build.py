@@ -1,4 +1,4 @@
-"""Build a pipeline: the method on the model, with guard and callbacks; the one assembly for every caller."""
+"""Build a pipeline: the method on the model, with guard and callbacks. Every caller does it here."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, REMConfig, check_method, settings_of
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source, source_files
 from remtta.models.card import ModelCard
-from remtta.options import RunOptions
+from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.accuracy import WINDOW, Calibration, Estimator
 from remtta.pipeline.forward import source_logits
 from remtta.pipeline.guard import guard_for
 from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.prediction import Callback
 from remtta.pipeline.smoothing import Smoother
 
 _log = logging.getLogger(__name__)
@@ -108,21 +109,24 @@ def build_pipeline(
         source_record = None
         if source_data is not None and method.needs_source_data:
             source_record = learn_from_source(method, source_data, name=config.method, wait=wait)
-        pipeline = Pipeline(method, guard_for(method, options.guard))
-        pipeline.source_record = source_record
+        estimator = None
         if options.estimate is not None:
-            calibration = _calibration(pipeline, card, config, earlier, wait)
-            pipeline.callbacks.append(
-                Estimator(calibration, card.num_classes, options.expire_below, adapts=method.adapts)
-            )
+            calibration = _calibration(method, card, config, earlier, wait)
+            estimator = Estimator(calibration, card.num_classes, options.expire_below, adapts=method.adapts)
         if options.max_memory is not None and settings.micro_batch is None:
             _limit_memory(method, card, options, earlier)
+        smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
+        pipeline = assemble_pipeline(method, options.guard, estimator, smoother)
+        pipeline.source_record = source_record
         if delta is not None:
             check_base(delta, card.sha256)
             pipeline.load_delta(delta.tensors, delta.updates)
-        if options.smooth == "auto":
-            pipeline.callbacks.append(Smoother(card.num_classes))
         return pipeline
+
+
+def assemble_pipeline(method: Method[Any], guard: GuardOptions | None, *callbacks: Callback | None) -> Pipeline:
+    """Put a guard, if it has something to do, and callbacks around a method, in the order in which they act."""
+    return Pipeline(method, guard_for(method, guard), [callback for callback in callbacks if callback is not None])
 
 
 @contextlib.contextmanager
@@ -151,7 +155,7 @@ def _check_method(method: Method[Any], config: AdaptationConfig) -> None:
 
 
 def _calibration(
-    pipeline: Pipeline,
+    method: Method[Any],
     card: ModelCard,
     config: AdaptationConfig,
     earlier: Mapping[str, Any] | None,
@@ -168,8 +172,8 @@ def _calibration(
         return Calibration.unseen(accuracy, card.num_classes)
     files = source_files(Path(config.source_data))
     with contextlib.closing(clean_batches(files, card.preprocessing, card.device, WINDOW, wait)) as batches:
-        transform = pipeline.method.model.transform
-        logits = torch.cat([source_logits(pipeline.method, transform(batch)).float().cpu() for batch in batches])
+        transform = method.model.transform
+        logits = torch.cat([source_logits(method, transform(batch)).float().cpu() for batch in batches])
     if len(logits) < FEW_IMAGES:
         _log.warning("the estimate is calibrated on only %s; a few hundred are better", counted(len(logits), "image"))
     return Calibration.seen(accuracy, logits)

@@ -48,8 +48,8 @@ class Latencies:
         below = list(accumulate(self._counts))
         if not below[-1]:
             return self.before
-        places = {percent: bisect_left(below, percent / 100 * below[-1]) for percent in (50, 95, 99)}
-        return {f"p{percent}": round(1000 * _EDGES_S[progress], 3) for percent, progress in places.items()}
+        bins = {percent: bisect_left(below, percent / 100 * below[-1]) for percent in (50, 95, 99)}
+        return {f"p{percent}": round(1000 * _EDGES_S[index], 3) for percent, index in bins.items()}
 
 
 class TimeBudget:
@@ -111,10 +111,10 @@ class LearnableFrames(LearningPolicy):
     """
 
     def __init__(self, progress: RunProgress, budget: TimeBudget) -> None:
-        self._place, self._budget = progress, budget
+        self._progress, self._budget = progress, budget
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
-        reasons = not_to_learn_from(batch.frames, self._place.fingerprint)
+        reasons = not_to_learn_from(batch.frames, self._progress.fingerprint)
         if self._budget.allows(batch.frames):
             return reasons
         return {frame.index: OUT_OF_TIME for frame in batch.readable} | reasons
@@ -123,5 +123,5 @@ class LearnableFrames(LearningPolicy):
         """Store the batch's last fingerprint and its duration."""
         video = [frame.image for frame in result.batch.readable if frame.number is not None]
         if video and video[-1] is not None:
-            self._place.fingerprint = fingerprint(video[-1])
+            self._progress.fingerprint = fingerprint(video[-1])
         self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)

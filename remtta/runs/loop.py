@@ -52,7 +52,7 @@ class BatchResult:
     update: int  # number of updates since the last reset at the time of the prediction
     counts_before: tuple[int, int]  # `frames_in_delta` and `frames_since_reset` before the batch
     adapted: bool = False  # whether the batch led to an update
-    learned: bool = False  # whether `learn` was called; then the views are in the method's `last_views`
+    learned_any: bool = False  # whether any frame was learned from; then its views are in the method's `last_views`
     # Reasons why readable frames were excluded from learning, by frame index.
     excluded: Mapping[int, str] = field(default_factory=dict)
     prediction_seconds: float = 0.0  # until the predictions are there; includes the update without `latency`
@@ -204,7 +204,7 @@ class AdaptationLoop:
             update,
             counts_before,
             adapted=learned and not prediction.harmful,  # assumed, until it is learned from
-            learned=learned,
+            learned_any=learned,
             excluded=excluded,
             prediction_seconds=seconds,
             seconds=seconds,
@@ -261,7 +261,7 @@ class AdaptationLoop:
             result.num_learned + (made >= 0) * count for count in result.counts_before
         )
         if not result.prediction.harmful:
-            counts.updates += made if made >= 0 else int(result.learned)
+            counts.updates += made if made >= 0 else int(result.learned_any)
         counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
         self.committed = self.pipeline.committed

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain, islice
 from typing import Any
 
@@ -38,6 +38,11 @@ class RunProgress(Counts):
     gaps: int = 0  # how often a live source was lost and came back
     fingerprint: str | None = None  # fingerprint of the last readable video frame
     last: list[str | int | None] | None = None  # source and number of the last frame seen
+
+    def restore(self, earlier: RunProgress) -> None:
+        """Take over the values of an earlier part of the run."""
+        for field in fields(earlier):
+            setattr(self, field.name, getattr(earlier, field.name))
 
     def count(self, rows: Iterable[Row]) -> None:
         """Count rows written after this place was saved."""

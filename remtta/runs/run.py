@@ -125,9 +125,9 @@ class Run:
             return
         self._folder.lock()
         check_same_run(earlier, self.record.content())
-        earlier_place, state = load_position(folder / STATE, RunProgress)
+        earlier_progress, state = load_position(folder / STATE, RunProgress)
         progress = self.summary.progress
-        vars(progress).update(vars(earlier_place))  # also the loop's and the policy's
+        progress.restore(earlier_progress)  # the loop and the policy hold it, too
         self._loop.resume_from(folder / STATE, state)
         self.summary.num_alarms = self.context.pipeline.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1

@@ -112,7 +112,7 @@ class RunWriter(LoopCallback):
             if live:
                 self._events.unsaved_rows()
         self.started -= progress.seconds
-        self._note_place()
+        self._note_progress()
 
     def expected_rows(self) -> list[Row]:
         """Return the rows of the earlier run that were not produced again yet."""
@@ -150,7 +150,7 @@ class RunWriter(LoopCallback):
         summary, progress, frames = self.summary, self.summary.progress, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
         progress.dropped = self._record.num_dropped
-        self._note_place()  # at once: if an event cannot be written, the state must not count rows that it lacks
+        self._note_progress()  # at once: if an event cannot be written, the state must not count rows that it lacks
         summary.num_alarms = self._context.pipeline.total_alarms
         summary.estimates = result.prediction.estimates or summary.estimates
         for frame in frames:
@@ -160,7 +160,7 @@ class RunWriter(LoopCallback):
             self.write_event(frames[0].index, event)
             log_event(event, f"frame {frames[0].index}: ")
         self._hint_at_stride(result)
-        self._note_place()
+        self._note_progress()
 
     def deliver(self, result: BatchResult) -> None:
         """Send a batch's predictions down the pipe, if any, and to the viewers."""
@@ -195,7 +195,7 @@ class RunWriter(LoopCallback):
                 max(2, round(rate / _VARIED_PER_S)),
             )
 
-    def _note_place(self) -> None:
+    def _note_progress(self) -> None:
         """Store the sizes of the files, without lines still expected from the earlier run, and the running time."""
         assert self._rows is not None
         progress = self.summary.progress
