@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import UsageError
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, MethodConfig, check_method, method_config
 from remtta.models.card import card_of, read_labels
-from remtta.models.metadata import ModelWithMetadata, Output
+from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
@@ -35,7 +35,6 @@ _SHARED = (
     "a later Adapter was made of the same model, and two cannot share one; give each its own, such as "
     "copy.deepcopy(model)"
 )
-_USERS: WeakKeyDictionary[nn.Module, ReferenceType[Adapter]] = WeakKeyDictionary()  # last adapter of each model
 
 _log = logging.getLogger("remtta")
 
@@ -111,8 +110,8 @@ class Adapter:
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
         self.frames_in_delta = delta.frames if delta else 0
         self._lock = threading.RLock()
-        self._module = unwrap_model(given).module
-        _USERS[self._module] = ref(self)
+        self._metadata = metadata_of(unwrap_model(given).module)
+        self._metadata.adapter = ref(self)
         self._small_calls = 0  # in a row
         self.image_inputs = ImageInputs(self.card)
 
@@ -153,7 +152,7 @@ class Adapter:
     def _alone(self) -> Iterator[None]:
         """Use the model while no other thread does, in the configured precision; raise UsageError if it is not ours."""
         with self._lock, _on_cpu(), torch.autocast(self.card.device.type, enabled=False):
-            if _USERS[self._module]() is not self:
+            if self._metadata.adapter is None or self._metadata.adapter() is not self:
                 raise UsageError(_SHARED)
             yield
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -13,6 +12,7 @@ from remtta.adapt.image_inputs import warn_of_guess
 from remtta.deltas import DELTA
 from remtta.methods.settings import METHOD_TABLE
 from remtta.models.card import ModelCard
+from remtta.models.metadata import metadata_of
 from remtta.models.unwrapping import unwrap_model
 from remtta.options import GuardOptions
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
@@ -20,8 +20,6 @@ from remtta.runs.folder import RECORD
 from remtta.runs.manifest import RunContext
 from remtta.runs.reading import read_record
 from remtta.streams.sources import Stream
-
-_FIRST: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # hash of each model when it was first adapted
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +43,9 @@ def prepare_run(
 
 def warn_of_change(model: nn.Module, card: ModelCard) -> None:
     """Warn if a model's weights, of which the card has the hash, are not those that it was first adapted from."""
-    if _FIRST.setdefault(unwrap_model(model).module, card.sha256) != card.sha256:
+    metadata = metadata_of(unwrap_model(model).module)
+    metadata.source_sha256 = metadata.source_sha256 or card.sha256
+    if metadata.source_sha256 != card.sha256:
         _log.warning(
             "the model's weights have changed since it was first adapted, and now count as the source weights; build "
             "the model anew to start from the first ones"

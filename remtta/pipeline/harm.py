@@ -148,6 +148,7 @@ class HarmDetector:
 
 
 _QUIET = ("doubt", "trust", "pardon")  # not worth a warning
+_KINDS = (*_QUIET, "expired", "restart", "warning", "rollback", "retired")
 
 
 def log_event(event: Mapping[str, Any], place: str = "") -> None:
@@ -158,6 +159,8 @@ def log_event(event: Mapping[str, Any], place: str = "") -> None:
 def describe(event: Mapping[str, Any]) -> str:
     """Return a sentence for an event of the guard or the estimator."""
     kind, numbers = event["event"], ""
+    if kind not in _KINDS:
+        return ", ".join(f"{name}: {value}" for name, value in event.items())
     if kind == "expired":
         return (
             f"the estimated accuracy of the last frames is {100 * event['estimate']:.1f} %, below "

@@ -36,28 +36,28 @@ FULL_BATCH = 20
 class MethodSpec:
     """A method name, as used in every command and in Python."""
 
-    place: str | EntryPoint  # its method: module and class in `remtta.methods`, or the entry point of a package
+    location: str | EntryPoint  # its method: module and class in `remtta.methods`, or the entry point of a package
     summary: str  # a one-line description
-    own: Preset = PUBLISHED  # its preset; a method of another package has its own
-    kind: type[MethodConfig] | None = None  # the class of its settings, if it is known without loading torch
+    default_preset: Preset = PUBLISHED  # its preset; a method of another package has its own
+    config_class: type[MethodConfig] | None = None  # the class of its settings, if it is known without loading torch
 
     @property
     def method(self) -> type[Method[Any]]:
         """The class of the method; importing it loads torch. Raise UsageError if another package's is no method."""
-        if not isinstance(self.place, str):
-            return _outside(self.place)
-        module, _, kind = self.place.rpartition(".")
-        return getattr(import_module(f"remtta.methods.{module}"), kind)
+        if not isinstance(self.location, str):
+            return _outside(self.location)
+        module, _, name = self.location.rpartition(".")
+        return getattr(import_module(f"remtta.methods.{module}"), name)
 
     @property
     def config(self) -> type[MethodConfig]:
         """The class of its settings."""
-        return self.kind or self.method.settings
+        return self.config_class or self.method.settings
 
     @property
     def preset(self) -> Preset:
         """Its default settings, guard action and answer."""
-        return self.own if isinstance(self.place, str) else self.method.preset
+        return self.default_preset if isinstance(self.location, str) else self.method.preset
 
 
 def _outside(entry: EntryPoint) -> type[Method[Any]]:
@@ -75,7 +75,7 @@ def _outside(entry: EntryPoint) -> type[Method[Any]]:
     return found
 
 
-METHOD_TABLE: dict[str, MethodSpec] = {
+_BUILT_IN: dict[str, MethodSpec] = {
     "remtta": MethodSpec(
         "rem.REM",
         "the default: REM with centred logits, a higher rate and an anchor, averaged with the source model",
@@ -114,15 +114,15 @@ METHOD_TABLE: dict[str, MethodSpec] = {
     "rem": MethodSpec(
         "rem.REM",
         "masked views: consistency and entropy ranking (Han et al., ICML 2025)",
-        kind=REMConfig,
+        config_class=REMConfig,
     ),
     "rem-n1": MethodSpec(
         "rem.REM",
         "REM with one masked view, in three quarters of the time",
-        own=ONE_MASK,
-        kind=REMConfig,
+        default_preset=ONE_MASK,
+        config_class=REMConfig,
     ),
-    "rem-come": MethodSpec("come.REMCOME", "REM with COME's entropy in the ranking", kind=REMConfig),
+    "rem-come": MethodSpec("come.REMCOME", "REM with COME's entropy in the ranking", config_class=REMConfig),
     "supervised": MethodSpec("supervised.Supervised", "train on the true labels: an upper bound, in remtta eval only"),
     "cotta": MethodSpec("cotta.CoTTA", "mean teacher, random restoration of weights (Wang et al., CVPR 2022)"),
     "lame": MethodSpec(
@@ -151,7 +151,7 @@ METHOD_TABLE: dict[str, MethodSpec] = {
     ),
     "tpt": MethodSpec("tpt.TPT", "zero-shot: tune the prompt on views of each image (Shu et al., NeurIPS 2022)"),
 }
-"""All methods by name: those of this project, the published ones as published, and those of other packages."""
+"""The methods of this project, and the published ones as published."""
 
 
 def find_methods(known: Collection[str]) -> tuple[dict[str, MethodSpec], dict[str, str]]:
@@ -170,8 +170,10 @@ def find_methods(known: Collection[str]) -> tuple[dict[str, MethodSpec], dict[st
     return found, refused
 
 
-_found, REFUSED = find_methods(METHOD_TABLE)
-METHOD_TABLE |= _found
+_FOUND, REFUSED = find_methods(_BUILT_IN)
+
+METHOD_TABLE: dict[str, MethodSpec] = {**_BUILT_IN, **_FOUND}
+"""All methods by name, also those of other packages."""
 
 ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
 """Methods that accept only zero-shot models."""
