@@ -283,7 +283,7 @@ def _load(
 ) -> tuple[nn.Module, AdaptationConfig]:
     """Load torch, the classifier and the starting delta; return the classifier and the settings of the adaptation."""
     delta, source_data = method.shared.delta, method.shared.source_data
-    settings = None if METHOD_TABLE[method.method].kind is None else method.config(run.batch_size)
+    settings = None if METHOD_TABLE[method.method].config_class is None else method.config(run.batch_size)
     load_torch("remtta.adapt.one_stream", model, delta)
     from remtta.methods.source_data import check_source_data
     from remtta.pipeline.build import AdaptationConfig
