@@ -152,6 +152,7 @@ def test_a_variant_of_rem_runs_as_rem_does_or_by_its_preset(site: Path, monkeypa
             "broken:Method",
             "has a preset that is no remtta.methods.settings.base.Preset: {'lr': 1}",
         ),
+        ("from remtta.methods.base import Method", "broken:Method", "defines no loss(images, center)"),
     ],
 )
 def test_a_package_that_fails_is_named_in_a_line(

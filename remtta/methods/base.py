@@ -63,6 +63,9 @@ class Method(MethodState[Config]):
     as further arguments.
     """
 
+    update_and_predict: Callable[[Tensor], Tensor]
+    """Returns logits (B, C) from after an update by the same images; instead of `loss`, if `predicts_after_update`."""
+
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
         """Return further arguments of `loss` for a whole batch; by default the labels, if the method needs them."""
         return () if labels is None else (labels,)
@@ -74,10 +77,6 @@ class Method(MethodState[Config]):
     def output(self, logits: Tensor) -> Tensor:
         """Return the prediction (B, C) for a whole batch from its centered logits (B, C)."""
         return logits
-
-    def update_and_predict(self, images: Tensor) -> Tensor:
-        """Return logits (B, C) from after an update by the same images; with `predicts_after_update`."""
-        raise NotImplementedError
 
     def before_step(self) -> None:
         """Use the gradients before the optimizer's step, which may overwrite them."""

@@ -68,6 +68,8 @@ def _outside(entry: EntryPoint) -> type[Method[Any]]:
     owner = f"{entry.value} of the package {package_of(entry)}"
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UsageError(f"{owner} is not a method: not a subclass of remtta.methods.base.Method")
+    if not (hasattr(found, "loss") or found.predicts_after_update or found.predict is not Method.predict):
+        raise UsageError(f"{owner} defines no loss(images, center)")
     if "__dataclass_params__" not in vars(found.settings):
         raise UsageError(f"{owner} has settings without @dataclass(frozen=True): {found.settings.__name__}")
     if not isinstance(found.preset, Preset):
