@@ -90,6 +90,10 @@ class Guard:
             prediction.harmful = self.restores = self.detector.judge(source, adapted, drift)
         prediction.weight = 0.0 if prediction.harmful else self.weight
 
+    def rejects(self, weights: AdaptedWeights) -> bool:
+        """Return whether an update moved weights too far from the source's, which are to be restored then."""
+        return self.watches and self.detector.check_drift(weights.drift())
+
     def events(self) -> list[dict[str, Any]]:
         """Return its decisions since the last call."""
         return self.detector.events()

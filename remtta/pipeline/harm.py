@@ -66,8 +66,6 @@ class HarmDetector:
         status.unjudged += len(source)
         status.calm += len(source)
         status.doubted += len(source) * status.doubting
-        if drift > options.most_drift:
-            return self.alarm("weights far from the source's", drift=drift)
         if len(self.window.source) < options.least or status.unjudged < options.renewed:
             return False
         status.unjudged = 0
@@ -91,6 +89,10 @@ class HarmDetector:
             status.alarms, status.calm = status.alarms - 1, 0
             self._note("pardon", **numbers)
         return False
+
+    def check_drift(self, drift: float) -> bool:
+        """Raise an alarm if the weights moved too far; return True to restore the source weights."""
+        return drift > self._options.most_drift and self.alarm("weights far from the source's", drift=drift)
 
     def alarm(self, reason: str, **numbers: float) -> bool:
         """Raise an alarm; return whether to restore the source weights."""

@@ -95,13 +95,16 @@ class Pipeline(PipelineState):
         prediction, self._prediction = self._prediction, None
         if prediction is None or not prediction.learned.any():
             return
-        if self.guard is not None and self.guard.restores:
-            self.method.reset()
-            self.centering.reset_adapted()
-        elif not prediction.harmful:
+        restores = self.guard is not None and self.guard.restores
+        if not prediction.harmful:
             labels = labels[prediction.learned.to(labels.device)] if labels is not None else None
             if self.method.step(self.centering.adapted, labels):
                 self.centering.reset_adapted()
+            if self.guard is not None:
+                prediction.harmful = restores = self.guard.rejects(self.method.model.weights)
+        if restores:
+            self.method.reset()
+            self.centering.reset_adapted()
         if self.guard is not None:
             self.method.optimizer.scale_lr(self.guard.lr_scale)
 

@@ -25,7 +25,7 @@ class Prediction:
         weight: The adapted model's weight in the predictions, 0 to 1.
         learned: Which images the method learns from, shape (B,), on the CPU.
         early: Whether the images come again, with the rest of their batch.
-        harmful: Whether the batch showed harm, so that it is not learned from, and the source model predicts.
+        harmful: Whether the batch showed harm, so that the source model predicts, without an update; or its update did.
         unsmoothed: `logits` before smoothing; None without it.
         estimates: Estimated accuracies of the last frames, including these.
     """

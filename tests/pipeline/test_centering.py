@@ -277,9 +277,9 @@ def test_after_a_rollback_both_models_are_centered_by_the_sources_means() -> Non
     pipeline, images = Pipeline(build_method("rem", varied_vit(), config), guard), random_images(6)
     offsets = pipeline.centering.offsets
     pipeline(random_images(6, 2))
-    pipeline.predict(images)
+    prediction = pipeline.predict(images)
     assert not torch.equal(offsets["adapted"], offsets["source"])
-    guard.restores = True
+    prediction.harmful = guard.restores = True
     pipeline.learn()
     assert torch.equal(offsets["adapted"], offsets["source"]) and float(offsets["source"].norm()) > 0
     torch.testing.assert_close(

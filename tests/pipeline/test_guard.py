@@ -229,3 +229,13 @@ def test_an_evaluation_reports_a_method_with_and_without_the_guard(tmp_path: Pat
     assert both["rem+guard"]["forwards_per_image"] > 1 + 2 * learned / 56  # and the source's predictions
     alone = evaluate(tiny_vit(), tree, tmp_path / "alone", methods={"rem": REMConfig(lr=0.05)}, options=options)
     assert alone["methods"]["rem"]["error"] == both["rem"]["error"]
+
+
+def test_an_update_that_moves_the_weights_too_far_is_undone_at_once() -> None:
+    guard = Guard(GuardOptions("rollback", "both", most_drift=0.01))
+    pipeline = Pipeline(build_method("rem", tiny_vit(), REMConfig(lr=0.5)), guard)
+    prediction = pipeline.predict(random_images(4))
+    assert prediction.weight == 0.5 and not prediction.harmful  # it is from before the update
+    pipeline.learn()
+    assert not any(change.any() for change in pipeline.delta().values()) and pipeline.method.num_updates == 0
+    assert [event["event"] for event in pipeline.events()] == ["rollback"] and guard.lr_scale == 0.5
