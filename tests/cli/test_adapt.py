@@ -102,7 +102,7 @@ def test_guard_stop_ends_with_its_own_exit_code(tiny: list[str], tmp_path: Path)
     record = record_of(tmp_path / "stop")
     assert record["exit_reason"] == "guard" and record["guard"]["retired"]
     before = rows_of(tmp_path / "stop")
-    assert len(before) < 48 and before[-1]["answered_by"] == "source"
+    assert len(before) == 6  # the batch whose update moved the weights too far
     assert remtta_here(*adapt, "--resume") == 5
     assert rows_of(tmp_path / "stop") == before
 

@@ -145,17 +145,14 @@ def test_predictions_are_out_before_the_update_and_stay_the_same(
     assert record_of(tmp_path / "early")["options"]["latency"] is True
 
 
-@pytest.mark.parametrize("alarms", [0, 1])
-def test_low_latency_changes_no_bit_of_a_run_whose_batches_go_in_parts(
-    alarms: int, frames: Path, tmp_path: Path
-) -> None:
+def test_low_latency_changes_no_bit_of_a_run_whose_batches_go_in_parts(frames: Path, tmp_path: Path) -> None:
     config = method_config("remtta", {"lr": 0.01, "micro_batch": 2}, batch_size=4)
-    guard = GuardOptions("rollback", "both", most_drift=0.001 if alarms else 0.5)
+    guard = GuardOptions("rollback", "both")
     states = []
     for name, latency in (("usual", False), ("early", True)):
         options = {"batch_size": 4, "logits": True, "latency": latency, "guard": guard}
         summary = adapt_tiny(frames, tmp_path / name, "remtta", config=config, options=options)
-        assert summary.num_alarms == alarms
+        assert summary.num_alarms == 0
         states.append(load_position(tmp_path / name / STATE, RunProgress)[1])
     assert_same_results(tmp_path / "early", tmp_path / "usual")
     assert same_tensors(*states)
