@@ -45,7 +45,7 @@ _log = logging.getLogger("remtta")
 
 
 class Trial(LoopCallback):
-    """Runs a session over all visits and records its results."""
+    """Runs the loop over all visits and records its results."""
 
     def __init__(
         self,

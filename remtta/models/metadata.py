@@ -60,7 +60,7 @@ class Structure:
 
 @dataclass
 class ModelMetadata:
-    """What remtta has inferred about a model, or keeps with it; freed with the model."""
+    """Facts inferred about a model, and what is kept with it; freed with the model."""
 
     trace: Trace | None = None
     traced_modules: Sequence[int] = ()  # ids of the modules that the model had then

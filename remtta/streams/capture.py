@@ -31,7 +31,7 @@ _PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "rtmps": 443}
 
 
 class VideoCapture(Protocol):
-    """What is used of `cv2.VideoCapture`."""
+    """The part of `cv2.VideoCapture` that is used."""
 
     def isOpened(self) -> bool: ...
     def grab(self) -> bool: ...
