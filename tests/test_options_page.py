@@ -22,8 +22,8 @@ KNOWN = {
     name for command in COMMANDS.values() for each in command.params for name in (*each.opts, *each.secondary_opts)
 }
 
-Row = tuple[str, str, str]
-"""An option's names, its default, and what it does."""
+Row = tuple[str, str]
+"""An option's names, and what it does, with its default."""
 
 
 def row_of(command: str, parameter: Any) -> Row:
@@ -35,16 +35,20 @@ def row_of(command: str, parameter: Any) -> Row:
     first = f"`{f'{names[0]} {shown}'.strip()}`".replace("|", r"\|")
     more = f" ([more]({option.more}))" if option and option.more else ""
     text = re.sub(r"(?<!\.\.)\.$", "", parameter.help.replace("|", r"\|").replace("<", "&lt;"))
-    return ", ".join([first, *(f"`{name}`" for name in names[1:])]), _default(parameter), f"{text}{more}"
+    text = re.sub(r"remtta, light, [\w, -]+(?=[;.])", "[all methods](methods.md#all-methods)", text)
+    default = _default(parameter)
+    text = f"{text}{more}" + (f" (default: {default})" if default else " (required)" if parameter.required else "")
+    return ", ".join([first, *(f"`{name}`" for name in names[1:])]), text
 
 
 def _default(parameter: Any) -> str:
+    """What holds if the option is missing, or nothing for an option that is then not set, or off."""
     if parameter.is_flag:
-        return "on" if parameter.default else "off"
+        return "on" if parameter.default else ""
     if isinstance(parameter.show_default, str):
         return str(parameter.show_default).replace("<", "&lt;")
     if parameter.default is None:
-        return "required" if parameter.required else "none"
+        return ""
     return str(getattr(parameter.default, "value", parameter.default))
 
 
@@ -55,17 +59,22 @@ def tables() -> dict[str, str]:
         for parameter in command.params:
             if parameter.param_type_name == "option" and "--help" not in parameter.opts:
                 users[row_of(name, parameter)].append((name, parameter))
-    made: dict[str, list[str]] = defaultdict(list)
-    for (names, default, text), uses in users.items():
+    shared: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+    made: dict[str, list[str]] = defaultdict(lambda: ["| option | meaning |", "|---|---|"])
+    for (names, text), uses in users.items():
         if len(uses) == 1 and (command := uses[0][0]) in OWN:
-            made[command].append(f"| {names} | {default} | {text} |")
+            made[command].append(f"| {names} | {text} |")
         else:
             panel = {"Model": "the model", "Method": "the method"}.get(uses[0][1].rich_help_panel, "running")
-            of = " ".join(f"`{command}`" for command, _ in uses)
-            made[panel].append(f"| {names} | {of} | {default} | {text} |")
-    heads = dict.fromkeys(set(made) - set(COMMANDS), "| option | of | default | meaning |\n|---|---|---|---|")
-    own = "| option | default | meaning |\n|---|---|---|"
-    return {name: "\n".join([heads.get(name, own), *rows]) + "\n" for name, rows in made.items()}
+            of = "most" if len(uses) > 4 else " ".join(f"`{command}`" for command, _ in uses)
+            shared[panel].append((names, of, text))
+    for panel, rows in shared.items():
+        if len({of for _, of, _ in rows}) == 1:
+            made[panel] += [f"| {names} | {text} |" for names, _, text in rows]
+        else:
+            head = ["| option | of | meaning |", "|---|---|---|"]
+            made[panel] = head + [f"| {names} | {of} | {text} |" for names, of, text in rows]
+    return {name: "\n".join(rows) + "\n" for name, rows in made.items()}
 
 
 def page(text: str) -> str:
