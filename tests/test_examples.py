@@ -422,8 +422,7 @@ def rows_after(start: str, name: str = "results.md") -> list[list[str]]:
     [
         ("## ImageNet photographs", "imagenet", "source rem fast light remtta", "{}", 1, [5] * 4),
         ("**Batch sizes.**", "convolutional", "norm fast light remtta", "batch {}", 0, [5] * 4),
-        ("## Video", "video", "source fast light remtta", "batch {}", None, [4] * 8),
-        ("## The demo", "demo", "source rem fast light remtta", "seed {}", 1, [5] * 8),
+        ("## Video", "video", "source fast light remtta", "batch {}", None, [4] * 4),
         ("**Whole methods**", "orders", "source fast light remtta", "{}", 1, [4] * 7),
     ],
 )
