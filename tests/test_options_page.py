@@ -1,4 +1,4 @@
-"""The tables of docs/options.md are generated from the options' fields: `python -m tests.test_options_page write`."""
+"""The lists of docs/options.md are generated from the options' fields: `python -m tests.test_options_page write`."""
 
 import re
 import sys
@@ -16,7 +16,7 @@ TABLE = re.compile(r"(<!-- options: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTAL
 ELSEWHERE = {"--help", "--help-all", *(name for option in MAIN.params for name in option.opts)}
 
 OWN = ("adapt", "eval", "doctor", "export", "report", "corrupt", "demo", "bench")
-"""Commands with a table of what only they have."""
+"""Commands with a list of what only they have."""
 
 KNOWN = {
     name for command in COMMANDS.values() for each in command.params for name in (*each.opts, *each.secondary_opts)
@@ -32,13 +32,12 @@ def row_of(command: str, parameter: Any) -> Row:
     names = [*parameter.opts, *parameter.secondary_opts]
     choices = "|".join(map(str, get_args(field.type) if get_origin(field.type) is Literal else ()))
     shown = "" if parameter.is_flag else parameter.metavar or choices
-    first = f"`{f'{names[0]} {shown}'.strip()}`".replace("|", r"\|")
     more = f" ([more]({option.more}))" if option and option.more else ""
-    text = re.sub(r"(?<!\.\.)\.$", "", parameter.help.replace("|", r"\|").replace("<", "&lt;"))
+    text = re.sub(r"(?<!\.\.)\.$", "", parameter.help.replace("<", "&lt;"))
     text = re.sub(r"remtta, light, [\w, -]+(?=[;.])", "[all methods](methods.md#all-methods)", text)
     default = _default(parameter)
     text = f"{text}{more}" + (f" (default: {default})" if default else " (required)" if parameter.required else "")
-    return ", ".join([first, *(f"`{name}`" for name in names[1:])]), text
+    return ", ".join([f"`{f'{names[0]} {shown}'.strip()}`", *(f"`{name}`" for name in names[1:])]), text
 
 
 def _default(parameter: Any) -> str:
@@ -52,41 +51,35 @@ def _default(parameter: Any) -> str:
     return str(getattr(parameter.default, "value", parameter.default))
 
 
-def tables() -> dict[str, str]:
-    """Return the page's tables by name: shared options by panel, and those of each command."""
+def lists() -> dict[str, str]:
+    """Return the page's lists by name: shared options by panel, and those of each command."""
     users: dict[Row, list[tuple[str, Any]]] = defaultdict(list)
     for name, command in COMMANDS.items():
         for parameter in command.params:
             if parameter.param_type_name == "option" and "--help" not in parameter.opts:
                 users[row_of(name, parameter)].append((name, parameter))
-    shared: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
-    made: dict[str, list[str]] = defaultdict(lambda: ["| option | meaning |", "|---|---|"])
+    made: dict[str, str] = defaultdict(str)
     for (names, text), uses in users.items():
-        if len(uses) == 1 and (command := uses[0][0]) in OWN:
-            made[command].append(f"| {names} | {text} |")
+        commands = {command for command, _ in uses}
+        if len(commands) == 1 and commands <= set(OWN):
+            made[uses[0][0]] += f"- {names}: {text}\n"
         else:
             panel = {"Model": "the model", "Method": "the method"}.get(uses[0][1].rich_help_panel, "running")
-            of = "most" if len(uses) > 4 else " ".join(f"`{command}`" for command, _ in uses)
-            shared[panel].append((names, of, text))
-    for panel, rows in shared.items():
-        if len({of for _, of, _ in rows}) == 1:
-            made[panel] += [f"| {names} | {text} |" for names, _, text in rows]
-        else:
-            head = ["| option | of | meaning |", "|---|---|---|"]
-            made[panel] = head + [f"| {names} | {of} | {text} |" for names, of, text in rows]
-    return {name: "\n".join(rows) + "\n" for name, rows in made.items()}
+            of = "" if len(commands) > 4 or commands == {"adapt", "eval"} else f" (of {', '.join(sorted(commands))})"
+            made[panel] += f"- {names}{of}: {text}\n"
+    return made
 
 
 def page(text: str) -> str:
-    """Return the page with regenerated tables."""
-    made = tables()
+    """Return the page with regenerated lists."""
+    made = lists()
     return TABLE.sub(lambda found: found[1] + made.pop(found[2]) + found[3], text)
 
 
-def test_the_tables_are_those_of_the_fields() -> None:
+def test_the_lists_are_those_of_the_fields() -> None:
     text = PAGE.read_text()
     assert page(text) == text, "run python -m tests.test_options_page write"
-    assert set(tables()) == {name for _, name, _ in TABLE.findall(text)}
+    assert set(lists()) == {name for _, name, _ in TABLE.findall(text)}
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["write"]:
