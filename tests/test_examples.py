@@ -421,8 +421,8 @@ def rows_after(start: str, name: str = "results.md") -> list[list[str]]:
     ("start", "table", "methods", "case", "digits", "cells"),
     [
         ("## ImageNet photographs", "imagenet", "source rem fast light remtta", "{}", 1, [5] * 4),
-        ("**Batch sizes.**", "convolutional", "norm fast light remtta", "batch {}", 0, [5] * 4),
-        ("## Video", "video", "source fast light remtta", "batch {}", None, [4] * 4),
+        ("**Batch sizes.**", "convolutional", "fast light remtta", "batch {}", 0, [3] * 4),
+        ("## Video", "video", "source fast light remtta", "batch {}", None, [4] * 2),
         ("**Whole methods**", "orders", "source fast light remtta", "{}", 1, [4] * 7),
     ],
 )
@@ -509,12 +509,6 @@ def test_results_have_the_figures_of_the_convolutional_network() -> None:
         assert rows[name] == [told(row, 0) + rate for row, rate in (at_its_best_rate(method, each) for each in cases)]
     for method in ("fast", "light", "remtta"):
         assert rows[method] == [told(FIGURES["convolutional"][each]["methods"][method], 0) for each in cases]
-    for batch, *_, cell in rows_after("**Batch sizes.**"):
-        if (case := f"batch {batch}") in FIGURES["lite_rates"]:
-            found = {method: at_its_best_rate(method, case) for method in CONVOLUTIONAL}
-            best = min(found, key=lambda method: found[method][0]["error"])
-            name = {"cam": "`rem` by Grad-CAM"}.get(best, f"`{best}`")
-            assert cell == f"{found[best][0]['error']:.1f} ({name}{found[best][1]})"
 
 
 def test_results_have_the_figures_of_a_natural_shift() -> None:
@@ -529,20 +523,19 @@ def test_results_have_the_figures_of_a_natural_shift() -> None:
         assert alone == (told(own) if own else "")
 
 
-AXES = ("source", "fast", "remtta", "rem", "sar", "roid")
-RATIOS = (1, 1, 4, 4, 2, 3), (1, 1, 2, 2, 1, 2)
-"""The time of an update of each, in frames of a stream half and a quarter as fast as the source model, rounded up."""
+AXES = ("source", "fast", "remtta", "rem", "roid")
+RATIOS = (1, 1, 2, 2, 2)
+"""The time of an update of each, in frames of a stream a quarter as fast as the source model, rounded up."""
 
 
 def test_results_have_the_figures_of_deployment() -> None:
     figures = FIGURES
     few, axes = figures["few"], figures["deployment"]
-    cases = [*((few[f"{count} frames"], "unseen") for count in (16, 64, 256, 512))]
+    cases = [*((few[f"{count} frames"], "unseen") for count in (16, 64))]
     cases += [(few["60 frames of other classes"], part) for part in ("error", "unseen")]
     cases += [(axes[name], "error") for name in ("two corruptions at once", "deadlines")]
     rows = [row[1:] for row in rows_after("## Deployment") if "visit" not in row[0]]  # figures.json has their mean
     expected = [[case["methods"][name][part] for name in AXES] for case, part in cases]
-    for ratios in RATIOS:
-        slower = zip(AXES, ratios, strict=True)
-        expected.append([axes[f"deadlines, ratio {ratio}"]["methods"][name]["error"] for name, ratio in slower])
+    slower = zip(AXES, RATIOS, strict=True)
+    expected.append([axes[f"deadlines, ratio {ratio}"]["methods"][name]["error"] for name, ratio in slower])
     assert rows == [[f"{error:.1f}" for error in row] for row in expected]
