@@ -400,7 +400,7 @@ def test_readme_has_the_figures_of_an_evaluation(start: str) -> None:
 
 
 def told(row: dict[str, Any], digits: int | None = 1) -> str:
-    """A cell of docs/results.md, whose figures of the worst domain have so many digits; None: it has none; -1: nor the error."""
+    """A cell of docs/results.md: digits of the worst domain; without it (None); the gain alone (-1)."""
     if row["worst"] is None:
         return f"{row['error']:.1f}"
     if digits == -1:

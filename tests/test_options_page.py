@@ -36,7 +36,7 @@ def row_of(command: str, parameter: Any) -> Row:
     text = re.sub(r"(?<!\.\.)\.$", "", parameter.help.replace("<", "&lt;"))
     text = re.sub(r"remtta, light, [\w, -]+(?=[;.])", "[all methods](methods.md#all-methods)", text)
     default = _default(parameter)
-    text = f"{text}{more}" + (f" (default: {default})" if default else " (required)" if parameter.required else "")
+    text = f"{text}{more}" + (f" [{default}]" if default else " (required)" if parameter.required else "")
     return ", ".join([f"`{f'{names[0]} {shown}'.strip()}`", *(f"`{name}`" for name in names[1:])]), text
 
 
