@@ -441,14 +441,14 @@ def test_results_have_the_figures_of_evaluations(
 
 
 def test_results_have_the_figures_of_the_ablation() -> None:
-    keys = ["rem", "crem=rem", "nrem=rem", "chrem=rem", "brem=rem+both", "remtta", "hrem=rem", "slow=rem+both"]
+    keys = ["rem", "crem=rem", "nrem=rem", "chrem=rem", "brem=rem+both", "remtta", "hrem=rem"]
     keys += ["lt=light", "broid=roid+both", "fast"]
     cases = [FIGURES["ablation"][f"{name}, severity 5"]["methods"] for name in ("vit", "deit")]
     assert [cells for _, *cells in rows_after("## Ablation")[1:]] == [[told(own[key]) for own in cases] for key in keys]
 
 
 def test_results_have_the_figures_of_orders() -> None:
-    printed = [entry["printed"] for entry in FIGURES["streams"].values()]
+    printed = [FIGURES["streams"][name]["printed"] for name in list(FIGURES["streams"])[:2]]
     found = [[line.strip("| ").split(" | ") for line in each.splitlines()[2:]] for each in printed]
     for row, *models in zip(rows_after("## Orders of frames"), *found, strict=True):
         cells = (cell for _, _, plain, centred in models for cell in (plain.partition(" ")[0], centred))
@@ -514,14 +514,12 @@ def test_results_have_the_figures_of_the_convolutional_network() -> None:
 
 def test_results_have_the_figures_of_a_natural_shift() -> None:
     cases = {"ViT-Ti": "vit", "DeiT-Ti": "deit", "EfficientNet-Lite0": "lite"}
-    for label, *_, mean, gain, alone in rows_after("## A natural shift"):
+    for label, mean, gain in rows_after("## A natural shift"):
         if label.endswith(", source"):
             case, method = cases[label.removesuffix(", source")], "source"
         else:
             method = label
-        row, own = (FIGURES["pacs"][name]["methods"].get(method) for name in (case, f"{case}, each alone"))
-        assert (f"{mean}: {gain}" if gain else mean) == told(row, None)
-        assert alone == (told(own) if own else "")
+        assert (f"{mean}: {gain}" if gain else mean) == told(FIGURES["pacs"][case]["methods"][method], None)
 
 
 AXES = ("source", "fast", "remtta", "rem", "roid")
