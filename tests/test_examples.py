@@ -442,7 +442,7 @@ def test_results_have_the_figures_of_evaluations(
 
 def test_results_have_the_figures_of_the_ablation() -> None:
     keys = ["rem", "crem=rem", "nrem=rem", "chrem=rem", "brem=rem+both", "remtta", "hrem=rem"]
-    keys += ["lt=light", "broid=roid+both", "fast"]
+    keys += ["lt=light", "broid=roid+both"]
     cases = [FIGURES["ablation"][f"{name}, severity 5"]["methods"] for name in ("vit", "deit")]
     assert [cells for _, *cells in rows_after("## Ablation")[1:]] == [[told(own[key]) for own in cases] for key in keys]
 
@@ -487,7 +487,6 @@ CONVOLUTIONAL = {
     "tent": "tent",
     "roid": "roid",
     "sar": "sar",
-    "rem": "rem`, by feature norms (REM-FA)",
     "cam": "rem`, by Grad-CAM",
 }
 """How a row of the convolutional network's table begins, by the method's name in tables.lite_rates."""
