@@ -203,13 +203,23 @@ class Method(MethodState[Config]):
         return predict(images) if size >= len(images) else torch.cat([predict(part) for part in images.split(size)])
 
     def checked_loss(self, images: Tensor, center: Center, *targets: Tensor) -> Loss:
-        """Return `loss`, with views without gradients; raise UsageError or ModelError if nothing can be learned."""
-        views, loss, count = self.loss(images, center, *targets)
-        if views.ndim != 3:  # of another package's method
-            name, shape = type(self).__name__, tuple(views.shape)
-            raise UsageError(f"{name}.loss must return logits of shape (L, B, C), got {shape}")
-        if count and not loss.requires_grad:  # it may be 0, but then the logits have gradients
-            self.model.check_gradients(views)
+        """Return `loss`, with views without gradients; raise UsageError if it is not as described, or ModelError if the
+        model has no gradients.
+        """
+        returned = self.loss(images, center, *targets)
+        name, batch = f"{type(self).__name__}.loss", (len(images), self.model.num_classes)
+        if not (isinstance(returned, tuple) and len(returned) == 3):
+            raise UsageError(f"{name} must return views, loss and count, got {_described(returned)}")
+        views, loss, count = returned
+        if not isinstance(views, Tensor) or views.ndim != 3 or views.shape[1:] != batch:
+            raise UsageError(f"{name} must return logits of shape (L, {batch[0]}, {batch[1]}), got {_described(views)}")
+        if not isinstance(loss, Tensor) or loss.shape or not loss.is_floating_point():
+            raise UsageError(f"{name} must return the loss as a tensor of one number, got {_described(loss)}")
+        if type(count) is not int or count < 0:
+            raise UsageError(f"{name} must return how many images count, got {_described(count)}")
+        if count and not loss.requires_grad and (loss or not views.requires_grad):  # without, 0 changes nothing
+            self.model.check_gradients(self.model.logits(images))
+            raise UsageError(f"{name} returned a loss without a gradient; it must not be computed from detached logits")
         return views.detach(), loss, count
 
     def _update_weights(self) -> None:
@@ -223,6 +233,15 @@ class Method(MethodState[Config]):
             self.model.weights.pull(self.config.anchor)
         self.model.batch_norms.follow()
         self.model.weights.commit()
+
+
+def _described(value: object) -> str:
+    """Return a returned value in a few words."""
+    return (
+        f"a tensor of shape {tuple(value.shape)}"
+        if isinstance(value, Tensor)
+        else f"{type(value).__name__} {value}"[:60]
+    )
 
 
 def unchanged(logits: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from remtta.errors import UsageError
 from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
-from remtta.models.weights import within
+from remtta.models.weights import count_in, within
 
 Config = TypeVar("Config", bound=MethodConfig)
 
@@ -105,7 +105,7 @@ class MethodState(Generic[Config]):
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned; raise DeltaError if it does not fit the model."""
-        self.load_delta(within(_DELTA, state), int(state[_UPDATES]))
+        self.load_delta(within(_DELTA, state), count_in(state, _UPDATES))
         self.model.batch_norms.load_state(state)
         self.load_own_state_dict(state)
         self.optimizer.load_state_dict(state)

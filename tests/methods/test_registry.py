@@ -104,6 +104,17 @@ def test_a_caller_in_inference_mode_changes_nothing(name: str) -> None:
     check_inference_mode(name)
 
 
+@pytest.mark.parametrize("name", ["rem", "roid", "memo", "cotta", "vdp"])
+def test_the_gradients_of_images_are_the_callers(name: str) -> None:
+    pipeline, plain = make(name), make(name)
+    leaf = random_images(5).requires_grad_()
+    images = leaf * 1.0
+    for _ in range(2):
+        assert torch.equal(pipeline(images), plain(leaf.detach()))
+    assert leaf.grad is None
+    images.sum().backward()
+
+
 @pytest.mark.parametrize("name", ["rem", "cotta"])
 def test_bf16_is_near_and_gives_float32(name: str) -> None:
     exact, fast = make(name), make(name, precision="bf16")
