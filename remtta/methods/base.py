@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from remtta.errors import UsageError
+from remtta.errors import UsageError, check
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.parts import gradients_in_parts
 from remtta.methods.state import Config, MethodState
 
 Center = Callable[[Tensor], Tensor]
@@ -164,7 +164,7 @@ class Method(MethodState[Config]):
         self.optimizer.zero_grad()
         size = self.part_size(len(images))
         if size < len(images):
-            return gradients_in_parts(self, size, images, center, *targets)
+            return _gradients_in_parts(self, size, images, center, *targets)
         views, loss, count = self.checked_loss(images, center, *targets)
         if count and loss.requires_grad:
             self.model.backward(loss)
@@ -206,20 +206,19 @@ class Method(MethodState[Config]):
         """Return `loss`, with views without gradients; raise UsageError if it is not as described, or ModelError if the
         model has no gradients.
         """
-        returned = self.loss(images, center, *targets)
-        name, batch = f"{type(self).__name__}.loss", (len(images), self.model.num_classes)
-        if not (isinstance(returned, tuple) and len(returned) == 3):
-            raise UsageError(f"{name} must return views, loss and count, got {_described(returned)}")
+        name, returned = f"{type(self).__name__}.loss", self.loss(images, center, *targets)
+        triple = isinstance(returned, tuple) and len(returned) == 3
+        check(triple, f"what {name} returns", _described(returned), "views, loss and count")
         views, loss, count = returned
-        if not isinstance(views, Tensor) or views.ndim != 3 or views.shape[1:] != batch:
-            raise UsageError(f"{name} must return logits of shape (L, {batch[0]}, {batch[1]}), got {_described(views)}")
-        if not isinstance(loss, Tensor) or loss.shape or not loss.is_floating_point():
-            raise UsageError(f"{name} must return the loss as a tensor of one number, got {_described(loss)}")
-        if type(count) is not int or count < 0:
-            raise UsageError(f"{name} must return how many images count, got {_described(count)}")
+        batch = len(images), self.model.num_classes
+        fits = isinstance(views, Tensor) and views.ndim == 3 and views.shape[1:] == batch
+        check(fits, f"the views of {name}", _described(views), f"logits of shape (L, {batch[0]}, {batch[1]})")
+        is_number = isinstance(loss, Tensor) and not loss.shape and loss.is_floating_point()
+        check(is_number, f"the loss of {name}", _described(loss), "a tensor of one number")
+        check(type(count) is int and count >= 0, f"the count of {name}", _described(count), "a number of images")
         if count and not loss.requires_grad and (loss or not views.requires_grad):  # without, 0 changes nothing
             self.model.check_gradients(self.model.logits(images))
-            raise UsageError(f"{name} returned a loss without a gradient; it must not be computed from detached logits")
+            raise UsageError(f"the loss of {name} has no gradient; compute it from logits that are not detached")
         return views.detach(), loss, count
 
     def _update_weights(self) -> None:
@@ -235,13 +234,31 @@ class Method(MethodState[Config]):
         self.model.weights.commit()
 
 
+def _gradients_in_parts(method: Method[Any], size: int, images: Tensor, center: Center, *targets: Tensor) -> Tensor:
+    """Compute a batch's gradients from parts of at most `size` images, in less memory; return its views (L, B, C)."""
+    batch_norms = method.model.batch_norms
+    batch_norms.warn_of_parts()
+    if batch_norms.waits:  # recent statistics are those of the plain views of the whole batch, not of masked ones
+        with torch.no_grad():
+            for part in images.split(size):
+                method.forward(part)
+    all_views, num_counted = [], 0
+    for part, *rows in zip(images.split(size), *(tensor.split(size) for tensor in targets), strict=True):
+        views, loss, count = method.checked_loss(part, center, *rows)
+        if count and loss.requires_grad:  # the loss is a mean; sums over the parts add up to the batch's
+            method.model.backward(loss * count)
+        num_counted += count
+        all_views.append(views)
+    if gradients := method.optimizer.gradients():
+        torch._foreach_div_(gradients, float(num_counted))
+    return torch.cat(all_views, dim=1)
+
+
 def _described(value: object) -> str:
     """Return a returned value in a few words."""
-    return (
-        f"a tensor of shape {tuple(value.shape)}"
-        if isinstance(value, Tensor)
-        else f"{type(value).__name__} {value}"[:60]
-    )
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value}"[:60]
 
 
 def unchanged(logits: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ _BUILT_IN: dict[str, MethodSpec] = {
         "source.CentredSource", "remove the offset common to all logits: one forward pass, no training"
     ),
     "norm": MethodSpec(
-        "norm.NORM", "batch norms use the batch's statistics; no training (Schneider et al., NeurIPS 2020)"
+        "source.NORM", "batch norms use the batch's statistics; no training (Schneider et al., NeurIPS 2020)"
     ),
     "pseudo-label": MethodSpec(
         "pseudo_label.PseudoLabel", "train on the model's own confident predictions (Lee, 2013)"
@@ -104,15 +104,15 @@ _BUILT_IN: dict[str, MethodSpec] = {
     "tent-come": MethodSpec(
         "come.TentCOME", "Tent with an entropy that includes uncertainty (COME, Zhang et al., ICLR 2025)"
     ),
-    "eta": MethodSpec("eta.ETA", "minimise the entropy of confident, diverse images (Niu et al., ICML 2022)"),
+    "eta": MethodSpec("eata.ETA", "minimise the entropy of confident, diverse images (Niu et al., ICML 2022)"),
     "eata": MethodSpec("eata.EATA", "ETA with a Fisher penalty, needs clean images (Niu et al., ICML 2022)"),
     "eata-come": MethodSpec("come.EATACOME", "EATA with COME's entropy"),
-    "rdumb": MethodSpec("rdumb.RDumb", "ETA with periodic resets (Press et al., NeurIPS 2023)"),
+    "rdumb": MethodSpec("eata.RDumb", "ETA with periodic resets (Press et al., NeurIPS 2023)"),
     "sar": MethodSpec("sar.SAR", "sharpness-aware entropy minimisation on confident images (Niu et al., ICLR 2023)"),
     "sar-come": MethodSpec("come.SARCOME", "SAR with COME's entropy"),
     "deyo": MethodSpec("deyo.DeYO", "minimise the entropy of images recognised by shape (Lee et al., ICLR 2024)"),
     "roid": MethodSpec("roid.ROID", "weighted likelihood ratio, source weights mixed in (Marsden et al., WACV 2024)"),
-    "cmf": MethodSpec("cmf.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
+    "cmf": MethodSpec("roid.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
     "rem": MethodSpec(
         "rem.REM",
         "masked views: consistency and entropy ranking (Han et al., ICML 2025)",
@@ -125,7 +125,9 @@ _BUILT_IN: dict[str, MethodSpec] = {
         config_class=REMConfig,
     ),
     "rem-come": MethodSpec("come.REMCOME", "REM with COME's entropy in the ranking", config_class=REMConfig),
-    "supervised": MethodSpec("supervised.Supervised", "train on the true labels: an upper bound, in remtta eval only"),
+    "supervised": MethodSpec(
+        "pseudo_label.Supervised", "train on the true labels: an upper bound, in remtta eval only"
+    ),
     "cotta": MethodSpec("cotta.CoTTA", "mean teacher, random restoration of weights (Wang et al., CVPR 2022)"),
     "lame": MethodSpec(
         "lame.LAME", "adjust predictions to similar images of the batch; no training (Boudiaf et al., CVPR 2022)"
