@@ -101,7 +101,11 @@ class Method(MethodState[Config]):
             counted: They count in the recent statistics of batch norms.
             latency: Return as early as possible, even if `step` takes longer then.
         """
-        self._check_source_data()
+        if self.needs_source_data and not self.statistics:
+            raise UsageError(
+                f"{type(self).__name__} learns from clean images of the source domain first: name a folder "
+                "of them with --source-data FOLDER, or give use_source what learn_source returns"
+            )
         if learn and self.config.episodic and self.adapts:
             self.reset()
         self._batch = self.last_views = None

@@ -128,12 +128,12 @@ class EATA(ETA):
             _log.warning("EATA learned from %d source images, fewer than %d", wanted - left, wanted)
         return {name: (total / num_batches).cpu() for name, total in zip(self.trained, sums, strict=True)}
 
-    def set_statistics(self, statistics: Mapping[str, Tensor]) -> None:
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Weight the penalty by this Fisher information; raise ValueError if it belongs to other parameters."""
         shapes = {name: parameter.shape for name, parameter in self.trained.items()}
         if {name: tensor.shape for name, tensor in statistics.items()} != shapes:
             raise ValueError("the source statistics are of other parameters than the adapted ones")
-        super().set_statistics(statistics)
+        super().use_source(statistics)
 
     def _label_gradients(self, images: Tensor) -> list[Tensor]:
         """Return the gradient of the mean cross-entropy against the model's own labels, per adapted parameter."""

@@ -58,7 +58,6 @@ class MethodState(Generic[Config]):
         self.trained: Mapping[str, Tensor] = model.weights.parameters
         self.buffers: dict[str, Tensor] = {}
         self.statistics: Mapping[str, Tensor] = {}
-        self._has_source_data = not self.needs_source_data
 
     @cached_property
     def optimizer(self) -> NamedOptimizer:
@@ -142,19 +141,7 @@ class MethodState(Generic[Config]):
     @torch.inference_mode(False)
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Adapt with the tensors returned by `learn_source`, of this or an equal model."""
-        self.set_statistics(statistics)
-        self._has_source_data = True
-
-    def set_statistics(self, statistics: Mapping[str, Tensor]) -> None:
-        """Store statistics of source images on the device."""
         self.statistics = {name: tensor.to(self.model.device) for name, tensor in statistics.items()}
-
-    def _check_source_data(self) -> None:
-        if not self._has_source_data:
-            raise UsageError(
-                f"{type(self).__name__} learns from clean images of the source domain first: name a folder "
-                "of them with --source-data FOLDER, or give use_source what learn_source returns"
-            )
 
     @property
     def num_updates(self) -> int:

@@ -114,17 +114,10 @@ _BUILT_IN: dict[str, MethodSpec] = {
     "roid": MethodSpec("roid.ROID", "weighted likelihood ratio, source weights mixed in (Marsden et al., WACV 2024)"),
     "cmf": MethodSpec("roid.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
     "rem": MethodSpec(
-        "rem.REM",
-        "masked views: consistency and entropy ranking (Han et al., ICML 2025)",
-        config_class=REMConfig,
+        "rem.REM", "masked views: consistency and entropy ranking (Han et al., ICML 2025)", PUBLISHED, REMConfig
     ),
-    "rem-n1": MethodSpec(
-        "rem.REM",
-        "REM with one masked view, in three quarters of the time",
-        default_preset=ONE_MASK,
-        config_class=REMConfig,
-    ),
-    "rem-come": MethodSpec("come.REMCOME", "REM with COME's entropy in the ranking", config_class=REMConfig),
+    "rem-n1": MethodSpec("rem.REM", "REM with one masked view, in three quarters of the time", ONE_MASK, REMConfig),
+    "rem-come": MethodSpec("come.REMCOME", "REM with COME's entropy in the ranking", PUBLISHED, REMConfig),
     "supervised": MethodSpec(
         "pseudo_label.Supervised", "train on the true labels: an upper bound, in remtta eval only"
     ),
