@@ -193,7 +193,7 @@ class Method(MethodState[Config]):
     def keeps_graph(self, batch_size: int) -> bool:
         """Return whether a batch is small enough to keep the graph of its forward pass until `step`.
 
-        Saves a forward pass: a third of the time of Tent's update.
+        Saves a forward pass: a third of the time of Tent's update on a ViT.
         """
         return self.part_size(batch_size) >= batch_size
 

@@ -7,12 +7,12 @@ import math
 import re
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from remtta.errors import UsageError, check, unknown
-from remtta.methods.settings.base import FAST, LIGHT, ONE_MASK, PUBLISHED, REMTTA, Preset
+from remtta.methods.settings.base import PUBLISHED, REMTTA, Preset
 from remtta.methods.settings.base import MethodConfig as MethodConfig
 from remtta.methods.settings.rem_config import REMConfig as REMConfig
 from remtta.options.option import OptionField, check_number, option_fields
@@ -77,6 +77,9 @@ def _outside(entry: EntryPoint) -> type[Method[Any]]:
     return found
 
 
+_LIGHT = replace(REMTTA, settings={**REMTTA.settings, "adapt_layers": "all", "adapt_every": 2})
+_ONE_MASK = Preset({"mask_ratios": (0.0, 0.1)})  # the paper's N = 1
+
 _BUILT_IN: dict[str, MethodSpec] = {
     "remtta": MethodSpec(
         "rem.REM",
@@ -84,11 +87,11 @@ _BUILT_IN: dict[str, MethodSpec] = {
         REMTTA,
         REMConfig,
     ),
-    "light": MethodSpec("tent.Tent", "remtta with Tent's loss, on every second batch: two passes", LIGHT),
+    "light": MethodSpec("tent.Tent", "remtta with Tent's loss, on every second batch: two passes", _LIGHT),
     "fast": MethodSpec(
         "source.CentredSource",
         "centre, with recent statistics in batch norms: no training, one forward pass (two with batch norms)",
-        FAST,
+        Preset({"bn": "recent"}, answer="both"),
     ),
     "source": MethodSpec("source.Source", "no adaptation: the baseline"),
     "centre": MethodSpec(
@@ -116,7 +119,7 @@ _BUILT_IN: dict[str, MethodSpec] = {
     "rem": MethodSpec(
         "rem.REM", "masked views: consistency and entropy ranking (Han et al., ICML 2025)", PUBLISHED, REMConfig
     ),
-    "rem-n1": MethodSpec("rem.REM", "REM with one masked view, in three quarters of the time", ONE_MASK, REMConfig),
+    "rem-n1": MethodSpec("rem.REM", "REM with one masked view, in three quarters of the time", _ONE_MASK, REMConfig),
     "rem-come": MethodSpec("come.REMCOME", "REM with COME's entropy in the ranking", PUBLISHED, REMConfig),
     "supervised": MethodSpec(
         "pseudo_label.Supervised", "train on the true labels: an upper bound, in remtta eval only"
@@ -144,7 +147,7 @@ _BUILT_IN: dict[str, MethodSpec] = {
     ),
     "rem-watt": MethodSpec("watt.REMWATT", "zero-shot: WATT with REM's loss"),
     "clipartt": MethodSpec(
-        "clipartt.CLIPArTT", "zero-shot: train towards sentences of likely classes (Vargas Hakim et al., WACV 2025)"
+        "watt.CLIPArTT", "zero-shot: train towards sentences of likely classes (Vargas Hakim et al., WACV 2025)"
     ),
     "tpt": MethodSpec("tpt.TPT", "zero-shot: tune the prompt on views of each image (Shu et al., NeurIPS 2022)"),
 }
