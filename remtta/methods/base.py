@@ -187,8 +187,8 @@ class Method(MethodState[Config]):
         batch = self._batch
         if batch is None or batch.images is not images or batch.first_view is None:
             return self.first_view(images)
-        kept, batch.first_view = batch.first_view, None
-        return kept
+        first_view, batch.first_view = batch.first_view, None
+        return first_view
 
     def keeps_graph(self, batch_size: int) -> bool:
         """Return whether a batch is small enough to keep the graph of its forward pass until `step`.

@@ -60,24 +60,24 @@ class ETA(Method[ETAConfig]):
 
     def loss(self, images: Tensor, center: Center) -> Loss:
         logits = center(self.logits(images))
-        kept = self._kept(logits.detach())
-        entropies = self.entropy(logits[kept])
+        selected = self._selected(logits.detach())
+        entropies = self.entropy(logits[selected])
         weights = (self._margin - entropies.detach()).exp()
-        return logits.unsqueeze(0), (weights * entropies).mean(), int(kept.sum())
+        return logits.unsqueeze(0), (weights * entropies).mean(), int(selected.sum())
 
-    def _kept(self, logits: Tensor) -> Tensor:
+    def _selected(self, logits: Tensor) -> Tensor:
         """Return which images (B,) are learned from."""
-        kept = self.entropy(logits) < self._margin
+        selected = self.entropy(logits) < self._margin
         if _MEAN_PROBS in self.buffers:
-            kept &= F.cosine_similarity(self.buffers[_MEAN_PROBS], logits.softmax(-1)).abs() < self._max_cosine
-        return kept
+            selected &= F.cosine_similarity(self.buffers[_MEAN_PROBS], logits.softmax(-1)).abs() < self._max_cosine
+        return selected
 
     @torch.no_grad()
     def after_batch(self, views: Tensor) -> bool:
-        kept = views[0][self._kept(views[0])]
-        if len(kept):
+        selected = views[0][self._selected(views[0])]
+        if len(selected):
             mean = self.buffers.get(_MEAN_PROBS)
-            self.buffers[_MEAN_PROBS] = running_mean(mean, kept.softmax(-1), self.config.probs_momentum)
+            self.buffers[_MEAN_PROBS] = running_mean(mean, selected.softmax(-1), self.config.probs_momentum)
         return False
 
 

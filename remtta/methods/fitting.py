@@ -74,17 +74,17 @@ class _Graph:
 
     def pack(self, tensor: Tensor) -> _Held:
         held, storage = _Held(tensor), tensor.untyped_storage()
-        place, size = storage.data_ptr(), storage.nbytes()
-        if place not in self._known:
-            self._now += size if not self._holders[place] else 0
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address not in self._known:
+            self._now += size if not self._holders[address] else 0
             self.most = max(self.most, self._now)
-            self._holders[place] += 1
-            weakref.finalize(held, self._release, place, size)
+            self._holders[address] += 1
+            weakref.finalize(held, self._release, address, size)
         return held
 
-    def _release(self, place: int, size: int) -> None:
-        self._holders[place] -= 1
-        self._now -= size if not self._holders[place] else 0
+    def _release(self, address: int, size: int) -> None:
+        self._holders[address] -= 1
+        self._now -= size if not self._holders[address] else 0
 
 
 class _Held:

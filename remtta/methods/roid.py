@@ -74,12 +74,12 @@ class ROID(Method[ROIDConfig]):
     def loss(self, images: Tensor, center: Center) -> Loss:
         logits = center(self.logits(images))
         weights = self._image_weights(logits.detach())
-        kept = weights > 0
-        views = self.model.pixels.augment(images[kept], clean_jitter, self.model.generator)
-        losses = soft_likelihood_ratio(logits[kept], self.config.clip)
-        losses = losses + symmetric_cross_entropy(center(self.model.logits(views)), logits[kept])
+        selected = weights > 0
+        views = self.model.pixels.augment(images[selected], clean_jitter, self.model.generator)
+        losses = soft_likelihood_ratio(logits[selected], self.config.clip)
+        losses = losses + symmetric_cross_entropy(center(self.model.logits(views)), logits[selected])
         batch_size = self.buffers[_BATCH_SIZE].clamp_(min=len(images))
-        return logits.unsqueeze(0), (weights[kept] * losses).sum() / batch_size, int(kept.sum())
+        return logits.unsqueeze(0), (weights[selected] * losses).sum() / batch_size, int(selected.sum())
 
     @torch.no_grad()
     def _image_weights(self, logits: Tensor) -> Tensor:
@@ -145,13 +145,13 @@ class CMF(ROID):
     def after_step(self) -> None:
         drift, noise = self.config.source_momentum, self.config.process_noise * self.num_trained / _PARAMETERS
         predicted = drift**2 * float(self.buffers[_VARIANCE]) + noise
-        kept = max((1 - noise) / (predicted + 1 - noise), self.config.least_kept)
-        self.buffers[_VARIANCE].fill_(kept * predicted)
+        selected = max((1 - noise) / (predicted + 1 - noise), self.config.least_kept)
+        self.buffers[_VARIANCE].fill_(selected * predicted)
         source = self.model.weights.source
         for name, parameter in self.model.weights.parameters.items():
             hidden = self.buffers[_HIDDEN + name]
             hidden.lerp_(source[name], 1 - drift)
-            hidden.lerp_(parameter, 1 - kept)
+            hidden.lerp_(parameter, 1 - selected)
             parameter.lerp_(hidden, 1 - self.config.hidden_momentum)
 
 

@@ -68,8 +68,8 @@ class SideNetworks(Method[Config]):
             torch.manual_seed(_SEED)
             self.networks = self.build().to(model.device).eval()
         self.trained = self.learned()
-        own = {f"beside.{name}": norm for name, norm in batch_norms(self.networks).items()}
-        model.use_batch_norms({**model.backbone.batch_norms, **own})
+        side_norms = {f"beside.{name}": norm for name, norm in batch_norms(self.networks).items()}
+        model.use_batch_norms({**model.backbone.batch_norms, **side_norms})
 
     @abstractmethod
     def build(self) -> nn.Module:

@@ -56,10 +56,10 @@ class Source(Method[Config]):
             self.model.weights.commit()
         return False
 
-    def own_state_dict(self) -> dict[str, Tensor]:
+    def extra_state(self) -> dict[str, Tensor]:
         return {}  # no random numbers either
 
-    def load_own_state_dict(self, state: object) -> None:
+    def load_extra_state(self, state: object) -> None:
         pass
 
 

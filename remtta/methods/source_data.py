@@ -194,7 +194,7 @@ def clean_batches(
         return uncropped(image) if image.size == (width, height) else as_usual(image)
 
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
-    frames = open_stream([files[place] for place in order]).frames
+    frames = open_stream([files[number] for number in order]).frames
     memory, found = Budget(afterwards=preprocessing.resized_bytes), False
     with contextlib.closing(prefetch(frames, transform, ahead=2 * SOURCE_BATCH, memory=memory, wait=wait)) as decoded:
         images = itertools.islice(_readable(decoded), most)

@@ -98,7 +98,7 @@ class MethodState(Generic[Config]):
         delta, num_updates = self.model.weights.committed
         state = {_DELTA + name: tensor.cpu().clone() for name, tensor in delta.items()}
         state[_UPDATES] = torch.tensor(num_updates)
-        return {**state, **self.model.batch_norms.state(), **self.own_state_dict(), **self.optimizer.state_dict()}
+        return {**state, **self.model.batch_norms.state(), **self.extra_state(), **self.optimizer.state_dict()}
 
     @torch.inference_mode(False)
     @torch.no_grad()
@@ -106,16 +106,16 @@ class MethodState(Generic[Config]):
         """Restore what `state_dict` returned; raise DeltaError if it does not fit the model."""
         self.load_delta(within(_DELTA, state), count_in(state, _UPDATES))
         self.model.batch_norms.load_state(state)
-        self.load_own_state_dict(state)
+        self.load_extra_state(state)
         self.optimizer.load_state_dict(state)
 
-    def own_state_dict(self) -> dict[str, Tensor]:
+    def extra_state(self) -> dict[str, Tensor]:
         """Return copies on the CPU of `buffers` and of the random generator's state."""
         buffers = {_BUFFER + name: tensor.detach().cpu().clone() for name, tensor in self.buffers.items()}
         return {_GENERATOR: self.model.generator.get_state(), **buffers}
 
-    def load_own_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `own_state_dict` returned, among other entries."""
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `extra_state` returned, among other entries."""
         self.model.generator.set_state(state[_GENERATOR])
         saved = within(_BUFFER, state)
         for name, buffer in self.buffers.items():

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta.methods.petal import PETAL, PETALConfig
+from remtta.methods.cotta import PETAL, PETALConfig
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import descend, pipeline_of, symmetric

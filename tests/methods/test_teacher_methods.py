@@ -10,8 +10,7 @@ from torchvision.transforms.v2 import functional
 from remtta.methods import augmentations
 from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, integer, jitter
 from remtta.methods.base import unchanged
-from remtta.methods.cotta import CoTTA, CoTTAConfig, published_confidence
-from remtta.methods.petal import PETAL
+from remtta.methods.cotta import PETAL, CoTTA, CoTTAConfig, published_confidence
 from remtta.methods.vdp import VDP, VDPConfig
 from tests.backbones.tiny_models import tiny
 from tests.conftest import random_images, tiny_vit

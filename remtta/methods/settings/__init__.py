@@ -135,7 +135,7 @@ _BUILT_IN: dict[str, MethodSpec] = {
         "continual_mae.ContinualMAE", "mask uncertain patches: consistency and reconstruction (Liu et al., CVPR 2024)"
     ),
     "petal": MethodSpec(
-        "petal.PETAL", "CoTTA with the source posterior, needs clean images (Brahma and Rai, CVPR 2023)"
+        "cotta.PETAL", "CoTTA with the source posterior, needs clean images (Brahma and Rai, CVPR 2023)"
     ),
     "vdp": MethodSpec("vdp.VDP", "pixel prompts, mean teacher (Gan et al., AAAI 2023)"),
     "ecotta": MethodSpec(
@@ -197,40 +197,41 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     batch size. Raise UsageError if the method or a setting is unknown, or a value is out of range.
     """
     check_method(name, METHOD_TABLE)
-    kind, own = METHOD_TABLE[name].config, METHOD_TABLE[name].preset.settings
-    known = [field.name for field in dataclasses.fields(kind)]
-    for setting in (*settings, *own):
+    config_class, preset = METHOD_TABLE[name].config, METHOD_TABLE[name].preset.settings
+    known = [field.name for field in dataclasses.fields(config_class)]
+    for setting in (*settings, *preset):
         if setting not in known:
             raise unknown(f"setting of {name}", setting, known)
-    if settings.get("optimizer") not in (None, own.get("optimizer", kind.optimizer)):
-        own = {setting: value for setting, value in own.items() if setting not in _ADAMS}
-    if "lr" in own:
-        own = {**own, "lr": own["lr"] * min(1.0, batch_size / FULL_BATCH)}
-    settings = {"lr": kind.lr_at(batch_size), **own, **settings}
+    if settings.get("optimizer") not in (None, preset.get("optimizer", config_class.optimizer)):
+        preset = {setting: value for setting, value in preset.items() if setting not in _ADAMS}
+    if "lr" in preset:
+        preset = {**preset, "lr": preset["lr"] * min(1.0, batch_size / FULL_BATCH)}
+    settings = {"lr": config_class.lr_at(batch_size), **preset, **settings}
+    optimizer = settings.get("optimizer", config_class.optimizer)
     if settings.get("optimizer") == "adam" or settings.get("momentum") == 0:
         settings = {"nesterov": False, **settings}  # the method's default may require it for SGD
     if settings.get("anchor") == "auto":
-        settings = {**settings, "anchor": _anchor_for(name, settings["lr"], settings.get("optimizer", kind.optimizer))}
-    members = {member.name: member for member in option_fields(kind)}
+        settings = {**settings, "anchor": _anchor_for(name, settings["lr"], optimizer)}
+    members = {member.name: member for member in option_fields(config_class)}
     settings = {key: _of_type(members[key], f"{name}'s {key}", value) for key, value in settings.items()}
     try:
-        return kind(**settings)
+        return config_class(**settings)
     except UsageError:
         raise
     except (TypeError, ValueError, OverflowError) as error:  # e.g. text instead of a number
         raise UsageError(f"a setting of {name} has a value of the wrong type: {error}") from error
 
 
-def settings_of(name: str, given: MethodConfig | Mapping[str, Any] | None, *, batch_size: int) -> MethodConfig:
+def settings_of(name: str, config: MethodConfig | Mapping[str, Any] | None, *, batch_size: int) -> MethodConfig:
     """Return a method's config: the given one, or its defaults overridden by the given settings; raise UsageError if
     the config is another method's, or as `method_config` does.
     """
-    if not isinstance(given, MethodConfig):
-        return method_config(name, given or {}, batch_size=batch_size)
-    kind = METHOD_TABLE[name].config
-    if not isinstance(given, kind):
-        raise UsageError(f"{name} takes its settings as a {kind.__name__}, got a {type(given).__name__}")
-    return given
+    if not isinstance(config, MethodConfig):
+        return method_config(name, config or {}, batch_size=batch_size)
+    config_class = METHOD_TABLE[name].config
+    if not isinstance(config, config_class):
+        raise UsageError(f"{name} takes its settings as a {config_class.__name__}, got a {type(config).__name__}")
+    return config
 
 
 def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:
