@@ -213,19 +213,16 @@ class Adapter:
         Raises:
             UsageError: If it belongs to another; nothing is changed then.
         """
-        if not (isinstance(state, Mapping) and all(isinstance(tensor, Tensor) for tensor in state.values())):
-            raise UsageError(f"the state must be the tensors by name of state_dict(), got a {type(state).__name__}")
         with self._alone():
             before = self.pipeline.state_dict()
             try:
                 for name, wanted in self._origin.items():
                     if name not in state or state[name].tolist() != wanted.tolist():
                         raise ValueError(f"its {name} is another or missing")
-                frozen, frames = bool(count_in(state, _FROZEN)), count_in(state, _FRAMES)
                 own_names = (_FROZEN, _FRAMES, *self._origin)
                 load_whole({name: tensor for name, tensor in state.items() if name not in own_names}, self.pipeline)
-                self.pipeline.frozen, self.frames_in_delta = frozen, frames
-            except (ValueError, KeyError) as error:
+                self.pipeline.frozen, self.frames_in_delta = bool(count_in(state, _FROZEN)), count_in(state, _FRAMES)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self.pipeline.load_state_dict(before)
                 text = f"the state does not fit an adapter of this model, method and settings ({error})"
                 raise UsageError(text) from error

@@ -115,7 +115,10 @@ class Method(MethodState[Config]):
         images = images.clone() if images.is_inference() else images  # inference tensors cannot be part of a graph
         self.model.batch_norms.warn_of_few(len(images))
         if self.predicts_after_update:
-            return self.update_and_predict(images)
+            logits = self.update_and_predict(images)
+            name = f"what {type(self).__name__}.update_and_predict returns"
+            _check_logits(name, logits, (len(images), self.model.num_classes))
+            return logits
         batch = self._batch = _Batch(images)
         if self.config.predicts_last_step and not self.needs_labels:
             return self.update(images)[0]
@@ -211,15 +214,8 @@ class Method(MethodState[Config]):
         model has no gradients.
         """
         name, returned = f"{type(self).__name__}.loss", self.loss(images, center, *targets)
-        triple = isinstance(returned, tuple) and len(returned) == 3
-        check(triple, f"what {name} returns", _described(returned), "views, loss and count")
+        _check_returned(name, returned, (len(images), self.model.num_classes))
         views, loss, count = returned
-        batch = len(images), self.model.num_classes
-        fits = isinstance(views, Tensor) and views.ndim == 3 and views.shape[1:] == batch
-        check(fits, f"the views of {name}", _described(views), f"logits of shape (L, {batch[0]}, {batch[1]})")
-        is_number = isinstance(loss, Tensor) and not loss.shape and loss.is_floating_point()
-        check(is_number, f"the loss of {name}", _described(loss), "a tensor of one number")
-        check(type(count) is int and count >= 0, f"the count of {name}", _described(count), "a number of images")
         if count and not loss.requires_grad and (loss or not views.requires_grad):  # without, 0 changes nothing
             self.model.check_gradients(self.model.logits(images))
             raise UsageError(f"the loss of {name} has no gradient; compute it from logits that are not detached")
@@ -256,6 +252,24 @@ def _gradients_in_parts(method: Method[Any], size: int, images: Tensor, center: 
     if gradients := method.optimizer.gradients():
         torch._foreach_div_(gradients, float(num_counted))
     return torch.cat(all_views, dim=1)
+
+
+def _check_returned(name: str, returned: object, batch: tuple[int, int]) -> None:
+    """Raise UsageError if this is not what the loss of a batch (B, C) is to return."""
+    if not (isinstance(returned, tuple) and len(returned) == 3):
+        raise UsageError(f"{name} must return views, loss and count, got {_described(returned)}")
+    views, loss, count = returned
+    _check_logits(f"the views of {name}", views, ("L", *batch))
+    is_number = isinstance(loss, Tensor) and not loss.shape and loss.is_floating_point()
+    check(is_number, f"the loss of {name}", _described(loss), "a tensor of one number")
+    check(type(count) is int and count >= 0, f"the count of {name}", _described(count), "a number of images")
+
+
+def _check_logits(name: str, logits: object, shape: tuple[int | str, ...]) -> None:
+    """Raise UsageError if logits do not have this shape, in which a letter stands for any number."""
+    sizes = logits.shape if isinstance(logits, Tensor) else ()
+    fits = len(sizes) == len(shape) and all(of in (size, "L") for of, size in zip(shape, sizes, strict=True))
+    check(fits, name, _described(logits), f"logits of shape ({', '.join(map(str, shape))})")
 
 
 def _described(value: object) -> str:

@@ -191,15 +191,12 @@ def test_the_state_of_another_model_or_method_is_refused_and_changes_nothing() -
     states += [({**own, "method": light["method"]}, "its method is another or missing"), (old, another)]  # of 0.2.0
     wrong = {"updates": torch.tensor(-5), "frozen": torch.tensor(math.nan), "frames": torch.tensor([1, 2])}
     states += [({**own, name: value}, f".*its {name} is .*, not a count") for name, value in wrong.items()]
-    states += [(state, ".*") for state in (sgd.state_dict(), {}, {**own, "more": torch.zeros(1)})]
+    junk: list[Any] = [None, 5, "state", [torch.zeros(1)], {**own, "updates": 3}]
+    states += [(state, ".*") for state in (*junk, sgd.state_dict(), {}, {**own, "more": torch.zeros(1)})]
     for state, why in states:
         with pytest.raises(UsageError, match=rf"does not fit an adapter of this model, method and settings \({why}\)$"):
             adapter.load_state_dict(state)
         assert same_tensors(adapter.state_dict(), own)
-    junk: list[Any] = [None, 5, "state", [torch.zeros(1)], {"updates": 3}]
-    for state in junk:
-        with pytest.raises(UsageError, match=r"^the state must be the tensors by name of state_dict"):
-            adapter.load_state_dict(state)
     assert torch.equal(adapter(batches(1)[0]), adapter_of()(batches(1)[0]))
 
 

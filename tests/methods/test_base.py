@@ -70,6 +70,19 @@ def test_a_loss_that_returns_something_else_is_refused_in_a_line(
     assert "\n" not in str(caught.value)
 
 
+def test_a_prediction_after_the_update_has_a_row_for_every_image() -> None:
+    class Short(Method[MethodConfig]):
+        predicts_after_update = True
+
+        def update_and_predict(self, images: Tensor) -> Tensor:
+            return self.forward(images)[:3]
+
+    with pytest.raises(
+        UsageError, match=r"update_and_predict returns must be logits of shape \(5, 7\), got .* \(3, 7\)$"
+    ):
+        pipeline_of(Short, tiny_vit())(random_images(5))
+
+
 def test_a_model_without_gradients_is_named_and_a_loss_of_zero_is_none() -> None:
     class Zero(Method[MethodConfig]):
         def loss(self, images: Tensor, center: Center) -> Loss:
