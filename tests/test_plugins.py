@@ -107,7 +107,9 @@ def test_a_run_and_an_evaluation_take_it(
     assert remtta_here("eval", tree, *model, *table, "--no-plots") == 0, capfd.readouterr().err
     assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", NAME, f"more={NAME}"]
     with mock.patch.object(METHOD_TABLE[NAME].method, "loss", lambda self, images, _: (self.logits(images), 0, 0)):
-        assert refusal_of(capfd, "adapt", *run, "--overwrite").endswith("logits of shape (L, B, C), got (2, 7)")
+        assert refusal_of(capfd, "adapt", *run, "--overwrite").endswith(
+            "logits of shape (L, 2, 7), got a tensor of shape (2, 7)"
+        )
 
 
 def test_a_variant_of_rem_runs_as_rem_does_or_by_its_preset(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from remtta.models.card import card_of, read_labels
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model
+from remtta.models.weights import count_in
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.harm import log_event
@@ -220,8 +221,8 @@ class Adapter:
                         raise ValueError(f"its {name} is another or missing")
                 own_names = (_FROZEN, _FRAMES, *self._origin)
                 load_whole({name: tensor for name, tensor in state.items() if name not in own_names}, self.pipeline)
-                self.pipeline.frozen, self.frames_in_delta = bool(state[_FROZEN]), int(state[_FRAMES])
-            except (ValueError, KeyError) as error:
+                self.pipeline.frozen, self.frames_in_delta = bool(count_in(state, _FROZEN)), count_in(state, _FRAMES)
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self.pipeline.load_state_dict(before)
                 text = f"the state does not fit an adapter of this model, method and settings ({error})"
                 raise UsageError(text) from error

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from remtta.errors import UsageError
+from remtta.errors import UsageError, check
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.parts import gradients_in_parts
 from remtta.methods.state import Config, MethodState
 
 Center = Callable[[Tensor], Tensor]
@@ -101,7 +101,11 @@ class Method(MethodState[Config]):
             counted: They count in the recent statistics of batch norms.
             latency: Return as early as possible, even if `step` takes longer then.
         """
-        self._check_source_data()
+        if self.needs_source_data and not self.statistics:
+            raise UsageError(
+                f"{type(self).__name__} learns from clean images of the source domain first: name a folder "
+                "of them with --source-data FOLDER, or give use_source what learn_source returns"
+            )
         if learn and self.config.episodic and self.adapts:
             self.reset()
         self._batch = self.last_views = None
@@ -111,7 +115,10 @@ class Method(MethodState[Config]):
         images = images.clone() if images.is_inference() else images  # inference tensors cannot be part of a graph
         self.model.batch_norms.warn_of_few(len(images))
         if self.predicts_after_update:
-            return self.update_and_predict(images)
+            logits = self.update_and_predict(images)
+            name = f"what {type(self).__name__}.update_and_predict returns"
+            _check_logits(name, logits, (len(images), self.model.num_classes))
+            return logits
         batch = self._batch = _Batch(images)
         if self.config.predicts_last_step and not self.needs_labels:
             return self.update(images)[0]
@@ -164,7 +171,7 @@ class Method(MethodState[Config]):
         self.optimizer.zero_grad()
         size = self.part_size(len(images))
         if size < len(images):
-            return gradients_in_parts(self, size, images, center, *targets)
+            return _gradients_in_parts(self, size, images, center, *targets)
         views, loss, count = self.checked_loss(images, center, *targets)
         if count and loss.requires_grad:
             self.model.backward(loss)
@@ -183,13 +190,13 @@ class Method(MethodState[Config]):
         batch = self._batch
         if batch is None or batch.images is not images or batch.first_view is None:
             return self.first_view(images)
-        kept, batch.first_view = batch.first_view, None
-        return kept
+        first_view, batch.first_view = batch.first_view, None
+        return first_view
 
     def keeps_graph(self, batch_size: int) -> bool:
         """Return whether a batch is small enough to keep the graph of its forward pass until `step`.
 
-        Saves a forward pass: a third of the time of Tent's update.
+        Saves a forward pass: a third of the time of Tent's update on a ViT.
         """
         return self.part_size(batch_size) >= batch_size
 
@@ -203,13 +210,15 @@ class Method(MethodState[Config]):
         return predict(images) if size >= len(images) else torch.cat([predict(part) for part in images.split(size)])
 
     def checked_loss(self, images: Tensor, center: Center, *targets: Tensor) -> Loss:
-        """Return `loss`, with views without gradients; raise UsageError or ModelError if nothing can be learned."""
-        views, loss, count = self.loss(images, center, *targets)
-        if views.ndim != 3:  # of another package's method
-            name, shape = type(self).__name__, tuple(views.shape)
-            raise UsageError(f"{name}.loss must return logits of shape (L, B, C), got {shape}")
-        if count and not loss.requires_grad:  # it may be 0, but then the logits have gradients
-            self.model.check_gradients(views)
+        """Return `loss`, with views without gradients; raise UsageError if it is not as described, or ModelError if the
+        model has no gradients.
+        """
+        name, returned = f"{type(self).__name__}.loss", self.loss(images, center, *targets)
+        _check_returned(name, returned, (len(images), self.model.num_classes))
+        views, loss, count = returned
+        if count and not loss.requires_grad and (loss or not views.requires_grad):  # without, 0 changes nothing
+            self.model.check_gradients(self.model.logits(images))
+            raise UsageError(f"the loss of {name} has no gradient; compute it from logits that are not detached")
         return views.detach(), loss, count
 
     def _update_weights(self) -> None:
@@ -223,6 +232,51 @@ class Method(MethodState[Config]):
             self.model.weights.pull(self.config.anchor)
         self.model.batch_norms.follow()
         self.model.weights.commit()
+
+
+def _gradients_in_parts(method: Method[Any], size: int, images: Tensor, center: Center, *targets: Tensor) -> Tensor:
+    """Compute a batch's gradients from parts of at most `size` images, in less memory; return its views (L, B, C)."""
+    batch_norms = method.model.batch_norms
+    batch_norms.warn_of_parts()
+    if batch_norms.waits:  # recent statistics are those of the plain views of the whole batch, not of masked ones
+        with torch.no_grad():
+            for part in images.split(size):
+                method.forward(part)
+    all_views, num_counted = [], 0
+    for part, *rows in zip(images.split(size), *(tensor.split(size) for tensor in targets), strict=True):
+        views, loss, count = method.checked_loss(part, center, *rows)
+        if count and loss.requires_grad:  # the loss is a mean; sums over the parts add up to the batch's
+            method.model.backward(loss * count)
+        num_counted += count
+        all_views.append(views)
+    if gradients := method.optimizer.gradients():
+        torch._foreach_div_(gradients, float(num_counted))
+    return torch.cat(all_views, dim=1)
+
+
+def _check_returned(name: str, returned: object, batch: tuple[int, int]) -> None:
+    """Raise UsageError if this is not what the loss of a batch (B, C) is to return."""
+    if not (isinstance(returned, tuple) and len(returned) == 3):
+        raise UsageError(f"{name} must return views, loss and count, got {_described(returned)}")
+    views, loss, count = returned
+    _check_logits(f"the views of {name}", views, ("L", *batch))
+    is_number = isinstance(loss, Tensor) and not loss.shape and loss.is_floating_point()
+    check(is_number, f"the loss of {name}", _described(loss), "a tensor of one number")
+    check(type(count) is int and count >= 0, f"the count of {name}", _described(count), "a number of images")
+
+
+def _check_logits(name: str, logits: object, shape: tuple[int | str, ...]) -> None:
+    """Raise UsageError if logits do not have this shape, in which a letter stands for any number."""
+    sizes = logits.shape if isinstance(logits, Tensor) else ()
+    fits = len(sizes) == len(shape) and all(of in (size, "L") for of, size in zip(shape, sizes, strict=True))
+    check(fits, name, _described(logits), f"logits of shape ({', '.join(map(str, shape))})")
+
+
+def _described(value: object) -> str:
+    """Return a returned value in a few words."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value}"[:60]
 
 
 def unchanged(logits: Tensor) -> Tensor:

@@ -89,8 +89,8 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
     def loss(self, images: Tensor, center: Center) -> Loss:
         logits = center(self.logits(images))
         entropies = entropy(logits)
-        kept = entropies.detach() < self.margin
-        return logits.unsqueeze(0), entropies[kept].mean(), int(kept.sum())
+        confident = entropies.detach() < self.margin
+        return logits.unsqueeze(0), entropies[confident].mean(), int(confident.sum())
 
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         views = torch.cat(self._views(images))

@@ -71,10 +71,10 @@ class CMAES:
         settled = length / math.sqrt(1 - (1 - rate) ** (2 * generation)) < settled_length
         rate = self._path_rate
         self.path_c = (1 - rate) * self.path_c + settled * math.sqrt(rate * (2 - rate) * self._mass) * step
-        kept = 1 - self._rank_one_rate - self._rank_mu_rate + (not settled) * self._rank_one_rate * rate * (2 - rate)
+        decay = 1 - self._rank_one_rate - self._rank_mu_rate + (not settled) * self._rank_one_rate * rate * (2 - rate)
         rank_one = torch.outer(self.path_c, self.path_c)
         rank_mu = (self._weights[:, None] * steps).T @ steps
-        self.covariance = kept * self.covariance + self._rank_one_rate * rank_one + self._rank_mu_rate * rank_mu
+        self.covariance = decay * self.covariance + self._rank_one_rate * rank_one + self._rank_mu_rate * rank_mu
         self.sigma = self.sigma * math.exp(self._sigma_rate / self._damping * (length / self._expected_norm - 1))
         self.counts = torch.tensor([generation, int(self.counts[1])])
         if generation - int(self.counts[1]) >= self._renew_every:

@@ -99,11 +99,11 @@ class ContinualMAE(Method[ContinualMAEConfig]):
         describe = F.mse_loss(described.float()[masked], truth[masked])
         return plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images)
 
-    def _most_uncertain(self, tokens: Tensor, places: Sequence[Any], seeds: Tensor) -> Tensor:
+    def _most_uncertain(self, tokens: Tensor, positions: Sequence[Any], seeds: Tensor) -> Tensor:
         """Return the patches (B, N) that vary most under dropout of the tokens (B, P + N, D)."""
         mean, spread = torch.zeros_like(tokens), torch.zeros_like(tokens)
         for number, column in enumerate(seeds.T, start=1):  # Welford's running variance
-            x = self._tokens.encode(_dropped(tokens, column, self.config.dropout), places)
+            x = self._tokens.encode(_dropped(tokens, column, self.config.dropout), positions)
             off = x - mean
             mean = mean + off / number
             spread = spread + off * (x - mean)

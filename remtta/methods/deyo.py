@@ -54,9 +54,9 @@ class DeYO(Method[DeYOConfig]):
             return logits.unsqueeze(0), entropies.mean(), 0
         drop = self._probability_drop(images[certain], center, logits.detach()[certain])
         counts = drop > self.config.plpd_margin
-        kept = entropies[certain[counts]]
-        weights = (self.config.weight_margin * log_classes - kept.detach()).exp() + drop[counts].exp()
-        return logits.unsqueeze(0), (weights * kept).mean(), int(counts.sum())
+        counted = entropies[certain[counts]]
+        weights = (self.config.weight_margin * log_classes - counted.detach()).exp() + drop[counts].exp()
+        return logits.unsqueeze(0), (weights * counted).mean(), int(counts.sum())
 
     @torch.no_grad()
     def _probability_drop(self, images: Tensor, center: Center, logits: Tensor) -> Tensor:

@@ -1,8 +1,12 @@
-"""EATA: ETA that preserves weights important to the source domain (Niu et al., ICML 2022, arXiv:2204.02610)."""
+"""ETA, EATA and RDumb: entropy minimisation on reliable and diverse images.
+
+Source: Niu et al., ICML 2022, arXiv:2204.02610; RDumb: Press et al., NeurIPS 2023, arXiv:2306.05401.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,11 +15,70 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss
-from remtta.methods.eta import ETA, ETAConfig
-from remtta.methods.settings.base import Count, NonNegative
+from remtta.methods.base import Center, Loss, Method
+from remtta.methods.losses import entropy, running_mean
+from remtta.methods.settings.base import BelowOne, Count, NonNegative, Positive
+from remtta.methods.tent import TentConfig
+
+_MEAN_PROBS, _STEPS = "mean_probs", "steps"
+_CLASSES = 1000  # number for which the published largest cosine is meant
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ETAConfig(TentConfig):
+    """Settings of ETA; the defaults are the official code's for ViTs, at a batch of 64.
+
+    Attributes:
+        entropy_margin: Learn only from images with lower entropy; a fraction of ln C.
+        max_cosine: Of those, learn only from images whose probabilities have a smaller cosine with the running mean.
+            The value is for 1,000 classes and scaled by sqrt(1000 / C), like the cosine of a one-hot prediction with a
+            uniform mean.
+        probs_momentum: Share of the running mean of the probabilities kept at each update.
+    """
+
+    entropy_margin: Positive = 0.4
+    max_cosine: Positive = 0.05
+    probs_momentum: BelowOne = 0.9
+
+
+class ETA(Method[ETAConfig]):
+    """Predict a batch, then minimise the entropy of confident images that differ from earlier ones.
+
+    An image counts if its entropy is below the margin and its probabilities have a small cosine with the running mean
+    of those that counted; for the first batch there is no such mean. Its weight is exp(margin - H).
+    """
+
+    settings = ETAConfig
+    entropy = staticmethod(entropy)
+
+    def __init__(self, model: AdaptedModel, config: ETAConfig) -> None:
+        super().__init__(model, config)
+        self._margin = config.entropy_margin * math.log(model.num_classes)
+        self._max_cosine = config.max_cosine * math.sqrt(_CLASSES / model.num_classes)
+
+    def loss(self, images: Tensor, center: Center) -> Loss:
+        logits = center(self.logits(images))
+        selected = self._selected(logits.detach())
+        entropies = self.entropy(logits[selected])
+        weights = (self._margin - entropies.detach()).exp()
+        return logits.unsqueeze(0), (weights * entropies).mean(), int(selected.sum())
+
+    def _selected(self, logits: Tensor) -> Tensor:
+        """Return which images (B,) are learned from."""
+        selected = self.entropy(logits) < self._margin
+        if _MEAN_PROBS in self.buffers:
+            selected &= F.cosine_similarity(self.buffers[_MEAN_PROBS], logits.softmax(-1)).abs() < self._max_cosine
+        return selected
+
+    @torch.no_grad()
+    def after_batch(self, views: Tensor) -> bool:
+        selected = views[0][self._selected(views[0])]
+        if len(selected):
+            mean = self.buffers.get(_MEAN_PROBS)
+            self.buffers[_MEAN_PROBS] = running_mean(mean, selected.softmax(-1), self.config.probs_momentum)
+        return False
 
 
 @dataclass(frozen=True)
@@ -65,12 +128,12 @@ class EATA(ETA):
             _log.warning("EATA learned from %d source images, fewer than %d", wanted - left, wanted)
         return {name: (total / num_batches).cpu() for name, total in zip(self.trained, sums, strict=True)}
 
-    def set_statistics(self, statistics: Mapping[str, Tensor]) -> None:
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Weight the penalty by this Fisher information; raise ValueError if it belongs to other parameters."""
         shapes = {name: parameter.shape for name, parameter in self.trained.items()}
         if {name: tensor.shape for name, tensor in statistics.items()} != shapes:
             raise ValueError("the source statistics are of other parameters than the adapted ones")
-        super().set_statistics(statistics)
+        super().use_source(statistics)
 
     def _label_gradients(self, images: Tensor) -> list[Tensor]:
         """Return the gradient of the mean cross-entropy against the model's own labels, per adapted parameter."""
@@ -88,3 +151,30 @@ class EATA(ETA):
         fisher = self.statistics
         terms = [(fisher[name] * (weight - source[name]).square()).sum() for name, weight in self.trained.items()]
         return views, loss + self.config.fisher_weight * torch.stack(terms).sum(), count
+
+
+@dataclass(frozen=True)
+class RDumbConfig(ETAConfig):
+    """Settings of RDumb: those of ETA, and the reset interval.
+
+    Attributes:
+        reset_every_steps: Number of steps between two resets to the source weights.
+    """
+
+    lr: Positive = 2.5e-4
+    reset_every_steps: Count = 1000
+
+
+class RDumb(ETA):
+    """ETA that resets weights, optimizer and running mean after a number of steps, with or without an update."""
+
+    settings = RDumbConfig
+    config: RDumbConfig
+
+    def reset_buffers(self) -> None:
+        self.buffers = {_STEPS: torch.tensor(0)}
+
+    def after_batch(self, views: Tensor) -> bool:
+        super().after_batch(views)
+        self.buffers[_STEPS] += 1
+        return int(self.buffers[_STEPS]) >= self.config.reset_every_steps

@@ -112,9 +112,9 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
             logits = center(self.run(images, change))
         terms = [self.config.distance_weight * distance for distance in distances]
         entropies = entropy(logits)
-        kept = entropies.detach() < self.margin
-        if kept.any():
-            terms.append(entropies[kept].mean())
+        confident = entropies.detach() < self.margin
+        if confident.any():
+            terms.append(entropies[confident].mean())
         return logits.unsqueeze(0), torch.stack(terms).sum(), len(images)
 
 
@@ -127,13 +127,13 @@ class _MetaNetwork(nn.Module):
         before, after = entering[channel_axis], leaving[channel_axis]
         self.conv: nn.Conv1d | nn.Conv2d
         if len(leaving) == 3:
-            kind: type[nn.BatchNorm1d | nn.BatchNorm2d] = nn.BatchNorm1d
+            norm_class: type[nn.BatchNorm1d | nn.BatchNorm2d] = nn.BatchNorm1d
             self.conv = nn.Conv1d(before, after, 1, bias=False)
         else:
-            kind, side = nn.BatchNorm2d, 2 if channel_axis == 1 else 1
+            norm_class, side = nn.BatchNorm2d, 2 if channel_axis == 1 else 1
             stride = max(1, round(entering[side] / leaving[side]))
             self.conv = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
-        self.norm, self.conv_norm = kind(after), kind(after)
+        self.norm, self.conv_norm = norm_class(after), norm_class(after)
 
     def begin(self, leaving: Tensor) -> None:
         """Initialise near the identity for a frozen part with this output."""

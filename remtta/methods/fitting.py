@@ -58,7 +58,7 @@ def _graph_bytes(method: Method[Any], count: int, input_size: tuple[int, int]) -
     weights = {parameter.untyped_storage().data_ptr() for parameter in method.model.model.parameters()}
     graph = _Graph(weights)
     images = torch.randn(count, 3, *input_size, generator=torch.Generator().manual_seed(0)).to(method.model.device)
-    with torch.autograd.graph.saved_tensors_hooks(graph.pack, lambda held: held.tensor):
+    with torch.autograd.graph.saved_tensors_hooks(graph.pack, lambda held: held):
         method.predict(method.model.transform(images), learn=True)
         method.step(unchanged)
     return graph.most
@@ -72,21 +72,16 @@ class _Graph:
         self._holders: Counter[int] = Counter()
         self._now = self.most = 0
 
-    def pack(self, tensor: Tensor) -> _Held:
-        held, storage = _Held(tensor), tensor.untyped_storage()
-        place, size = storage.data_ptr(), storage.nbytes()
-        if place not in self._known:
-            self._now += size if not self._holders[place] else 0
+    def pack(self, tensor: Tensor) -> Tensor:
+        held, storage = tensor.detach(), tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if address not in self._known:
+            self._now += size if not self._holders[address] else 0
             self.most = max(self.most, self._now)
-            self._holders[place] += 1
-            weakref.finalize(held, self._release, place, size)
+            self._holders[address] += 1
+            weakref.finalize(held, self._release, address, size)
         return held
 
-    def _release(self, place: int, size: int) -> None:
-        self._holders[place] -= 1
-        self._now -= size if not self._holders[place] else 0
-
-
-class _Held:
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    def _release(self, address: int, size: int) -> None:
+        self._holders[address] -= 1
+        self._now -= size if not self._holders[address] else 0

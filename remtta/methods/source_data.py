@@ -91,8 +91,11 @@ def learn_from_source(
         made_for["preprocessing"]["fitting"] = "as they are"
     path = Path(source_data)
     if path.suffix == _SUFFIX:
-        found = _read(path)
-        _check_fits(path, found[0], made_for)
+        header, tensors = _read(path)
+        wanted = json.loads(json.dumps(made_for))  # as JSON would give it back
+        if different := [key for key, value in wanted.items() if header.get(key) != value]:
+            text = f"{path} was made with another {', '.join(different)}"
+            raise CheckpointError(f"{text}; name the folder of source images instead")
         _log.info("%s learns from the source statistics in %s", name, path)
     else:
         files = source_files(path)
@@ -100,15 +103,14 @@ def learn_from_source(
         made_for["files_sha256"] = json_sha256([(name, stat.st_size, stat.st_mtime_ns) for name, stat in found_files])
         key = json_sha256([made_for, repr(model)])  # equal weights can have other activations
         path = cache_folder() / f"{name}-{key[:32]}{_SUFFIX}"
-        if (cached := _cached(path)) is None:
-            _log.info("%s learns from source images (%d files), once", name, len(files))
-            how = method.model.device, method.max_source_images, wait
-            batches = clean_batches(files, preprocessing, *how, fitting_as_they_are=fitting_as_they_are)
-            found = _learned(method, path, made_for, batches)
-        else:
+        if cached := _cached(path):
+            header, tensors = cached
             _log.info("%s learned from %s before; its statistics are read from %s", name, source_data, path)
-            found = cached
-    header, tensors = found
+        else:
+            _log.info("%s learns from source images (%d files), once", name, len(files))
+            device, most = method.model.device, method.max_source_images
+            batches = clean_batches(files, preprocessing, device, most, wait, fitting_as_they_are=fitting_as_they_are)
+            header, tensors = _learned(method, path, made_for, batches)
     if header["images"] < FEW_IMAGES:
         _log.warning(
             "%s learned from only %s; a few hundred are better", name, counted(header["images"], "source image")
@@ -156,17 +158,15 @@ def _learned(method: Method[Any], path: Path, made_for: Mapping[str, Any], batch
     except OSError as error:
         reason = f"{path.parent} cannot be made: {error.strerror or error}"
         raise OutputError(f"{reason}; name a folder for source statistics with REMTTA_CACHE") from error
-    num_images = 0
+    sizes: list[int] = []
 
-    def counted() -> Iterator[Tensor]:
-        nonlocal num_images
-        for batch in batches:
-            num_images += len(batch)
-            yield batch
+    def noted(batch: Tensor) -> Tensor:
+        sizes.append(len(batch))
+        return batch
 
     with contextlib.closing(batches):
-        tensors = method.learn_source(counted())
-    header = {**made_for, "images": num_images, "tensors_sha256": tensors_sha256(tensors)}
+        tensors = method.learn_source(map(noted, batches))
+    header = {**made_for, "images": sum(sizes), "tensors_sha256": tensors_sha256(tensors)}
     # One entry, since safetensors writes several in any order: equal statistics give equal bytes.
     metadata = {_HEADER: json.dumps(header, sort_keys=True)}
     remove_leftovers(path.parent, (f"*{_SUFFIX}",), untouched_for_s=60.0)
@@ -186,9 +186,15 @@ def clean_batches(
     """Yield at most `most` preprocessed images in batches (B, 3, H, W), in a fixed order that mixes the classes; raise
     StreamError if none of them can be read.
     """
-    transform = _transform(preprocessing, fitting_as_they_are)
+    as_usual = preprocessing.transform()
+    uncropped = dataclasses.replace(preprocessing, crop_pct=1.0).transform() if fitting_as_they_are else as_usual
+    height, width = preprocessing.input_size
+
+    def transform(image: Image.Image) -> Tensor:
+        return uncropped(image) if image.size == (width, height) else as_usual(image)
+
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
-    frames = open_stream([files[place] for place in order]).frames
+    frames = open_stream([files[number] for number in order]).frames
     memory, found = Budget(afterwards=preprocessing.resized_bytes), False
     with contextlib.closing(prefetch(frames, transform, ahead=2 * SOURCE_BATCH, memory=memory, wait=wait)) as decoded:
         images = itertools.islice(_readable(decoded), most)
@@ -197,15 +203,6 @@ def clean_batches(
             yield preprocessing.normalise(torch.stack(batch).to(device))
     if not found:
         raise StreamError(f"--source-data: no readable image ({len(files)} failed)")
-
-
-def _transform(preprocessing: Preprocessing, fitting_as_they_are: bool) -> Callable[[Image.Image], Tensor]:
-    transform = preprocessing.transform()
-    if not fitting_as_they_are:
-        return transform
-    height, width = preprocessing.input_size
-    uncropped = dataclasses.replace(preprocessing, crop_pct=1.0).transform()
-    return lambda image: uncropped(image) if image.size == (width, height) else transform(image)
 
 
 def _readable(frames: Iterable[DecodedFrame]) -> Iterator[Tensor]:
@@ -236,11 +233,3 @@ def _read(path: Path) -> _Found:
     if header.get("tensors_sha256") != tensors_sha256(tensors):
         raise CheckpointError(f"{path} holds no source statistics, or damaged ones")
     return header, tensors
-
-
-def _check_fits(path: Path, header: Mapping[str, Any], made_for: Mapping[str, Any]) -> None:
-    wanted = json.loads(json.dumps(made_for))  # as JSON would give it back
-    if different := [name for name, value in wanted.items() if header.get(name) != value]:
-        raise CheckpointError(
-            f"{path} was made with another {', '.join(different)}; name the folder of source images instead"
-        )

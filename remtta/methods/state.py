@@ -14,7 +14,7 @@ from remtta.errors import UsageError
 from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
-from remtta.models.weights import within
+from remtta.models.weights import count_in, within
 
 Config = TypeVar("Config", bound=MethodConfig)
 
@@ -58,7 +58,6 @@ class MethodState(Generic[Config]):
         self.trained: Mapping[str, Tensor] = model.weights.parameters
         self.buffers: dict[str, Tensor] = {}
         self.statistics: Mapping[str, Tensor] = {}
-        self._has_source_data = not self.needs_source_data
 
     @cached_property
     def optimizer(self) -> NamedOptimizer:
@@ -99,24 +98,24 @@ class MethodState(Generic[Config]):
         delta, num_updates = self.model.weights.committed
         state = {_DELTA + name: tensor.cpu().clone() for name, tensor in delta.items()}
         state[_UPDATES] = torch.tensor(num_updates)
-        return {**state, **self.model.batch_norms.state(), **self.own_state_dict(), **self.optimizer.state_dict()}
+        return {**state, **self.model.batch_norms.state(), **self.extra_state(), **self.optimizer.state_dict()}
 
     @torch.inference_mode(False)
     @torch.no_grad()
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned; raise DeltaError if it does not fit the model."""
-        self.load_delta(within(_DELTA, state), int(state[_UPDATES]))
+        self.load_delta(within(_DELTA, state), count_in(state, _UPDATES))
         self.model.batch_norms.load_state(state)
-        self.load_own_state_dict(state)
+        self.load_extra_state(state)
         self.optimizer.load_state_dict(state)
 
-    def own_state_dict(self) -> dict[str, Tensor]:
+    def extra_state(self) -> dict[str, Tensor]:
         """Return copies on the CPU of `buffers` and of the random generator's state."""
         buffers = {_BUFFER + name: tensor.detach().cpu().clone() for name, tensor in self.buffers.items()}
         return {_GENERATOR: self.model.generator.get_state(), **buffers}
 
-    def load_own_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `own_state_dict` returned, among other entries."""
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `extra_state` returned, among other entries."""
         self.model.generator.set_state(state[_GENERATOR])
         saved = within(_BUFFER, state)
         for name, buffer in self.buffers.items():
@@ -142,19 +141,7 @@ class MethodState(Generic[Config]):
     @torch.inference_mode(False)
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Adapt with the tensors returned by `learn_source`, of this or an equal model."""
-        self.set_statistics(statistics)
-        self._has_source_data = True
-
-    def set_statistics(self, statistics: Mapping[str, Tensor]) -> None:
-        """Store statistics of source images on the device."""
         self.statistics = {name: tensor.to(self.model.device) for name, tensor in statistics.items()}
-
-    def _check_source_data(self) -> None:
-        if not self._has_source_data:
-            raise UsageError(
-                f"{type(self).__name__} learns from clean images of the source domain first: name a folder "
-                "of them with --source-data FOLDER, or give use_source what learn_source returns"
-            )
 
     @property
     def num_updates(self) -> int:

@@ -83,10 +83,10 @@ class ViDA(Teacher[ViDAConfig]):
         adapters = {}
         for name in self._adapted:
             weight = self.model.weights.parameters[name]
-            for kind, rank in ((_LOW, self.config.low_rank), (_HIGH, self.config.high_rank)):
+            for suffix, rank in ((_LOW, self.config.low_rank), (_HIGH, self.config.high_rank)):
                 down = torch.randn(rank, weight.shape[1], generator=generator) / rank**2
-                adapters[f"{name}{kind}.down"] = down.to(weight)
-                adapters[f"{name}{kind}.up"] = weight.new_zeros(weight.shape[0], rank)
+                adapters[f"{name}{suffix}.down"] = down.to(weight)
+                adapters[f"{name}{suffix}.up"] = weight.new_zeros(weight.shape[0], rank)
         return adapters
 
     def _folded(self, weights: Mapping[str, Tensor], scales: Tensor) -> dict[str, Tensor]:

@@ -148,6 +148,14 @@ def within(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
 
 
+def count_in(state: Mapping[str, Tensor], name: str) -> int:
+    """Return a count of a state; raise ValueError if the entry is no whole number from 0."""
+    tensor = state[name]
+    if tensor.numel() != 1 or tensor.is_floating_point() or tensor < 0:
+        raise ValueError(f"its {name} is {tensor.tolist()}, not a count")
+    return int(tensor)
+
+
 def check_delta(delta: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
     """Raise DeltaError, naming the first tensor that is unknown, misshapen or not finite."""
     for name, tensor in delta.items():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remtta.methods.base import Method
-from remtta.models.weights import Committed, within
+from remtta.models.weights import Committed, count_in, within
 from remtta.pipeline.centering import LogitCentering
 from remtta.pipeline.guard import Guard
 from remtta.pipeline.prediction import Callback, Prediction
@@ -107,10 +107,10 @@ class PipelineState:
         for callback in self.callbacks:
             callback.load_state_dict(within(callback.prefix, state))
         if self.method.config.adapt_every > 1:
-            self._num_batches = int(state[_BATCHES])
+            self._num_batches = count_in(state, _BATCHES)
         self.method.load_state_dict(state)
         self.centering.load_state_dict(within(_CENTERING, state))
         if self.guard is not None:
             self.guard.load_state_dict(within(_GUARD, state))
-            self.num_source_predictions = int(state[_GUARD + "looked"])
+            self.num_source_predictions = count_in(state, _GUARD + "looked")
             self.method.optimizer.scale_lr(self.guard.lr_scale)

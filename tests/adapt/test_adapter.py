@@ -1,6 +1,7 @@
 """The adapter and the stream of answers, beside the command that is built of the same parts."""
 
 import copy
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -188,7 +189,10 @@ def test_the_state_of_another_model_or_method_is_refused_and_changes_nothing() -
     states = [(Adapter(model, **GIVEN).state_dict(), another) for model in others]
     light, old = adapter_of(method="light").state_dict(), {name: own[name] for name in own if name != "base_sha256"}
     states += [({**own, "method": light["method"]}, "its method is another or missing"), (old, another)]  # of 0.2.0
-    states += [(state, ".*") for state in (sgd.state_dict(), {}, {**own, "more": torch.zeros(1)})]
+    wrong = {"updates": torch.tensor(-5), "frozen": torch.tensor(math.nan), "frames": torch.tensor([1, 2])}
+    states += [({**own, name: value}, f".*its {name} is .*, not a count") for name, value in wrong.items()]
+    junk: list[Any] = [None, 5, "state", [torch.zeros(1)], {**own, "updates": 3}]
+    states += [(state, ".*") for state in (*junk, sgd.state_dict(), {}, {**own, "more": torch.zeros(1)})]
     for state, why in states:
         with pytest.raises(UsageError, match=rf"does not fit an adapter of this model, method and settings \({why}\)$"):
             adapter.load_state_dict(state)

@@ -15,9 +15,8 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import DeltaError, ModelError
-from remtta.methods.norm import NORM, NORMConfig
 from remtta.methods.settings import method_config
-from remtta.methods.source import Source
+from remtta.methods.source import NORM, NORMConfig, Source
 from remtta.models.tensor_files import state_sha256
 from remtta.pipeline.forward import source_logits
 from tests.backbones.tiny_models import pictures, tiny

@@ -11,7 +11,7 @@ from remtta.deltas.delta import Delta, load_delta
 from remtta.errors import DeltaError, RemttaError, StreamError, UsageError
 from remtta.evaluation.domains import Dataset, Domain
 from remtta.methods import rem as rem_module
-from remtta.methods.rdumb import RDumbConfig
+from remtta.methods.eata import RDumbConfig
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import MethodConfig, REMConfig, method_config
 from remtta.models.tensor_files import state_sha256

@@ -1,6 +1,7 @@
-"""CLIPArTT and TPT, against plain second implementations."""
+"""WATT, REM in its loop, CLIPArTT and TPT, against plain second writings of their rules."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from remtta.backbones.families import backbone_of
 from remtta.errors import ModelError, UsageError
 from remtta.methods.augmentations import random_view
+from remtta.methods.masking import keep_indices
+from remtta.methods.rem import rem_loss
 from remtta.methods.settings import method_config
 from remtta.models import text_tower
 from remtta.models.loading import load_model
+from remtta.models.prompts import TEMPLATES as WATT_TEMPLATES
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import descend, norms, pipeline_of, predicted
@@ -153,3 +158,83 @@ def test_what_does_not_fit_is_refused_in_a_line(loaded: Any, place: Path) -> Non
         pipeline_of("rem-watt", load_model(f"clip:{place / 'model'}", labels=NAMES))
     with pytest.raises(UsageError, match="adapt-layers"):
         method_config("tpt", {"adapt_layers": "all"}, batch_size=4)
+
+
+@pytest.fixture(scope="module")
+def averaged(loaded: Any, place: Path) -> Any:
+    """Return the model with two of WATT's templates."""
+    return load_model(f"clip:{place / 'model'}", labels=NAMES, prompts=WATT_TEMPLATES["watt"][:2])
+
+
+def watt_loss(model: Any, images: Tensor, text: Tensor) -> Tensor:
+    image = F.normalize(embedded(model, images), dim=-1)
+    predicted = text[(image @ text.T).argmax(1)].detach()
+    logits = model.head.scale * image @ predicted.T
+    targets = (((image @ image.T + predicted @ predicted.T) / 2) / 0.01).softmax(-1)
+    loss: Tensor = (-targets.T * logits.log_softmax(-1)).sum(1).mean()  # rows are images, as in the official code
+    return loss
+
+
+def plain(
+    model: Any, images: Tensor, loss: Callable[..., Tensor], order: str, texts: Tensor, learned: list[Any]
+) -> Tensor:
+    optimizer = torch.optim.Adam(learned, lr=0.01)
+    for number in range(2):
+        start, found = [p.detach().clone() for p in learned], []
+        for text in texts:
+            if order == "parallel":
+                for p, value in zip(learned, start, strict=True):
+                    p.data.copy_(value)
+                if number == 0:
+                    optimizer = torch.optim.Adam(learned, lr=0.01)
+            for _ in range(2):
+                descend(optimizer, loss(model, images, text))
+            found.append([p.detach().clone() for p in learned])
+        for position, p in enumerate(learned):
+            p.data.copy_(sum(values[position] for values in found) / len(texts))
+    logits: Tensor = model(images).detach()
+    return logits
+
+
+@pytest.mark.parametrize(("name", "order"), [("watt", "sequential"), ("rem-watt", "parallel")])
+def test_watt_equals_a_plain_loop(averaged: Any, name: str, order: str) -> None:
+    settings = {"lr": 0.01, "rounds": 2, "order": order}
+    pipeline = pipeline_of(name, averaged, method_config(name, settings, batch_size=4))
+    head = averaged.head.texts
+    texts = head.tower.of_templates(head.names, head.templates)
+    other, images = copy_of(averaged).requires_grad_(False), random_images(4, 4)  # of several predicted classes
+    learned = norms(*([other] if name == "watt" else other.blocks[:3]))
+    backbone = backbone_of(other)
+
+    def rem_watt_loss(model: Any, images: Tensor, text: Tensor) -> Tensor:
+        with model.head.using(text):
+            embedded = backbone.embed(images)
+            first, scores = backbone.classify_with_scores(embedded, "attention")
+            views = [first, *(backbone.classify(embedded, keep_indices(scores, ratio)) for ratio in (0.1, 0.2))]
+        return rem_loss(torch.stack(views), 1.0)
+
+    expected = plain(other, images, watt_loss if name == "watt" else rem_watt_loss, order, texts, learned)
+    torch.testing.assert_close(pipeline(images), expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(pipeline(images), expected, rtol=1e-3, atol=1e-3)  # each batch starts from the source
+
+
+def test_a_batch_without_finite_gradients_is_predicted_only(averaged: Any, caplog: pytest.LogCaptureFixture) -> None:
+    own = copy_of(averaged)
+    pipeline = pipeline_of("watt", own, method_config("watt", {"rounds": 1}, batch_size=2))
+    before = predicted(pipeline, random_images(2))
+    own.head.scale.fill_(torch.inf)
+    pipeline(random_images(2))
+    own.head.scale.copy_(averaged.head.scale)
+    assert torch.equal(predicted(pipeline, random_images(2)), before) and pipeline.method.num_updates == 0
+    assert "not finite numbers" in caplog.text
+
+
+@pytest.mark.parametrize("method", ["watt", "rem-watt"])
+def test_running_statistics_follow_recent_images(method: str, tmp_path: Path) -> None:
+    vision = {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8, "head_width": 64}
+    name, _ = tiny_clip(tmp_path / "model", vision, embed_dim=32)
+    model = load_model(name, labels=NAMES, prompts=WATT_TEMPLATES["watt"][:2])
+    settings = {"bn": "recent", "episodic": False, "rounds": 1, "steps": 1}
+    pipeline_of(method, model, method_config(method, settings, batch_size=8))(random_images(8, size=64) + 1)
+    means = [value for name, value in model.named_buffers() if "running_mean" in name]
+    assert means and all(mean.any() for mean in means)

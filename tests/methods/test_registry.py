@@ -5,12 +5,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta.errors import UsageError
 from remtta.methods.continual_mae import hog_size
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT, method_config
 from remtta.methods.tent import TentConfig
-from remtta.options.option import read_pairs
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import (
     LABELS,
@@ -102,6 +100,17 @@ def test_a_batch_of_one_and_a_reset(name: str) -> None:
 @pytest.mark.parametrize("name", ["rem", "cotta"])
 def test_a_caller_in_inference_mode_changes_nothing(name: str) -> None:
     check_inference_mode(name)
+
+
+@pytest.mark.parametrize("name", ["rem", "roid", "memo", "cotta", "vdp"])
+def test_the_gradients_of_images_are_the_callers(name: str) -> None:
+    pipeline, plain = make(name), make(name)
+    leaf = random_images(5).requires_grad_()
+    images = leaf * 1.0
+    for _ in range(2):
+        assert torch.equal(pipeline(images), plain(leaf.detach()))
+    assert leaf.grad is None
+    images.sum().backward()
 
 
 @pytest.mark.parametrize("name", ["rem", "cotta"])
@@ -211,48 +220,6 @@ def test_a_method_says_how_many_numbers_it_learns(name: str, count: int) -> None
 def test_learning_from_labels_needs_labels() -> None:
     with pytest.raises(ValueError, match="learns from labels"):
         pipeline_of("supervised", tiny_vit())(random_images(2))
-
-
-def test_another_optimizer_leaves_out_the_nesterov_momentum_of_the_default() -> None:
-    assert method_config("cotta", {}, batch_size=16).nesterov
-    assert not method_config("cotta", {"optimizer": "adam"}, batch_size=16).nesterov
-    assert not method_config("cotta", {"momentum": 0.0}, batch_size=16).nesterov
-    with pytest.raises(UsageError, match="nesterov must be used with sgd and momentum"):
-        method_config("cotta", {"optimizer": "adam", "nesterov": True}, batch_size=16)
-
-
-@pytest.mark.parametrize(
-    ("method", "pair", "taken"),
-    [
-        ("cotta", "nesterov=false", False),
-        ("cotta", "episodic=TRUE", True),
-        ("rem", "steps=2", 2),
-        ("rem", "micro_batch=None", None),
-        ("rem", "margin=1", 1),
-        ("rem", "adapt_layers=0,2", "0,2"),
-        ("rem", "adapt_layers=1", "1"),
-    ],
-)
-def test_a_setting_in_text_is_taken_by_its_type(method: str, pair: str, taken: object) -> None:
-    found = getattr(method_config(method, read_pairs([pair], "--set"), batch_size=8), pair.partition("=")[0])
-    assert found == taken and type(found) is type(taken)
-
-
-@pytest.mark.parametrize(
-    ("method", "pair", "told"),
-    [
-        ("cotta", "nesterov=no", "cotta's nesterov must be true or false, got no"),
-        ("rem", "steps=True", "rem's steps must be a whole number, got True"),
-        ("rem", "micro_batch=2.5", "rem's micro_batch must be a whole number or None, got 2.5"),
-        ("rem", "margin=False", "rem's margin must be a number, got False"),
-        ("rem", "confident_below=low", "rem's confident_below must be a number or None, got low"),
-        ("rem", "adapt_layers=True", "rem's adapt_layers must be text or None, got True"),
-    ],
-)
-def test_a_setting_of_another_type_is_refused(method: str, pair: str, told: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        method_config(method, read_pairs([pair], "--set"), batch_size=8)
-    assert str(caught.value) == told
 
 
 @pytest.mark.parametrize("name", ["rem", "sar", "cmf"])

@@ -6,7 +6,7 @@ import pytest
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
 from remtta.options import RunOptions
-from remtta.options.option import Bounds, option_fields
+from remtta.options.option import Bounds, option_fields, read_pairs
 
 PUBLISHED: dict[str, dict[str, object]] = {
     "rem": {"mask_ratios": [0.0, 0.1, 0.2], "ranking_weight": 1.0, "margin": 0.0, "lr": 1e-3, "optimizer": "adam"},
@@ -54,7 +54,7 @@ _ASCEND = "mask ratios must ascend within [0, 1), got "
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("settings", "message"),
     [
         ({"mask_ratios": ()}, _START + "none"),
         ({"mask_ratios": (0.0,)}, _START + "0"),
@@ -69,12 +69,45 @@ _ASCEND = "mask ratios must ascend within [0, 1), got "
         ({"masking": "foreground"}, _MASKINGS + "foreground"),
         ({"masking": ["random"]}, _MASKINGS + "['random']"),
         ({"consistency_weight": 0.0, "ranking_weight": 0.0}, _CONSISTENCY + "0.0"),
+        ("nesterov=no", "rem's nesterov must be true or false, got no"),
+        ("steps=True", "rem's steps must be a whole number, got True"),
+        ("micro_batch=2.5", "rem's micro_batch must be a whole number or None, got 2.5"),
+        ("margin=False", "rem's margin must be a number, got False"),
+        ("confident_below=low", "rem's confident_below must be a number or None, got low"),
+        ("adapt_layers=True", "rem's adapt_layers must be text or None, got True"),
     ],
 )
-def test_a_setting_out_of_range_is_refused_by_name_and_value(changes: dict[str, Any], message: str) -> None:
+def test_a_setting_out_of_range_or_of_another_type_is_refused_by_name_and_value(
+    settings: dict[str, Any] | str, message: str
+) -> None:
     with pytest.raises(ValueError) as caught:
-        REMConfig(**changes)
+        method_config("rem", read_pairs([settings], "--set") if isinstance(settings, str) else settings, batch_size=8)
     assert str(caught.value) == message
+
+
+def test_another_optimizer_leaves_out_the_nesterov_momentum_of_the_default() -> None:
+    assert method_config("cotta", {}, batch_size=16).nesterov
+    assert not method_config("cotta", {"optimizer": "adam"}, batch_size=16).nesterov
+    assert not method_config("cotta", {"momentum": 0.0}, batch_size=16).nesterov
+    with pytest.raises(UsageError, match="nesterov must be used with sgd and momentum"):
+        method_config("cotta", {"optimizer": "adam", "nesterov": True}, batch_size=16)
+
+
+@pytest.mark.parametrize(
+    ("method", "pair", "taken"),
+    [
+        ("cotta", "nesterov=false", False),
+        ("cotta", "episodic=TRUE", True),
+        ("rem", "steps=2", 2),
+        ("rem", "micro_batch=None", None),
+        ("rem", "margin=1", 1),
+        ("rem", "adapt_layers=0,2", "0,2"),
+        ("rem", "adapt_layers=1", "1"),
+    ],
+)
+def test_a_setting_in_text_is_taken_by_its_type(method: str, pair: str, taken: object) -> None:
+    found = getattr(method_config(method, read_pairs([pair], "--set"), batch_size=8), pair.partition("=")[0])
+    assert found == taken and type(found) is type(taken)
 
 
 def test_no_setting_is_infinite_or_below_its_bounds() -> None:

@@ -1,5 +1,7 @@
 """Methods in which a teacher predicts, each against a plain reading of its rule."""
 
+import dataclasses
+import functools
 from typing import Any
 
 import pytest
@@ -10,9 +12,10 @@ from torchvision.transforms.v2 import functional
 from remtta.methods import augmentations
 from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, integer, jitter
 from remtta.methods.base import unchanged
-from remtta.methods.cotta import CoTTA, CoTTAConfig, published_confidence
-from remtta.methods.petal import PETAL
+from remtta.methods.cotta import PETAL, CoTTA, CoTTAConfig, PETALConfig, published_confidence
+from remtta.methods.settings import method_config
 from remtta.methods.vdp import VDP, VDPConfig
+from remtta.pipeline.pipeline import Pipeline
 from tests.backbones.tiny_models import tiny
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import descend, pipeline_of, predicted, symmetric
@@ -21,6 +24,12 @@ from tests.methods.making import descend, pipeline_of, predicted, symmetric
 def _weights_differ(first: nn.Module, second: nn.Module) -> list[str]:
     pairs = zip(first.named_parameters(), second.parameters(), strict=True)
     return [name for (name, one), other in pairs if not torch.allclose(one, other, atol=1e-6, rtol=1e-4)]
+
+
+@torch.no_grad()
+def _follow(teacher: nn.Module, student: nn.Module) -> None:
+    for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
+        slow.copy_(0.9 * slow + 0.1 * fast)
 
 
 def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
@@ -33,9 +42,7 @@ def test_three_updates_of_cotta_equal_a_plain_student_and_teacher() -> None:
             target = teacher(images)
         torch.testing.assert_close(cotta(images), target)
         descend(optimizer, symmetric(student(images), target))
-        with torch.no_grad():
-            for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
-                slow.copy_(0.9 * slow + 0.1 * fast)
+        _follow(teacher, student)
     assert not _weights_differ(cotta.method.model.model, teacher)
     assert _weights_differ(teacher, tiny_vit())  # so that the comparison says something
     assert (*cotta.method.passes(), cotta.method.num_models) == (3, 1, 3)
@@ -86,16 +93,28 @@ def test_an_unsure_source_model_makes_cotta_average_its_teacher_over_augmentatio
     assert torch.equal(unsure.method.last_views[0], predicted)
 
 
-def test_what_cotta_saves_is_the_teacher_that_predicts() -> None:
-    cotta = pipeline_of(CoTTA, tiny_vit(), CoTTAConfig(lr=0.05, teacher_decay=0.5, augment_below=0.0))
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("cotta", {"lr": 0.05, "teacher_decay": 0.5, "augment_below": 0.0}),
+        ("vida", {"lr": 0.02, "adapter_lr": 0.05, "high_rank": 8, "num_augmentations": 3, "teacher_decay": 0.9}),
+    ],
+)
+def test_what_is_saved_is_the_teacher_that_predicts(name: str, settings: dict[str, Any]) -> None:
+    config, images, plain = method_config(name, settings, batch_size=4), random_images(3), tiny_vit()
+    saved, other = pipeline_of(name, tiny_vit(), config), pipeline_of(name, tiny_vit(), config)
     for seed in range(2):
-        cotta(random_images(3, seed))
-    other = pipeline_of(CoTTA, tiny_vit(), CoTTAConfig(augment_below=0.0))
-    other.load_delta(cotta.delta(), cotta.method.num_updates)
-    assert torch.equal(predicted(other, random_images(3)), predicted(cotta, random_images(3)))
-    assert other.method.num_updates == 2
+        saved(random_images(3, seed))
+    other.load_delta(saved.delta(), saved.method.num_updates)
+    assert torch.equal(predicted(other, images), predicted(saved, images)) and other.method.num_updates == 2
+    with torch.no_grad():
+        for key, parameter in plain.named_parameters():
+            parameter.add_(saved.delta()[key])
+        torch.testing.assert_close(predicted(saved, images), plain(images))
+        assert torch.equal(plain(images), saved.method.model.model(images))
+        assert not torch.equal(plain(images), tiny_vit()(images))
     # The student starts from there too, so the first loss is that of equal predictions.
-    views, loss, _ = other.method.loss(random_images(3), unchanged, *other.method.targets(random_images(3), None))
+    views, loss, _ = other.method.loss(images, unchanged, *other.method.targets(images, None))
     torch.testing.assert_close(loss, symmetric(views[0], views[0]))
 
 
@@ -107,6 +126,67 @@ def test_cotta_restores_the_student_but_not_the_teacher_to_the_source() -> None:
     back = (cotta.method.trained[name] == source[name]).float().mean()
     assert 0.45 < float(back) < 0.55
     assert float((cotta.delta()[name] == 0).float().mean()) < 0.05
+
+
+CLEAN = [random_images(4, seed) for seed in (21, 22, 23)]
+NEAR_POSTERIOR = PETALConfig(
+    lr=0.05, augment_below=0.0, teacher_decay=0.9, restore=0.2, posterior_weight=1e-5, swag_lr=0.01
+)
+
+
+def _petal(config: PETALConfig = NEAR_POSTERIOR) -> Pipeline:
+    return pipeline_of(PETAL, tiny_vit(), config, source=CLEAN)
+
+
+def _plain_posterior() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    model, source = tiny_vit(), tiny_vit()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    seen: list[dict[str, Tensor]] = []
+    for images in CLEAN:
+        descend(optimizer, nn.functional.cross_entropy(model(images), source(images).argmax(1)))
+        seen.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+    stacked = {name: torch.stack([each[name] for each in seen]) for name in seen[0]}
+    return {n: t.mean(0) for n, t in stacked.items()}, {n: t.var(0, correction=0) for n, t in stacked.items()}
+
+
+@pytest.mark.parametrize("restore", [0.2, 0.0])
+def test_three_updates_of_petal_equal_a_plain_student_and_teacher_near_the_posterior(restore: float) -> None:
+    petal = _petal(dataclasses.replace(NEAR_POSTERIOR, restore=restore))
+    mean, variance = _plain_posterior()
+    student, teacher, source = tiny_vit(), tiny_vit(), dict(tiny_vit().named_parameters())
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9, nesterov=True)
+    for seed in range(3):
+        images = random_images(5, seed)
+        with torch.no_grad():
+            target = teacher(images)
+        torch.testing.assert_close(petal(images), target, atol=1e-4, rtol=1e-4)
+        loss = symmetric(student(images), target)
+        for name, parameter in student.named_parameters():
+            loss = loss + 1e-5 * 0.5 * ((parameter - mean[name]) ** 2 / (variance[name] + 1e-6)).sum()
+        descend(optimizer, loss)
+        grads = {name: parameter.grad for name, parameter in student.named_parameters() if parameter.grad is not None}
+        flat = torch.cat([g.flatten() ** 2 for g in grads.values()])
+        least = flat.quantile(restore)
+        with torch.no_grad():
+            _follow(teacher, student)
+            for name, parameter in student.named_parameters():
+                back = grads[name] ** 2 < least
+                parameter[back] = source[name][back]
+    for name, parameter in teacher.named_parameters():
+        torch.testing.assert_close(petal.method.model.weights.parameters[name], parameter, atol=1e-4, rtol=1e-3)
+    torch.testing.assert_close(dict(petal.method.trained), dict(student.named_parameters()), atol=1e-4, rtol=1e-3)
+    assert petal.method.num_models == 5
+
+
+def test_an_optimizer_that_writes_to_the_gradients_changes_nothing() -> None:
+    """torch's foreach SGD with Nesterov, the default on GPUs, adds the momentum to them in place."""
+    one = _petal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "SGD", functools.partial(torch.optim.SGD, foreach=True))
+        two = _petal()
+    for seed in range(3):
+        torch.testing.assert_close(one(random_images(5, seed)), two(random_images(5, seed)))
+    torch.testing.assert_close(dict(one.method.trained), dict(two.method.trained), atol=1e-6, rtol=1e-5)
 
 
 def test_an_augmentation_sees_pixels_and_returns_what_the_model_reads() -> None:

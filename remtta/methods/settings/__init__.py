@@ -7,12 +7,12 @@ import math
 import re
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 from remtta.errors import UsageError, check, unknown
-from remtta.methods.settings.base import FAST, LIGHT, ONE_MASK, PUBLISHED, REMTTA, Preset
+from remtta.methods.settings.base import PUBLISHED, REMTTA, Preset
 from remtta.methods.settings.base import MethodConfig as MethodConfig
 from remtta.methods.settings.rem_config import REMConfig as REMConfig
 from remtta.options.option import OptionField, check_number, option_fields
@@ -77,6 +77,9 @@ def _outside(entry: EntryPoint) -> type[Method[Any]]:
     return found
 
 
+_LIGHT = replace(REMTTA, settings={**REMTTA.settings, "adapt_layers": "all", "adapt_every": 2})
+_ONE_MASK = Preset({"mask_ratios": (0.0, 0.1)})  # the paper's N = 1
+
 _BUILT_IN: dict[str, MethodSpec] = {
     "remtta": MethodSpec(
         "rem.REM",
@@ -84,18 +87,18 @@ _BUILT_IN: dict[str, MethodSpec] = {
         REMTTA,
         REMConfig,
     ),
-    "light": MethodSpec("tent.Tent", "remtta with Tent's loss, on every second batch: two passes", LIGHT),
+    "light": MethodSpec("tent.Tent", "remtta with Tent's loss, on every second batch: two passes", _LIGHT),
     "fast": MethodSpec(
         "source.CentredSource",
         "centre, with recent statistics in batch norms: no training, one forward pass (two with batch norms)",
-        FAST,
+        Preset({"bn": "recent"}, answer="both"),
     ),
     "source": MethodSpec("source.Source", "no adaptation: the baseline"),
     "centre": MethodSpec(
         "source.CentredSource", "remove the offset common to all logits: one forward pass, no training"
     ),
     "norm": MethodSpec(
-        "norm.NORM", "batch norms use the batch's statistics; no training (Schneider et al., NeurIPS 2020)"
+        "source.NORM", "batch norms use the batch's statistics; no training (Schneider et al., NeurIPS 2020)"
     ),
     "pseudo-label": MethodSpec(
         "pseudo_label.PseudoLabel", "train on the model's own confident predictions (Lee, 2013)"
@@ -104,28 +107,23 @@ _BUILT_IN: dict[str, MethodSpec] = {
     "tent-come": MethodSpec(
         "come.TentCOME", "Tent with an entropy that includes uncertainty (COME, Zhang et al., ICLR 2025)"
     ),
-    "eta": MethodSpec("eta.ETA", "minimise the entropy of confident, diverse images (Niu et al., ICML 2022)"),
+    "eta": MethodSpec("eata.ETA", "minimise the entropy of confident, diverse images (Niu et al., ICML 2022)"),
     "eata": MethodSpec("eata.EATA", "ETA with a Fisher penalty, needs clean images (Niu et al., ICML 2022)"),
     "eata-come": MethodSpec("come.EATACOME", "EATA with COME's entropy"),
-    "rdumb": MethodSpec("rdumb.RDumb", "ETA with periodic resets (Press et al., NeurIPS 2023)"),
+    "rdumb": MethodSpec("eata.RDumb", "ETA with periodic resets (Press et al., NeurIPS 2023)"),
     "sar": MethodSpec("sar.SAR", "sharpness-aware entropy minimisation on confident images (Niu et al., ICLR 2023)"),
     "sar-come": MethodSpec("come.SARCOME", "SAR with COME's entropy"),
     "deyo": MethodSpec("deyo.DeYO", "minimise the entropy of images recognised by shape (Lee et al., ICLR 2024)"),
     "roid": MethodSpec("roid.ROID", "weighted likelihood ratio, source weights mixed in (Marsden et al., WACV 2024)"),
-    "cmf": MethodSpec("cmf.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
+    "cmf": MethodSpec("roid.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
     "rem": MethodSpec(
-        "rem.REM",
-        "masked views: consistency and entropy ranking (Han et al., ICML 2025)",
-        config_class=REMConfig,
+        "rem.REM", "masked views: consistency and entropy ranking (Han et al., ICML 2025)", PUBLISHED, REMConfig
     ),
-    "rem-n1": MethodSpec(
-        "rem.REM",
-        "REM with one masked view, in three quarters of the time",
-        default_preset=ONE_MASK,
-        config_class=REMConfig,
+    "rem-n1": MethodSpec("rem.REM", "REM with one masked view, in three quarters of the time", _ONE_MASK, REMConfig),
+    "rem-come": MethodSpec("come.REMCOME", "REM with COME's entropy in the ranking", PUBLISHED, REMConfig),
+    "supervised": MethodSpec(
+        "pseudo_label.Supervised", "train on the true labels: an upper bound, in remtta eval only"
     ),
-    "rem-come": MethodSpec("come.REMCOME", "REM with COME's entropy in the ranking", config_class=REMConfig),
-    "supervised": MethodSpec("supervised.Supervised", "train on the true labels: an upper bound, in remtta eval only"),
     "cotta": MethodSpec("cotta.CoTTA", "mean teacher, random restoration of weights (Wang et al., CVPR 2022)"),
     "lame": MethodSpec(
         "lame.LAME", "adjust predictions to similar images of the batch; no training (Boudiaf et al., CVPR 2022)"
@@ -137,7 +135,7 @@ _BUILT_IN: dict[str, MethodSpec] = {
         "continual_mae.ContinualMAE", "mask uncertain patches: consistency and reconstruction (Liu et al., CVPR 2024)"
     ),
     "petal": MethodSpec(
-        "petal.PETAL", "CoTTA with the source posterior, needs clean images (Brahma and Rai, CVPR 2023)"
+        "cotta.PETAL", "CoTTA with the source posterior, needs clean images (Brahma and Rai, CVPR 2023)"
     ),
     "vdp": MethodSpec("vdp.VDP", "pixel prompts, mean teacher (Gan et al., AAAI 2023)"),
     "ecotta": MethodSpec(
@@ -149,7 +147,7 @@ _BUILT_IN: dict[str, MethodSpec] = {
     ),
     "rem-watt": MethodSpec("watt.REMWATT", "zero-shot: WATT with REM's loss"),
     "clipartt": MethodSpec(
-        "clipartt.CLIPArTT", "zero-shot: train towards sentences of likely classes (Vargas Hakim et al., WACV 2025)"
+        "watt.CLIPArTT", "zero-shot: train towards sentences of likely classes (Vargas Hakim et al., WACV 2025)"
     ),
     "tpt": MethodSpec("tpt.TPT", "zero-shot: tune the prompt on views of each image (Shu et al., NeurIPS 2022)"),
 }
@@ -199,40 +197,41 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     batch size. Raise UsageError if the method or a setting is unknown, or a value is out of range.
     """
     check_method(name, METHOD_TABLE)
-    kind, own = METHOD_TABLE[name].config, METHOD_TABLE[name].preset.settings
-    known = [field.name for field in dataclasses.fields(kind)]
-    for setting in (*settings, *own):
+    config_class, preset = METHOD_TABLE[name].config, METHOD_TABLE[name].preset.settings
+    known = [field.name for field in dataclasses.fields(config_class)]
+    for setting in (*settings, *preset):
         if setting not in known:
             raise unknown(f"setting of {name}", setting, known)
-    if settings.get("optimizer") not in (None, own.get("optimizer", kind.optimizer)):
-        own = {setting: value for setting, value in own.items() if setting not in _ADAMS}
-    if "lr" in own:
-        own = {**own, "lr": own["lr"] * min(1.0, batch_size / FULL_BATCH)}
-    settings = {"lr": kind.lr_at(batch_size), **own, **settings}
+    if settings.get("optimizer") not in (None, preset.get("optimizer", config_class.optimizer)):
+        preset = {setting: value for setting, value in preset.items() if setting not in _ADAMS}
+    if "lr" in preset:
+        preset = {**preset, "lr": preset["lr"] * min(1.0, batch_size / FULL_BATCH)}
+    settings = {"lr": config_class.lr_at(batch_size), **preset, **settings}
+    optimizer = settings.get("optimizer", config_class.optimizer)
     if settings.get("optimizer") == "adam" or settings.get("momentum") == 0:
         settings = {"nesterov": False, **settings}  # the method's default may require it for SGD
     if settings.get("anchor") == "auto":
-        settings = {**settings, "anchor": _anchor_for(name, settings["lr"], settings.get("optimizer", kind.optimizer))}
-    members = {member.name: member for member in option_fields(kind)}
+        settings = {**settings, "anchor": _anchor_for(name, settings["lr"], optimizer)}
+    members = {member.name: member for member in option_fields(config_class)}
     settings = {key: _of_type(members[key], f"{name}'s {key}", value) for key, value in settings.items()}
     try:
-        return kind(**settings)
+        return config_class(**settings)
     except UsageError:
         raise
     except (TypeError, ValueError, OverflowError) as error:  # e.g. text instead of a number
         raise UsageError(f"a setting of {name} has a value of the wrong type: {error}") from error
 
 
-def settings_of(name: str, given: MethodConfig | Mapping[str, Any] | None, *, batch_size: int) -> MethodConfig:
+def settings_of(name: str, config: MethodConfig | Mapping[str, Any] | None, *, batch_size: int) -> MethodConfig:
     """Return a method's config: the given one, or its defaults overridden by the given settings; raise UsageError if
     the config is another method's, or as `method_config` does.
     """
-    if not isinstance(given, MethodConfig):
-        return method_config(name, given or {}, batch_size=batch_size)
-    kind = METHOD_TABLE[name].config
-    if not isinstance(given, kind):
-        raise UsageError(f"{name} takes its settings as a {kind.__name__}, got a {type(given).__name__}")
-    return given
+    if not isinstance(config, MethodConfig):
+        return method_config(name, config or {}, batch_size=batch_size)
+    config_class = METHOD_TABLE[name].config
+    if not isinstance(config, config_class):
+        raise UsageError(f"{name} takes its settings as a {config_class.__name__}, got a {type(config).__name__}")
+    return config
 
 
 def _anchor_for(name: str, lr: Any, optimizer: Any) -> float:

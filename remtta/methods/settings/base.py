@@ -199,16 +199,6 @@ REMTTA = Preset(
 )
 """That of the default method, `remtta`; measured in docs/results.md."""
 
-LIGHT = Preset({**REMTTA.settings, "adapt_layers": "all", "adapt_every": 2}, "rollback", "both")
-"""That of `light`, with Tent's loss."""
-
-ONE_MASK = Preset({"mask_ratios": (0.0, 0.1)})
-"""That of `rem-n1`: the paper's N = 1."""
-
-FAST = Preset({"bn": "recent"}, answer="both")
-"""That of `fast`, which is `centre` with recent statistics in batch norms."""
-
-
 BATCH_NORM_SETTINGS = ("bn", "bn_prior")
 """Settings of the statistics used by batch norms."""
 
