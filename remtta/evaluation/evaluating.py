@@ -37,7 +37,7 @@ from remtta.evaluation.trial_writer import (
 from remtta.files import FolderLock, JsonObject, remove_leftovers, write_json, writing
 from remtta.machine import num_cores
 from remtta.methods.settings import MethodConfig, settings_of
-from remtta.methods.settings.names import check_method_names, is_guarded, method_of
+from remtta.methods.settings.names import check_method_names, defaults_of, is_guarded, method_of
 from remtta.methods.source_data import check_source_data
 from remtta.models.card import card_of, labels_of, set_labels
 from remtta.models.heads import restricted_classes, restricted_tensors
@@ -49,7 +49,7 @@ from remtta.options import EvalOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
 from remtta.runs.reading import read_rows, reading
 from remtta.runs.states import load_position, save_state
-from remtta.runs.tables import TABLE
+from remtta.runs.tables import LATEX, TABLE
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own
 
@@ -84,9 +84,9 @@ def evaluate(
 ) -> JsonObject:
     """Evaluate methods on labelled domains.
 
-    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json` and `table.md`;
-    also a delta per seed for each method that changes only norms, and the guard's decisions as `events.jsonl` if a
-    method is guarded.
+    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md` and
+    `table.tex`; also a delta per seed for each method that changes only norms, and the guard's decisions as
+    `events.jsonl` if a method is guarded.
 
     Args:
         model: A classifier; it is restored to its source weights in any case. If the dataset names the classes of a
@@ -123,7 +123,12 @@ def evaluate(
     check_method_names(list(methods))
     changes = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)
     configs = {
-        name: settings_of(method_of(name), changed, batch_size=options.batch_size) for name, changed in changes.items()
+        name: settings_of(
+            method_of(name),
+            changed if isinstance(changed, MethodConfig) else {**defaults_of(name), **(changed or {})},
+            batch_size=options.batch_size,
+        )
+        for name, changed in changes.items()
     }
     check_source_data(map(method_of, configs), source_data)
     base_sha256 = state_sha256(model)
@@ -169,7 +174,7 @@ class _Evaluation:
         if options.engine == "ray":
             connected()  # before an earlier evaluation is touched
         lock = FolderLock(folder)
-        remove_leftovers(folder, (RESULTS, TABLE, PROGRESS))
+        remove_leftovers(folder, (RESULTS, TABLE, LATEX, PROGRESS))
         for name, pattern in _SUBFOLDERS.items():
             remove_leftovers(folder / name, (pattern,))
         try:
@@ -223,7 +228,7 @@ class _Evaluation:
             (folder / PROGRESS).unlink(missing_ok=True)
             shutil.rmtree(folder / TRIALS, ignore_errors=True)
             if (folder / RESULTS).exists():  # keep the files of a folder that is not an evaluation
-                for pattern in (TABLE, EVENTS, *(f"{name}/{pattern}" for name, pattern in _SUBFOLDERS.items())):
+                for pattern in (TABLE, LATEX, EVENTS, *(f"{name}/{pattern}" for name, pattern in _SUBFOLDERS.items())):
                     for path in folder.glob(pattern):
                         path.unlink()
                 for name in _SUBFOLDERS:

@@ -87,7 +87,7 @@ def _draw_error_per_domain(figure: Figure, methods: JsonObject, colours: Mapping
 
 def _draw_running_error(figure: Figure, folder: Path, methods: JsonObject, colours: Mapping[str, ColorType]) -> Figure:
     axes = _without_frame(figure.subplots())
-    seeds = list(next(iter(methods.values()))["seeds"])
+    seeds = list(max((content["seeds"] for content in methods.values()), key=len))
     starts: list[tuple[int, str]] = []
     num_drawn: Counter[str] = Counter()
     for name, domains, missed in _visits(folder / PREDICTIONS, int(seeds[0])):

@@ -17,7 +17,7 @@ from remtta.evaluation.trial_writer import TrialRecord
 from remtta.files import JsonObject, write_atomically, write_json
 from remtta.runs.folder import PREDICTIONS, RESULTS
 from remtta.runs.manifest import environment
-from remtta.runs.tables import AGAIN, TABLE, markdown_table
+from remtta.runs.tables import AGAIN, LATEX, TABLE, latex_table, markdown_table
 
 MAX_CLASSES = 1000  # listed individually in results.json
 
@@ -28,7 +28,7 @@ Outcomes = Mapping[str, Tally]
 
 
 def write_results(folder: Path, context: EvaluationContext, trials: Iterable[TrialRecord]) -> JsonObject:
-    """Write `table.md` and `results.json` of finished trials, from the rows in the folder; return the latter."""
+    """Write the tables and `results.json` of finished trials, from the rows in the folder; return the latter."""
     rows, num_domains = folder / PREDICTIONS, len(context.dataset.domains)
     tallies = tally_rows(rows, by_path=num_domains == 1)
     order = list(itertools.product(context.methods, context.options.seeds))
@@ -46,7 +46,8 @@ def write_results(folder: Path, context: EvaluationContext, trials: Iterable[Tri
         num_unseen = sum(domain.name in context.options.unseen for domain in context.dataset.domains)
         for name, errors in errors_by_round(rows, num_domains - num_unseen).items():
             content["methods"][name]["error_by_round"] = errors
-    write_atomically(folder / TABLE, partial(Path.write_text, data=markdown_table(content), encoding="utf-8"))
+    for name, text in ((TABLE, markdown_table(content)), (LATEX, latex_table(content))):
+        write_atomically(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
     write_json(folder / RESULTS, content)  # last, as it marks completion
     return content
 
@@ -164,7 +165,14 @@ def _gains(methods: Mapping[str, JsonObject], adapted: Mapping[str, Sequence[Out
     if name == "source":
         return gain
     pair, domains = (adapted["source"], adapted[name]), list(content["error"])
+    differing = [
+        tally.class_sums[:size] != other.class_sums[:size]
+        for first, second in zip(itertools.cycle(pair[0]), pair[1])
+        for tally, other in zip(first.values(), second.values(), strict=True)
+        for size in [min(len(tally.class_sums), len(other.class_sums))]
+    ]
     return gain | {
+        "changed_images": int(sum(map(np.count_nonzero, differing))),
         "gain_se": paired_standard_error(*pair, domains),
         "gain_by_domain": {domain: source["error"][domain] - content["error"][domain] for domain in domains},
         "gain_by_domain_se": {domain: paired_standard_error(*pair, [domain]) for domain in domains},
@@ -202,11 +210,10 @@ def paired_standard_error(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes
     As `standard_error`, with u_i = sum of (first wrong - second wrong) / (P n), so images on which both agree cancel
     out. For one domain of one trial, where b images are wrong only for the first and c only for the second, that is
     McNemar's sqrt(b + c) / n, the standard error if there were no difference. Both have a trial for each of the same
-    seeds.
+    seeds, or the first one, the source model, a single trial.
     """
-    pairs = [
-        (first[domain], second[domain]) for domain in domains for first, second in zip(firsts, seconds, strict=True)
-    ]
+    trials = list(zip(itertools.cycle(firsts), seconds))
+    pairs = [(first[domain], second[domain]) for domain in domains for first, second in trials]
     return _root_of_squares([_differences(first, second) for first, second in pairs])
 
 

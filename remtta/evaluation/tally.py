@@ -29,6 +29,7 @@ class Tally:
 
     num_predictions: np.ndarray  # predictions of each image, by image number
     wrong: np.ndarray  # wrong ones of these
+    class_sums: np.ndarray  # sum of the class numbers that were predicted for each image
     num_true: np.ndarray  # images of each class, by class number
     num_right: np.ndarray  # those of these that were predicted correctly
     num_predicted: np.ndarray  # predictions of each class
@@ -55,6 +56,7 @@ class Tally:
         return cls(
             num_predictions=np.bincount(images).astype(np.int32),
             wrong=np.bincount(images, ~right).astype(np.int32),
+            class_sums=np.bincount(images, predicted).astype(np.int64),
             num_true=np.bincount(true),
             num_right=np.bincount(true[right]),
             num_predicted=np.bincount(predicted),
@@ -143,7 +145,8 @@ def tally_rows(path: Path, *, by_path: bool = False) -> Tallies:
     if not image_numbers:  # an array holds its severities in sequence: count its rows from the first one of each
         for tally in tallies.values():
             first = np.flatnonzero(tally.num_predictions)[0]
-            tally.num_predictions, tally.wrong = tally.num_predictions[first:], tally.wrong[first:]
+            for name in ("num_predictions", "wrong", "class_sums"):
+                setattr(tally, name, getattr(tally, name)[first:])
     return tallies
 
 

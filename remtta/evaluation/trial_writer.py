@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import cast
 
 from remtta.errors import UsageError
 from remtta.files import JsonObject
+from remtta.methods.settings.names import is_plain_source
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.loop import Counts, Snapshot
 from remtta.runs.reading import Row, read_rows
@@ -83,10 +83,14 @@ class EvaluationProgress:
             self.position = TrialProgress(**self.position)
             self.finished = [TrialRecord.from_json(cast(JsonObject, record)) for record in self.finished]
 
-    def remaining(self, methods: Iterable[str], seeds: Iterable[int]) -> list[tuple[str, int]]:
-        """Return method and seed of the trials that are not finished, in the order in which they run."""
+    def remaining(self, methods: Iterable[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+        """Return method and seed of the trials that are not finished, in the order in which they run; the source model
+        runs once, since a seed would only change the order of its images.
+        """
         finished = {(trial.method, trial.seed) for trial in self.finished}
-        return [trial for trial in itertools.product(methods, seeds) if trial not in finished]
+        once = {name for name, _ in finished if is_plain_source(name)}
+        wanted = [(name, seed) for name in methods for seed in (seeds[:1] if is_plain_source(name) else seeds)]
+        return [(name, seed) for name, seed in wanted if (name, seed) not in finished and name not in once]
 
     def drop_current(self) -> None:
         """Drop the rows and events of the current trial."""

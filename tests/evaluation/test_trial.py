@@ -105,13 +105,13 @@ def test_replacing_an_evaluation_removes_what_it_left_and_nothing_else(tree: Dat
     folder = tmp_path / "run"
     run_guarded(tree, folder)
     (folder / "plots").mkdir()
-    for name in ("plots/reliability.png", "plots/mine.txt", "table.tex"):
+    for name in ("plots/reliability.png", "plots/mine.txt", "mine.tex", "table.tex"):
         (folder / name).touch()
     with pytest.raises(StreamError, match="not an image"):
         Path(tree.domains[1].sources[3]).write_bytes(b"no image")
         evaluate_tiny(tree, folder, overwrite=True)
     left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert left == {"results.json", "predictions.jsonl", ".progress.safetensors", "plots/mine.txt", "table.tex"}
+    assert left == {"results.json", "predictions.jsonl", ".progress.safetensors", "plots/mine.txt", "mine.tex"}
     assert not (folder / "deltas").exists()
 
 
