@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,9 @@ from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes
 from remtta.errors import RemttaError, UsageError, counted, first_line
 from remtta.evaluation.class_maps import map_classes
-from remtta.evaluation.context import EvaluationContext, read_earlier
+from remtta.evaluation.context import EvaluationContext, Settings, read_earlier
 from remtta.evaluation.domains import Dataset
-from remtta.evaluation.results import write_results
+from remtta.evaluation.results import Results, write_results
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.trial import Trial
 from remtta.evaluation.trial_writer import (
@@ -34,7 +34,7 @@ from remtta.evaluation.trial_writer import (
     TrialWriter,
     delta_path,
 )
-from remtta.files import FolderLock, JsonObject, remove_leftovers, write_json, writing
+from remtta.files import FolderLock, remove_leftovers, write_json, writing
 from remtta.machine import num_cores
 from remtta.methods.settings import MethodConfig, settings_of
 from remtta.methods.settings.names import check_method_names, defaults_of, is_guarded, method_of
@@ -56,7 +56,7 @@ TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its
 _SUBFOLDERS = {DELTAS: "*.safetensors", PLOTS: "*.png"}
 """Subfolders of results, and their files."""
 
-_Shared = tuple[bytes | None, Mapping[str, JsonObject], int]
+_Shared = tuple[bytes | None, Mapping[str, dict[str, Any]], int]
 """The context, pickled with its model; source statistics of the methods; number of torch threads."""
 
 _log = logging.getLogger(__name__)
@@ -75,13 +75,13 @@ def evaluate(
     dataset: Dataset,
     output: str | Path,
     *,
-    methods: Mapping[str, MethodConfig | JsonObject | None] | Sequence[str],
+    methods: Mapping[str, MethodConfig | Mapping[str, Any] | None] | Sequence[str],
     options: EvalOptions | None = None,
     preprocessing: Preprocessing | None = None,
     delta: Delta | None = None,
     source_data: str | Path | None = None,
     interrupts: Interrupts | None = None,
-) -> JsonObject:
+) -> Results:
     """Evaluate methods on labelled domains.
 
     Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md` and
@@ -168,7 +168,7 @@ class _Evaluation:
         in_workers = context.options.engine != "serial" or (context.options.resume and (folder / TRIALS).exists())
         self._pickled = pickle.dumps(context) if in_workers else None
 
-    def execute(self, source_data: str | Path | None = None) -> JsonObject:
+    def execute(self, source_data: str | Path | None = None) -> Results:
         folder, options = self._folder, self._context.options
         self._context.check_methods()
         if options.engine == "ray":
@@ -193,7 +193,7 @@ class _Evaluation:
         finally:
             lock.release()
 
-    def _resume(self) -> JsonObject:
+    def _resume(self) -> Results:
         """Run the trials that remain, those of added or changed methods and added seeds included."""
         context, record = self._context, self._folder / RESULTS
         with reading(record, UsageError):
@@ -221,7 +221,7 @@ class _Evaluation:
         write_json(record, {**earlier, "status": "running", "settings": now})
         return self._run_trials(methods, progress, state)
 
-    def _start(self) -> JsonObject:
+    def _start(self) -> Results:
         """Remove what is left of an earlier evaluation, and run all trials."""
         folder = self._folder
         with writing(folder):
@@ -237,9 +237,7 @@ class _Evaluation:
         write_json(folder / RESULTS, {"status": "running", "settings": self._context.settings()})
         return self._run_trials(list(self._context.methods), EvaluationProgress(), {})
 
-    def _run_trials(
-        self, methods: Sequence[str], progress: EvaluationProgress, state: Mapping[str, Tensor]
-    ) -> JsonObject:
+    def _run_trials(self, methods: Sequence[str], progress: EvaluationProgress, state: Mapping[str, Tensor]) -> Results:
         """Run the trials that remain, the first one from `state` if it was interrupted; return the results."""
         options, has_events = self._context.options, any(map(is_guarded, methods))
         trials = progress.remaining(methods, options.seeds)
@@ -259,7 +257,7 @@ class _Evaluation:
         try:
             with self._context.pipeline(name) as pipeline:
                 trial = Trial(self._context, name, seed, pipeline, writer, self._interrupts)
-                return TrialRecord.from_json(trial.run(state))
+                return trial.run(state)
         except RemttaError as error:
             raise type(error)(f"{name}, seed {seed}: {error}") from error
 
@@ -297,7 +295,7 @@ class _Evaluation:
         return in_processes(_run_task, shared, tasks, jobs=jobs, interrupts=self._interrupts)
 
 
-def _next_trial(progress: EvaluationProgress, settings: JsonObject) -> tuple[str, int, JsonObject]:
+def _next_trial(progress: EvaluationProgress, settings: Settings) -> tuple[str, int, dict[str, Any]]:
     """Return method, seed and settings of the trial that follows the finished ones."""
     name, seed = progress.remaining(settings["methods"], settings["options"]["seeds"])[0]
     return name, seed, settings["methods"][name]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from remtta.errors import UsageError
-from remtta.files import JsonObject
 from remtta.methods.settings.names import is_plain_source
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.loop import Counts, Snapshot
@@ -47,7 +46,7 @@ class TrialRecord:
 
     method: str
     seed: int
-    config: JsonObject
+    config: dict[str, Any]
     images: int  # predicted
     skipped: int  # images that could not be read
     adapted_images: int
@@ -56,13 +55,13 @@ class TrialRecord:
     forwards_per_image: float
     backwards_per_image: float
     models_held: int
-    guard: JsonObject | None
+    guard: dict[str, Any] | None
     trainable_parameters: int
     adapted: list[str]  # names of the adapted tensors
-    timing: JsonObject  # seconds and peak_memory_bytes
+    timing: dict[str, float]  # seconds and peak_memory_bytes
 
     @classmethod
-    def from_json(cls, content: JsonObject) -> TrialRecord:
+    def from_json(cls, content: Mapping[str, Any]) -> TrialRecord:
         """Return the record in an object that may have more fields; raise KeyError if one is missing."""
         return cls(**{field.name: content[field.name] for field in fields(cls)})
 
@@ -81,7 +80,7 @@ class EvaluationProgress:
     def __post_init__(self) -> None:
         if isinstance(self.position, dict):  # as read from JSON
             self.position = TrialProgress(**self.position)
-            self.finished = [TrialRecord.from_json(cast(JsonObject, record)) for record in self.finished]
+            self.finished = [TrialRecord.from_json(cast(dict[str, Any], record)) for record in self.finished]
 
     def remaining(self, methods: Iterable[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
         """Return method and seed of the trials that are not finished, in the order in which they run; the source model
@@ -98,7 +97,7 @@ class EvaluationProgress:
         self.position = TrialProgress()
 
     @classmethod
-    def of_completed(cls, folder: Path, results: JsonObject) -> EvaluationProgress:
+    def of_completed(cls, folder: Path, results: Mapping[str, Any]) -> EvaluationProgress:
         """Return the progress of a completed evaluation, to which methods and seeds can be added; raise UsageError if
         its rows are incomplete, or there are others.
         """
