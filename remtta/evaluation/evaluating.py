@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import pickle
 import shutil
@@ -53,8 +54,8 @@ from remtta.runs.tables import LATEX, TABLE
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own
 
-_SUBFOLDERS = {DELTAS: "*.safetensors", PLOTS: "*.png"}
-"""Subfolders of results, and their files."""
+_OUTPUTS = {"": (TABLE, LATEX, EVENTS), DELTAS: ("*.safetensors",), PLOTS: ("*.png",)}
+"""What an evaluation leaves besides its rows and record, by subfolder."""
 
 _Shared = tuple[bytes | None, Mapping[str, dict[str, Any]], int]
 """The context, pickled with its model; source statistics of the methods; number of torch threads."""
@@ -174,9 +175,8 @@ class _Evaluation:
         if options.engine == "ray":
             connected()  # before an earlier evaluation is touched
         lock = FolderLock(folder)
-        remove_leftovers(folder, (RESULTS, TABLE, LATEX, PROGRESS))
-        for name, pattern in _SUBFOLDERS.items():
-            remove_leftovers(folder / name, (pattern,))
+        for name, patterns in _OUTPUTS.items():
+            remove_leftovers(folder / name, (*patterns, RESULTS, PROGRESS))
         try:
             check_free(folder, RESULTS, overwrite=options.overwrite, resume=options.resume)
             if source_data is not None:
@@ -228,10 +228,9 @@ class _Evaluation:
             (folder / PROGRESS).unlink(missing_ok=True)
             shutil.rmtree(folder / TRIALS, ignore_errors=True)
             if (folder / RESULTS).exists():  # keep the files of a folder that is not an evaluation
-                for pattern in (TABLE, LATEX, EVENTS, *(f"{name}/{pattern}" for name, pattern in _SUBFOLDERS.items())):
-                    for path in folder.glob(pattern):
+                for name, patterns in _OUTPUTS.items():
+                    for path in itertools.chain.from_iterable((folder / name).glob(pattern) for pattern in patterns):
                         path.unlink()
-                for name in _SUBFOLDERS:
                     with contextlib.suppress(OSError):  # absent, or it holds other files
                         (folder / name).rmdir()
         write_json(folder / RESULTS, {"status": "running", "settings": self._context.settings()})
@@ -256,8 +255,7 @@ class _Evaluation:
         torch.manual_seed(seed)
         try:
             with self._context.pipeline(name) as pipeline:
-                trial = Trial(self._context, name, seed, pipeline, writer, self._interrupts)
-                return trial.run(state)
+                return Trial(self._context, name, seed, pipeline, writer, self._interrupts).run(state)
         except RemttaError as error:
             raise type(error)(f"{name}, seed {seed}: {error}") from error
 

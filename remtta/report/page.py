@@ -1,11 +1,9 @@
-"""One HTML page on runs and evaluations; content of files is escaped, and only the page's own script can run."""
+"""One HTML page on runs and evaluations; content of files is escaped, and no script can run."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -141,7 +139,7 @@ def _evaluation(name: str, folder: Path, content: Content, results: Content | No
     facts = _facts_table([name], [evaluation_facts(content)])
     yield f"<section><h2>Evaluation: {_text(name)}</h2>{facts}</section>"
     if results:
-        table, legend = _sortable_table(*table_rows(results)), "; ".join(notes(results))
+        table, legend = _table(*table_rows(results), css_class="numbers"), "; ".join(notes(results))
         yield f"<section><h2>Methods</h2>{table}<p>{_text(legend)}.</p></section>"
     plot = folder / "plots" / _PLOT
     if plot.is_file() and (url := _data_url(plot, _PLOT_SIZE)):
@@ -180,42 +178,28 @@ def _figure(caption: str, picture: str) -> str:
 
 def _facts_table(names: Sequence[str], columns: Sequence[Facts]) -> str:
     """Return a table of facts, with a column per run."""
-    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in names)
     headings = dict.fromkeys(heading for facts in columns for heading in facts)
-    rows = ((heading, [f"<td>{_text(facts.get(heading, ''))}</td>" for facts in columns]) for heading in headings)
-    return _table(f"<td></td>{head}", rows)
+    return _table(["", *names], ([heading, *(facts.get(heading, "") for facts in columns)] for heading in headings))
 
 
-def _sortable_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose columns can be sorted by clicking their heads, all but the first by the number in a cell."""
-    classes = ["", *[' class="number"'] * (len(header) - 1)]
-    head = "".join(
-        f'<th scope="col"{css_class}><button type="button">{_text(name)}</button></th>'
-        for name, css_class in zip(header, classes, strict=True)
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], css_class: str = "text") -> str:
+    """Return a table; the first cell of each row is its heading."""
+    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in header)
+    body = "".join(
+        f'<tr><th scope="row">{_text(heading)}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in cells)}</tr>'
+        for heading, *cells in rows
     )
-    return _table(head, ((name, map(_number, cells)) for name, *cells in rows))
-
-
-def _number(cell: str) -> str:
-    number = re.search(r"-?[\d.]+", cell)
-    return f'<td class="number" data-value="{number[0] if number else ""}">{_text(cell)}</td>'
-
-
-def _table(head: str, rows: Iterable[tuple[str, Iterable[str]]]) -> str:
-    """Return a table with the cells of its head, and the heading and other cells of each row."""
-    body = "".join(f'<tr><th scope="row">{_text(heading)}</th>{"".join(cells)}</tr>' for heading, cells in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table class="{css_class}">{table}</table></div>'
 
 
 def _page(title: str, body: Iterable[str]) -> str:
-    files = resources.files("remtta.report")
-    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    style = resources.files("remtta.report").joinpath("page.css").read_text(encoding="utf-8")
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}</title><style>{style}</style></head><body><main><h1>{_text(title)}</h1>"
-        f"{''.join(body)}</main><script>{script}</script></body></html>\n"
+        f"{''.join(body)}</main></body></html>\n"
     )
