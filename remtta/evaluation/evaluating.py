@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import pickle
 import shutil
@@ -21,7 +20,7 @@ from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes
 from remtta.errors import RemttaError, UsageError, counted, first_line
 from remtta.evaluation.class_maps import map_classes
-from remtta.evaluation.context import EvaluationContext, Settings, read_earlier
+from remtta.evaluation.context import EvaluationContext, read_earlier
 from remtta.evaluation.domains import Dataset
 from remtta.evaluation.results import Results, write_results
 from remtta.evaluation.scenarios import plan_visits
@@ -54,8 +53,8 @@ from remtta.runs.tables import LATEX, TABLE
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own
 
-_OUTPUTS = {"": (TABLE, LATEX, EVENTS), DELTAS: ("*.safetensors",), PLOTS: ("*.png",)}
-"""What an evaluation leaves besides its rows and record, by subfolder."""
+_OUTPUTS = (TABLE, LATEX, EVENTS, f"{DELTAS}/*.safetensors", f"{PLOTS}/*.png")
+"""What an evaluation leaves besides its rows and record."""
 
 _Shared = tuple[bytes | None, Mapping[str, dict[str, Any]], int]
 """The context, pickled with its model; source statistics of the methods; number of torch threads."""
@@ -175,8 +174,8 @@ class _Evaluation:
         if options.engine == "ray":
             connected()  # before an earlier evaluation is touched
         lock = FolderLock(folder)
-        for name, patterns in _OUTPUTS.items():
-            remove_leftovers(folder / name, (*patterns, RESULTS, PROGRESS))
+        for pattern in (*_OUTPUTS, RESULTS, PROGRESS):
+            remove_leftovers((folder / pattern).parent, (Path(pattern).name,))
         try:
             check_free(folder, RESULTS, overwrite=options.overwrite, resume=options.resume)
             if source_data is not None:
@@ -211,9 +210,12 @@ class _Evaluation:
                     _log.info("the evaluation in %s is complete", self._folder)
                     return earlier
                 progress = EvaluationProgress.of_completed(self._folder, earlier)
-            elif progress.position.frames and _next_trial(progress, settings) != _next_trial(progress, now):
-                progress.drop_current()
-                state = {}
+            elif progress.current:
+                name, seed = progress.current
+                is_next = progress.remaining(methods, context.options.seeds)[:1] == [(name, seed)]
+                if not is_next or settings["methods"].get(name) != now["methods"].get(name):
+                    progress.drop_current()
+                    state = {}
         save_state(self._folder / PROGRESS, asdict(progress), state)  # before the record claims that it exists
         if progress.finished or progress.position.frames:
             runs, images = counted(len(progress.finished), "run"), counted(progress.position.frames, "image")
@@ -228,9 +230,9 @@ class _Evaluation:
             (folder / PROGRESS).unlink(missing_ok=True)
             shutil.rmtree(folder / TRIALS, ignore_errors=True)
             if (folder / RESULTS).exists():  # keep the files of a folder that is not an evaluation
-                for name, patterns in _OUTPUTS.items():
-                    for path in itertools.chain.from_iterable((folder / name).glob(pattern) for pattern in patterns):
-                        path.unlink()
+                for path in [path for pattern in _OUTPUTS for path in folder.glob(pattern)]:
+                    path.unlink()
+                for name in (DELTAS, PLOTS):
                     with contextlib.suppress(OSError):  # absent, or it holds other files
                         (folder / name).rmdir()
         write_json(folder / RESULTS, {"status": "running", "settings": self._context.settings()})
@@ -241,8 +243,9 @@ class _Evaluation:
         options, has_events = self._context.options, any(map(is_guarded, methods))
         trials = progress.remaining(methods, options.seeds)
         with TrialWriter(self._folder, progress, save_every_s=options.save_every_s, has_events=has_events) as writer:
-            while trials and (self._pickled is None or progress.position.frames):  # finish here what was begun here
-                writer.finish(self._run_trial(*trials.pop(0), writer, state))
+            while trials and (self._pickled is None or progress.current):  # finish here what was begun here
+                progress.current = trials.pop(0)
+                writer.finish(self._run_trial(*progress.current, writer, state))
                 state = {}
             if trials:
                 self._run_in_workers(trials, writer)
@@ -291,12 +294,6 @@ class _Evaluation:
         serial = options.engine == "serial"  # it continues what workers began
         jobs = 1 if serial else options.jobs or gpus or num_cores()  # on a GPU, one unless more are requested
         return in_processes(_run_task, shared, tasks, jobs=jobs, interrupts=self._interrupts)
-
-
-def _next_trial(progress: EvaluationProgress, settings: Settings) -> tuple[str, int, dict[str, Any]]:
-    """Return method, seed and settings of the trial that follows the finished ones."""
-    name, seed = progress.remaining(settings["methods"], settings["options"]["seeds"])[0]
-    return name, seed, settings["methods"][name]
 
 
 def _run_task(shared: _Shared, task: _Task, stop: Callable[[], int]) -> bool:

@@ -17,9 +17,10 @@ from matplotlib.figure import Figure
 from matplotlib.typing import ColorType
 
 from remtta.drawing import COLOURS, PLAIN_TEXT, running_error
+from remtta.evaluation.results import Results
 from remtta.evaluation.tally import ECE_BINS, Tallies, Tally, tally_rows
 from remtta.evaluation.trial_writer import PLOTS
-from remtta.files import JsonObject, write_atomically
+from remtta.files import write_atomically
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import read_rows
 
@@ -32,7 +33,7 @@ _HALF_BAR = 0.45 / ECE_BINS
 
 
 @rc_context(PLAIN_TEXT)
-def draw_plots(folder: Path, results: JsonObject) -> None:
+def draw_plots(folder: Path, results: Results) -> None:
     """Draw the methods' errors and calibration into `plots` in the folder; raise OutputError if that is impossible."""
     if not (folder / PREDICTIONS).exists():  # of an evaluation that was complete before
         _log.warning("without its %s, no plots are drawn", PREDICTIONS)
@@ -65,7 +66,7 @@ def _without_frame(axes: Axes) -> Axes:
     return axes
 
 
-def _draw_error_per_domain(figure: Figure, methods: JsonObject, colours: Mapping[str, ColorType]) -> Figure:
+def _draw_error_per_domain(figure: Figure, methods: Results, colours: Mapping[str, ColorType]) -> Figure:
     axes = _without_frame(figure.subplots())
     domains = list(next(iter(methods.values()))["error"])
     width = 0.8 / len(methods)
@@ -85,9 +86,9 @@ def _draw_error_per_domain(figure: Figure, methods: JsonObject, colours: Mapping
     return figure
 
 
-def _draw_running_error(figure: Figure, folder: Path, methods: JsonObject, colours: Mapping[str, ColorType]) -> Figure:
+def _draw_running_error(figure: Figure, folder: Path, methods: Results, colours: Mapping[str, ColorType]) -> Figure:
     axes = _without_frame(figure.subplots())
-    seeds = list(max((content["seeds"] for content in methods.values()), key=len))
+    seeds = max((list(content["seeds"]) for content in methods.values()), key=len)
     starts: list[tuple[int, str]] = []
     num_drawn: Counter[str] = Counter()
     for name, domains, missed in _visits(folder / PREDICTIONS, int(seeds[0])):

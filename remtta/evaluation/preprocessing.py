@@ -26,7 +26,7 @@ from remtta.streams.sources import Stream
 
 _UNIT_RANGE = {"interpolation": "bilinear", "mean": (0.0,) * 3, "std": (1.0,) * 3}
 
-INPUTS: Mapping[str, Mapping[str, object]] = {
+INPUTS: Mapping[str, Mapping[str, Any]] = {
     "rem-paper": {"input_size": (224, 224), "crop_pct": 224 / 256, **_UNIT_RANGE},
     "rem-paper-cifar": {"input_size": (384, 384), "crop_pct": 1.0, **_UNIT_RANGE},
 }

@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from remtta.files import JsonObject
 from remtta.runs.reading import Row, read_rows
 
 ECE_BINS = 15
@@ -94,13 +93,13 @@ class Tally:
         _, images, confidence, accuracy = self.reliability()
         return float((images / len(self) * abs(accuracy - confidence)).sum())
 
-    def summary(self) -> JsonObject:
+    def summary(self) -> dict[str, Any]:
         """Return all metrics of these predictions.
 
         These are images; error in percent, and top5_error; ece in [0, 1]; diversity, the entropy of the histogram of
         predicted classes in nats; and, with masked views, tvd in [0, 1] and the mean entropy per view in nats.
         """
-        summary: JsonObject = {
+        summary: dict[str, Any] = {
             "images": len(self),
             "error": self.error,
             "top5_error": 100 * int(self.outside_top5[0]) / len(self),

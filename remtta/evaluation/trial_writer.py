@@ -71,7 +71,8 @@ class EvaluationProgress:
     """Progress of an evaluation; saved with the method's state in one file, which is replaced atomically."""
 
     finished: list[TrialRecord] = field(default_factory=list)  # in the order in which they ran
-    position: TrialProgress = field(default_factory=TrialProgress)  # progress of the current trial
+    current: tuple[str, int] | None = None  # method and seed of the trial that has begun
+    position: TrialProgress = field(default_factory=TrialProgress)  # its progress
     num_bytes: int = 0  # size of `predictions.jsonl` at this point
     rows_sha256: str | None = None  # hash of that many bytes of it
     event_bytes: int = 0  # size of `events.jsonl`
@@ -80,6 +81,7 @@ class EvaluationProgress:
     def __post_init__(self) -> None:
         if isinstance(self.position, dict):  # as read from JSON
             self.position = TrialProgress(**self.position)
+            self.current = self.current and (self.current[0], self.current[1])
             self.finished = [TrialRecord.from_json(cast(dict[str, Any], record)) for record in self.finished]
 
     def remaining(self, methods: Iterable[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
@@ -94,7 +96,7 @@ class EvaluationProgress:
     def drop_current(self) -> None:
         """Drop the rows and events of the current trial."""
         self.num_bytes, self.rows_sha256, self.event_bytes = self.at_trial_start
-        self.position = TrialProgress()
+        self.position, self.current = TrialProgress(), None
 
     @classmethod
     def of_completed(cls, folder: Path, results: Mapping[str, Any]) -> EvaluationProgress:
@@ -153,5 +155,5 @@ class TrialWriter(contextlib.ExitStack):
     def finish(self, trial: TrialRecord) -> None:
         """Record a finished trial, and save that the next one has not begun."""
         self.progress.finished.append(trial)
-        self.progress.position = TrialProgress()
+        self.progress.position, self.progress.current = TrialProgress(), None
         self.save((self.progress.position, {}))
