@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.typing import ColorType
 
-from remtta.drawing import COLOURS, PLAIN_TEXT, running_error
+from remtta.drawing import COLOURS, STYLE, running_error
 from remtta.evaluation.results import Results
 from remtta.evaluation.tally import ECE_BINS, Tallies, Tally, tally_rows
 from remtta.evaluation.trial_writer import PLOTS
@@ -32,7 +32,7 @@ _PANELS = 4  # reliability diagrams per row
 _HALF_BAR = 0.45 / ECE_BINS
 
 
-@rc_context(PLAIN_TEXT)
+@rc_context(STYLE)
 def draw_plots(folder: Path, results: Results) -> None:
     """Draw the methods' errors and calibration into `plots` in the folder; raise OutputError if that is impossible."""
     if not (folder / PREDICTIONS).exists():  # of an evaluation that was complete before
@@ -58,16 +58,11 @@ def _colours(methods: Iterable[str]) -> dict[str, ColorType]:
 
 
 def _legend(axes: Axes) -> None:
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def _without_frame(axes: Axes) -> Axes:
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
 def _draw_error_per_domain(figure: Figure, methods: Results, colours: Mapping[str, ColorType]) -> Figure:
-    axes = _without_frame(figure.subplots())
+    axes = figure.subplots()
     domains = list(next(iter(methods.values()))["error"])
     width = 0.8 / len(methods)
     for number, (name, content) in enumerate(methods.items()):
@@ -87,7 +82,7 @@ def _draw_error_per_domain(figure: Figure, methods: Results, colours: Mapping[st
 
 
 def _draw_running_error(figure: Figure, folder: Path, methods: Results, colours: Mapping[str, ColorType]) -> Figure:
-    axes = _without_frame(figure.subplots())
+    axes = figure.subplots()
     seeds = max((list(content["seeds"]) for content in methods.values()), key=len)
     starts: list[tuple[int, str]] = []
     num_drawn: Counter[str] = Counter()
@@ -147,7 +142,7 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Col
         tally.bins[-1] = 0
         numbers, images, confidence, accuracy = tally.reliability()
         centres = (numbers + 0.5) / ECE_BINS
-        _without_frame(axes).plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
+        axes.plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
         axes.bar(centres, accuracy, 2 * _HALF_BAR, color=colours[name], alpha=0.5)  # lines show on black
         axes.hlines(confidence, centres - _HALF_BAR, centres + _HALF_BAR, "#222222", lw=1)
         for centre, count in zip(centres, images, strict=True):

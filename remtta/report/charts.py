@@ -17,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from remtta.drawing import PLAIN_TEXT
+from remtta.drawing import STYLE
 from remtta.report.inspection import LayerChange
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import Row, printable, read_rows
@@ -30,7 +30,7 @@ _MAX_BARS, _MAX_LAYERS, _MAX_EVENTS = 12, 40, 200
 _BLUE, _ORANGE, _GREY = "#3a7fc4", "#d4781c", "#8a8a8a"
 _EVENTS = {"rollback": "#c4504f", "retired": "#c4504f", "restart": _ORANGE, "doubt": _ORANGE, "trust": "#2f9e63"}
 _WIDTH = 5.0  # inches
-_STYLE = {"svg.fonttype": "none", "svg.hashsalt": "remtta", "legend.frameon": False, "legend.fontsize": 8, **PLAIN_TEXT}
+_STYLE = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "remtta", "legend.fontsize": 8}
 
 
 def _two_counters() -> tuple[Counter[str], Counter[str]]:
@@ -121,10 +121,7 @@ def _image(figure: Figure, text: str) -> str:
 
 def _axes(height: float, rows: int = 1) -> tuple[Figure, np.ndarray]:
     figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-    panels = figure.subplots(rows, sharex=True, squeeze=False)[:, 0]
-    for axes in panels:
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, panels
+    return figure, figure.subplots(rows, sharex=True, squeeze=False)[:, 0]
 
 
 def _mark_events(axes: Axes, events: Sequence[Row]) -> None:

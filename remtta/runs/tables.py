@@ -76,7 +76,7 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     for name, content in results["methods"].items():
         if content.get("changed_images") == 0 and all(seed["updates"] > 1 for seed in content["seeds"].values()):
             cifar = f", or for a model of CIFAR take {method_of(name)}@cifar" if method_of(name) in CIFAR else ""
-            rate = f"--set {name}.lr=..., now {content['config'].get('lr')}"
+            rate = f"--set {name}.lr=..., now {content['config'].get('lr', 0):g}"
             entries.append(f"{name} changed the class of no image; raise its learning rate ({rate}){cifar}")
     return [*entries, "SE standard error of the mean, by the number of images"]
 
