@@ -155,7 +155,9 @@ def _with_class_names(model: nn.Module, names: Sequence[str]) -> nn.Module:
         if not is_timm_model(model):
             return ModelWithMetadata(model, labels=names)
         set_labels(model, names)
-    elif list(map_classes(names, num_classes=len(labels), labels=labels).numbers.values()) != list(range(len(labels))):
+        return model
+    mapped = map_classes(names, num_classes=len(labels), labels=labels, order="name")
+    if mapped.matched_by == "class name" and [mapped.numbers[name] for name in names] != list(range(len(labels))):
         raise UsageError("the folders have the names of the model's classes; pass these to open_dataset as labels=")
     return model
 

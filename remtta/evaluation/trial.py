@@ -115,7 +115,8 @@ class Trial(LoopCallback):
         events = ({**fields, "index": position.frames, **event} for event in self._pipeline.events())
         self._writer.write(({**fields, **row} for row in rows), events)
         self._count(rows)
-        if (other_order := self._context.dataset.other_order) and position.visit == position.start == 0:
+        is_first = position.visit == position.start == len(self._writer.progress.finished) == 0
+        if is_first and (other_order := self._context.dataset.other_order):
             _compare_orders(rows, other_order)
 
     def on_batch_end(self, result: BatchResult) -> None:

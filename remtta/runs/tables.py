@@ -74,7 +74,12 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     if all(content["gain"] is None for content in results["methods"].values()):
         entries.append("no gains, as source is not among the methods (add it, with --resume)")
     for name, content in results["methods"].items():
-        if content.get("changed_images") == 0 and all(seed["updates"] > 1 for seed in content["seeds"].values()):
+        is_trained = content["trainable_parameters"] > 0
+        if (
+            is_trained
+            and content.get("changed_images") == 0
+            and all(seed["updates"] > 1 for seed in content["seeds"].values())
+        ):
             cifar = f", or for a model of CIFAR take {method_of(name)}@cifar" if method_of(name) in CIFAR else ""
             rate = f"--set {name}.lr=..., now {content['config'].get('lr', 0):g}"
             entries.append(f"{name} changed the class of no image; raise its learning rate ({rate}){cifar}")
