@@ -268,8 +268,8 @@ def _tree_domain(condition: _Condition, numbers: Mapping[str, int], image_list: 
     if image_list is None:
         files = [(class_name, path) for class_name, folder in folders.items() for path in _images(folder)]
     else:
-        parts = [composed(image).partition("/") for image in image_list]
-        files = [(class_name, os.path.join(folders.get(class_name, ""), file)) for class_name, _, file in parts]
+        parts = [(composed(image.partition("/")[0]), image.partition("/")[2]) for image in image_list]
+        files = [(class_name, os.path.join(folders.get(class_name, ""), file)) for class_name, file in parts]
         exist = [class_name in folders and isfile(path) for class_name, path in files]
         if not all(exist):
             missing, first = exist.count(False), image_list[exist.index(False)]

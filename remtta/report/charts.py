@@ -33,10 +33,6 @@ _WIDTH = 5.0  # inches
 _STYLE = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "remtta", "legend.fontsize": 8}
 
 
-def _two_counters() -> tuple[Counter[str], Counter[str]]:
-    return Counter(), Counter()
-
-
 @dataclass
 class Series:
     """A run over time."""
@@ -46,8 +42,12 @@ class Series:
     weight: list[float] = field(default_factory=list)  # the adapted model's weight in it
     # (frame, estimated accuracy) wherever it changed, of the predictions and of each model.
     estimates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    by_half: tuple[Counter[str], Counter[str]] = field(default_factory=_two_counters)  # classes, in halves of the run
-    by_model: tuple[Counter[str], Counter[str]] = field(default_factory=_two_counters)  # of the source, the adapted one
+    by_half: tuple[Counter[str], Counter[str]] = field(
+        default_factory=lambda: (Counter(), Counter())
+    )  # classes, in halves of the run
+    by_model: tuple[Counter[str], Counter[str]] = field(
+        default_factory=lambda: (Counter(), Counter())
+    )  # of the source, the adapted one
     both_predicted: bool = False  # whether the source model predicted, too
     # Some images, not of videos, on which the two models disagreed, spread over the run.
     differing: list[Row] = field(default_factory=list)

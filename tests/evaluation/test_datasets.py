@@ -149,6 +149,10 @@ def test_class_folders_come_in_either_order_and_an_unclear_one_is_pointed_out(
 def test_folders_in_decomposed_unicode_match_composed_labels(tmp_path: Path) -> None:
     names = [unicodedata.normalize("NFD", name) for name in ("Möwe", "café", "Kröte")]
     root = write_tree(tmp_path / "d", ["fog"], (), names, each=1)
+    image = f"{names[0]}/0.png"
+    assert Path(
+        open_dataset(root, num_classes=3, labels=["Kröte", "Möwe", "café"], image_list=[image]).domains[0].sources[0]
+    ).is_file()
     for known in ({"labels": ["Kröte", "Möwe", "café"]}, {"class_map": {"Kröte": 0, "Möwe": 1, "café": 2}}):
         (domain,) = open_dataset(root, num_classes=3, **known).domains
         assert {
