@@ -29,6 +29,8 @@ _ESCAPES = str.maketrans(
     }
 )
 
+_ENOUGH = 10  # updates, after which a method should have changed the class of some image
+
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -78,7 +80,7 @@ def notes(results: Mapping[str, Any]) -> list[str]:
         if (
             is_trained
             and content.get("changed_images") == 0
-            and all(seed["updates"] > 1 for seed in content["seeds"].values())
+            and all(seed["updates"] >= _ENOUGH for seed in content["seeds"].values())
         ):
             cifar = f", or for a model of CIFAR take {method_of(name)}@cifar" if method_of(name) in CIFAR else ""
             rate = f"--set {name}.lr=..., now {content['config'].get('lr', 0):g}"
