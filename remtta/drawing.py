@@ -18,8 +18,11 @@ COLOURS = {
 }
 """Colours of methods, the same in every plot."""
 
-PLAIN_TEXT: Any = {"text.usetex": False, "text.parse_math": False}  # matplotlib types its keys as literals
-"""Settings of matplotlib that show names as they are, not as formulas, whatever a user's matplotlibrc says."""
+STYLE: Any = {  # matplotlib types its keys as literals
+    **dict.fromkeys(("text.usetex", "text.parse_math"), False),  # names are shown as they are, not as formulas
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+}
+"""Settings of matplotlib for every plot, whatever a user's matplotlibrc says."""
 
 
 def running_error(missed: Sequence[int], window: int | None = None) -> np.ndarray:

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,6 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None
-
-JsonObject = dict[str, Any]
-"""An object parsed from JSON, or ready for it."""
 
 LOCK = ".lock"
 _WAIT_S = 0.1  # for a lock, since another process's `is_locked` may hold it for a moment
@@ -155,7 +152,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def write_json(path: Path, content: JsonObject) -> None:
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file atomically; raise OutputError if the file cannot be written."""
     text = json.dumps(content, indent=2, allow_nan=False) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

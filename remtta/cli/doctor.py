@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,10 +12,13 @@ from remtta.options import ModelOptions, StreamOptions
 from remtta.options.option import Subset
 from remtta.runs.reading import aligned, printable
 
+if TYPE_CHECKING:
+    from remtta.evaluation.preprocessing import Diagnosis
+    from remtta.models.preprocessing import Preprocessing
+
 _DOES_NOT_FIT = 3  # exit code
 _LIMIT = 100
 _IMAGES = "clean images of many classes, or else frames of many conditions"
-_Json = Mapping[str, Any]
 
 
 def doctor(
@@ -54,54 +56,54 @@ def doctor(
 
         running.set_threads()
         classifier = running.load_classifier(model)
-        report = examine(classifier, opened, limit=stream.limit or _LIMIT, wait=interrupts.check)
-        printed.show(report, lambda: "\n".join(map(printable, _lines(report))))
-    raise typer.Exit(_DOES_NOT_FIT if report["better"] else 0)
+        found = examine(classifier, opened, limit=stream.limit or _LIMIT, wait=interrupts.check)
+        printed.show(found.as_dict(), lambda: "\n".join(map(printable, _lines(found))))
+    raise typer.Exit(_DOES_NOT_FIT if found.better else 0)
 
 
-def _lines(report: _Json) -> list[str]:
-    model, rem, candidates = report["model"], report["rem"], report["candidates"]
-    unreadable = f", {report['unreadable']} cannot be read" if report["unreadable"] else ""
+def _lines(found: Diagnosis) -> list[str]:
+    card, support, configured = found.card, found.support, found.findings[0].candidate.preprocessing
+    unreadable = f", {found.num_unreadable} cannot be read" if found.num_unreadable else ""
     rows = [["", "  MI, nats", "entropy", "classes"]]
-    for number, candidate in enumerate(candidates):
-        figures = f"{candidate['information']:.3f}", f"{candidate['entropy']:.3f}", str(candidate["classes"])
-        rows.append([f"{'' if number else 'now':<5}{candidate['title']}", *figures])
+    for number, finding in enumerate(found.findings):
+        figures = f"{finding.information:.3f}", f"{finding.uncertainty:.3f}", str(finding.num_classes)
+        rows.append([f"{'' if number else 'now':<5}{finding.candidate.title}", *figures])
+    refused = support.refused.get("rem")
     return [
-        f"model    {model['name']}, {model['num_classes']} classes",
-        f"images   {report['images']} of {report['source']}{unreadable}",
-        f"now      {options_text(candidates[0])}",
+        f"model    {card.name}, {card.num_classes} classes",
+        f"images   {found.num_images} of {found.source}{unreadable}",
+        f"now      {options_text(configured)}",
         "",
         *aligned(rows),
         "",
-        *_verdict(report, candidates),
+        *_verdict(found),
         *(
-            [f"REM cannot be used: {rem['refused']}"]
-            if rem["refused"]
-            else rem_lines(rem["masks"], rem["adapts"], rem["weights"])
+            [f"REM cannot be used: {refused}"]
+            if refused
+            else rem_lines(support.masks, support.adapts, support.num_adapted)
         ),
     ]
 
 
-def _verdict(report: _Json, candidates: Sequence[_Json]) -> list[str]:
-    better = report["better"]
-    if report["fits"] is None:
+def _verdict(found: Diagnosis) -> list[str]:
+    if found.fits is None:
         return [f"No verdict: the model is too uncertain, or predicts nearly the same for all images. Try {_IMAGES}."]
-    if better is None:
+    if found.better is None:
         return ["The preprocessing fits: no alternative is significantly better."]
-    advantage = f"{better['lead']:.2f} ± {better['standard_error']:.2f} nats of mutual information"
-    best = next(candidate for candidate in candidates if candidate["title"] == better["title"])
-    options = options_text(best)
+    best = found.better.finding.candidate
+    options, configured = options_text(best.preprocessing), options_text(found.findings[0].candidate.preprocessing)
     swapped = "Red and blue are swapped in the images or in the checkpoint; no option corrects that."
     return [
-        f"This fits better, by {advantage}: {best['title']}",
-        *([swapped] if best["red_and_blue_swapped"] else []),
-        *([f"try      {options}"] if options != options_text(candidates[0]) else []),
+        f"This fits better, by {found.better.lead:.2f} ± {found.better.standard_error:.2f} nats of mutual information: "
+        f"{best.title}",
+        *([swapped] if best.swapped else []),
+        *([f"try      {options}"] if options != configured else []),
         f"confirm  with {_IMAGES}",
     ]
 
 
-def options_text(preprocessing: _Json) -> str:
+def options_text(preprocessing: Preprocessing) -> str:
     """Return the command-line options for a preprocessing."""
-    mean, std = (" ".join(f"{value:.8g}" for value in preprocessing[name]) for name in ("mean", "std"))
-    interpolation, crop_pct = preprocessing["interpolation"], preprocessing["crop_pct"]
-    return f"--mean {mean} --std {std} --interpolation {interpolation} --crop-pct {crop_pct:.4g}"
+    mean, std = (" ".join(f"{value:.8g}" for value in values) for values in (preprocessing.mean, preprocessing.std))
+    crop_pct = f"{preprocessing.crop_pct:.4g}"
+    return f"--mean {mean} --std {std} --interpolation {preprocessing.interpolation} --crop-pct {crop_pct}"

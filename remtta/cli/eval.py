@@ -158,6 +158,7 @@ def _open(root: Path, classifier: nn.Module, data: DataOptions, options: EvalOpt
         severities=data.severities_for(options.scenario),
         image_list=None if data.image_list is None else read_image_list(data.image_list),
         class_map=None if data.class_map is None else read_class_map(data.class_map),
+        class_order=data.class_order,
         limit=data.limit,
         complete=options.protocol is not None,
         labels_file=data.labels_file,

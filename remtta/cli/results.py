@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from remtta.cli.running import PrintOptions, RunningOptions, TargetOptions
 from remtta.errors import UsageError, counted
-from remtta.files import JsonObject
 from remtta.options.option import Option, Subset
 from remtta.runs.reading import aligned, printable, reading
 from remtta.runs.tables import significance_mark
+
+if TYPE_CHECKING:
+    from remtta.report.inspection import Content
 
 _COUNTS = ("frames", "skipped", "updates")
 
@@ -44,7 +46,7 @@ def inspect(
             printed.show(content, lambda: "\n".join(map(printable, _lines(content))))
 
 
-def _lines(content: JsonObject) -> list[str]:
+def _lines(content: Content) -> list[str]:
     from remtta.report.inspection import evaluation_facts, run_facts
 
     lines: list[str] = []
@@ -63,7 +65,7 @@ def _fact_lines(facts: dict[str, str]) -> list[str]:
     return [f"{name:<12} {text}" for name, text in facts.items()]
 
 
-def _stream_group_lines(site: JsonObject, *, alive: bool | None) -> list[str]:
+def _stream_group_lines(site: Content, *, alive: bool | None) -> list[str]:
     from remtta.report.inspection import state_of
 
     streams = site["streams"]
@@ -78,7 +80,7 @@ def _stream_group_lines(site: JsonObject, *, alive: bool | None) -> list[str]:
     ]
 
 
-def _result_lines(evaluation: JsonObject) -> list[str]:
+def _result_lines(evaluation: Content) -> list[str]:
     rows = [
         (
             name,
@@ -92,7 +94,7 @@ def _result_lines(evaluation: JsonObject) -> list[str]:
     return aligned([("method", "mean error", "gain", " ECE", ""), *rows], left=(0, 4)) if rows else []
 
 
-def _delta_lines(delta: JsonObject) -> list[str]:
+def _delta_lines(delta: Content) -> list[str]:
     rows = [(layer["layer"], f"{layer['rms']:.2e}", f"{layer['max']:.2e}") for layer in delta["layers"]]
     moved = ", ".join(f"{change['class']} ({change['bias']:+.2f})" for change in delta["classes"])
     return [

@@ -79,7 +79,7 @@ def _loading_options(base: nn.Module, options: ModelOptions) -> str:
     from remtta.models.loading import load
     from remtta.models.preprocessing import preprocessing_of
 
-    name, preprocessing, default = options.name or "", preprocessing_of(base).as_dict(), {}
+    name, chosen, default = options.name or "", preprocessing_of(base), {}
     words = [f"--model {shlex.quote(name)}"]
     if options.model_kwargs:
         words += ["--model-kwargs", shlex.join(f"{key}={value}" for key, value in options.model_kwargs.items())]
@@ -90,8 +90,9 @@ def _loading_options(base: nn.Module, options: ModelOptions) -> str:
         default = preprocessing_of(load(ModelOptions(name))).as_dict()
     elif ":" not in name and (known := get_pretrained_cfg(name)):
         default = resolve_data_config(pretrained_cfg=known.to_dict())
+    preprocessing = chosen.as_dict()
     same = all(preprocessing[key] == default.get(key) for key in ("mean", "std", "interpolation", "crop_pct"))
-    return " ".join([*words, *([] if same else [options_text(preprocessing)])])
+    return " ".join([*words, *([] if same else [options_text(chosen)])])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
 from remtta.demo.drive import WINDOW
 from remtta.demo.signs import CONDITIONS
-from remtta.drawing import COLOURS, PLAIN_TEXT, running_error
+from remtta.drawing import COLOURS, STYLE, running_error
 from remtta.files import write_atomically
 from remtta.methods.build import create_method
 from remtta.methods.losses import entropy
@@ -37,7 +37,7 @@ _RIGHT, _WRONG = "#14783c", "#be2828"
 _STRIPES = (70, 235)  # greys of a removed patch; at least one stands out on any image
 
 
-@rc_context(PLAIN_TEXT)
+@rc_context(STYLE)
 def draw_picture(result: DemoResult) -> None:
     """Draw a demo's running errors, and one masked frame per condition, into its picture."""
     figure = Figure(figsize=(9.6, 8.4), dpi=100, layout="constrained")
@@ -63,9 +63,8 @@ def _draw_errors(figure: FigureBase, result: DemoResult) -> None:
             first += length
     axes.set(xlim=(0, start), ylim=(0, None), xlabel=f"{start} frames")
     axes.set_ylabel(f"error in %, mean over the {WINDOW} frames\naround each, within its condition", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.4)
-    axes.legend(frameon=False, labelcolor="linecolor", loc="upper left", bbox_to_anchor=(1, 1))
+    axes.legend(labelcolor="linecolor", loc="upper left", bbox_to_anchor=(1, 1))
 
 
 @torch.no_grad()

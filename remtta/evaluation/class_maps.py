@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
+import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +15,15 @@ from typing import NamedTuple
 from timm.data import ImageNetInfo
 
 from remtta.errors import UsageError, counted, listed
+from remtta.options.evaluation import ClassOrder
+from remtta.streams.images import natural_key
 
 _SUBSET_BY_SIZE = {1000: "imagenet-1k", 11221: "imagenet-21k-miil", 11821: "imagenet-12k", 21841: "imagenet-22k"}
 _RESTRICTED_SETS = {"ImageNet-R": "imagenet_r_synsets.txt", "ImageNet-A": "imagenet_a_synsets.txt"}
 _SHOWN = 4
-ALPHABETICAL = "alphabetical order"
+_ORDERS = {"name": ("alphabetical order", "torchvision's ImageFolder"), "number": ("number order", "timm")}
+
+_log = logging.getLogger(__name__)
 
 
 class ClassMap(NamedTuple):
@@ -25,27 +31,36 @@ class ClassMap(NamedTuple):
 
     numbers: Mapping[str, int]
     matched_by: str
+    names: Sequence[str] | None = None  # the folders by class number, if their order gives the numbers
+    other_order: Sequence[int] | None = None  # if they could be in two orders, each class's number in the other one
 
 
 def map_classes(
-    folders: Sequence[str],
+    folders: Iterable[str],
     *,
     num_classes: int,
     labels: Sequence[str] | None = None,
     class_map: Mapping[str, int] | None = None,
+    order: ClassOrder | None = None,
 ) -> ClassMap:
     """Find the class number of every class folder of all domains.
 
     The following are tried in order: the given map; ImageNet's wnids; exactly the model's class names; numeric
     folder names; the class names apart from case and punctuation; and, if there are as many folders as classes,
     alphabetical order. Raise UsageError if a folder matches no class; the message names some.
+
+    Args:
+        folders: Names in Unicode's composed form (`composed`).
+        order: Take numeric folders in the order of their names, as torchvision does, or number other folders in
+            natural order, as timm does.
     """
     names = sorted(set(folders))
-    labels = list(labels or ())
+    labels = [composed(label) for label in labels or ()]
     plain_labels = [_plain(label) for label in labels]
     counts, plain_counts = Counter(labels), Counter(plain_labels)
     by_label, by_plain_label = _numbered(labels), _numbered(plain_labels)
     if class_map is not None:
+        class_map = {composed(name): number for name, number in class_map.items()}
         return ClassMap(_look_up(names, class_map, num_classes, "the class map"), "the class map")
     if are_wnids(names):
         if by_label.keys() >= set(names):
@@ -54,9 +69,9 @@ def map_classes(
             return ClassMap(_look_up(names, known, num_classes, f"ImageNet's wnids for {num_classes} classes"), "wnid")
     if names and all(counts[name] == 1 for name in names):
         return ClassMap({name: by_label[name] for name in names}, "class name")
-    if are_numbers(names):
-        numbers = {name: int(name) for name in names}
-        return ClassMap(_look_up(names, numbers, num_classes, "the model's classes"), "number")
+    if are_numbers(names) and order != "name":
+        numbers = _look_up(names, {name: int(name) for name in names}, num_classes, "the model's classes")
+        return ClassMap(numbers, "number", None, _other_order(numbers, num_classes, "number", order))
     unknown = [name for name in names if _plain(name) not in by_plain_label]
     if labels and not unknown:
         if unclear := [name for name in names if plain_counts[_plain(name)] > 1]:
@@ -68,12 +83,46 @@ def map_classes(
             f"{counted(len(names), 'class folder')}); correct the names (--labels), or give --class-map FILE"
         )
     if len(names) == num_classes:
-        return ClassMap(_numbered(names), ALPHABETICAL)
+        taken: ClassOrder = order or "name"
+        names = _in_order(names, taken)
+        numbers = _numbered(names)
+        return ClassMap(numbers, _ORDERS[taken][0], names, _other_order(numbers, num_classes, taken, order))
     raise UsageError(
-        f"the class folders ({listed(names, _SHOWN)}) are neither numbers nor the model's class names, and their "
+        f"the class folders ({listed(names, _SHOWN)}) do not name the model's classes, and their "
         f"number ({len(names)}) is not the model's ({num_classes}); name every class's folder in --labels, or give "
         "--class-map FILE"
     )
+
+
+def _in_order(names: Iterable[str], order: ClassOrder) -> list[str]:
+    return sorted(names, key=natural_key if order == "number" else None)
+
+
+def _other_order(
+    numbers: Mapping[str, int], num_classes: int, taken: ClassOrder, chosen: ClassOrder | None
+) -> list[int] | None:
+    """Return the number of each class if folders were in the other order, and warn of it unless one was chosen; None if
+    the orders agree, or only some classes have a folder.
+    """
+    other: ClassOrder = "name" if taken == "number" else "number"
+    ours, others = sorted(numbers, key=numbers.__getitem__), _in_order(numbers, other)
+    if len(numbers) < num_classes or ours == others:
+        return None
+    if chosen is None:
+        before, after = next(pair for pair in zip(ours, others, strict=True) if pair[0] != pair[1])
+        _log.warning(
+            "classes are in %s, %s before %s, as in %s; %s has %s before %s: if the model was trained with that, "
+            "add --class-order %s",
+            *(_ORDERS[taken][0], before, after, _ORDERS[taken][1]),
+            *(_ORDERS[other][1], after, before, other),
+        )
+    positions = _numbered(others)
+    return [positions[name] for name in ours]
+
+
+def composed(name: str) -> str:
+    """Return a name in Unicode's composed form (NFC); macOS writes names of folders decomposed."""
+    return unicodedata.normalize("NFC", name)
 
 
 def restricted_set(folders: Sequence[str]) -> str | None:
@@ -86,14 +135,21 @@ def restricted_set(folders: Sequence[str]) -> str | None:
 
 
 def read_class_map(path: Path) -> dict[str, int]:
-    """Read class numbers by folder name from a JSON object, or from lines of `folder number` or `folder,number`; raise
-    UsageError if the file cannot be parsed.
+    """Read class numbers by folder name: lines of `folder number` or `folder,number`, timm's class map (a folder per
+    line, in the order of classes), or JSON, which may be a model's `id2label`; raise UsageError if that fails.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".json":
-            return {str(name): int(number) for name, number in json.loads(text).items()}
-        parts = (re.split(r"[,\t ](?=[^,\t ]*$)", line.strip()) for line in text.splitlines() if line.strip())
+            content = json.loads(text)
+            content = _numbered(content) if isinstance(content, list) else content.get("id2label", content)
+            if all(str(key).isdecimal() > str(value).isdecimal() for key, value in content.items()):  # names by number
+                content = {name: number for number, name in content.items()}
+            return {str(name): int(number) for name, number in content.items()}
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        parts = [re.split(r"[,\t ](?=[^,\t ]*$)", line) for line in lines]
+        if not any(part[-1].isdecimal() for part in parts):
+            parts = [[name, str(number)] for number, name in enumerate(lines)]
         pairs = [(name.rstrip(",\t "), int(number)) for name, number in parts]
         if repeated := [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]:
             raise ValueError(f"{listed(repeated, _SHOWN)} is given twice")

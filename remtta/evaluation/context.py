@@ -17,7 +17,6 @@ from torch import nn
 from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
 from remtta.evaluation.domains import Dataset, title_of
-from remtta.files import JsonObject
 from remtta.methods.base import Method
 from remtta.methods.build import build_method
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
@@ -33,6 +32,9 @@ from remtta.pipeline.smoothing import Smoother
 from remtta.runs.folder import check_same_settings
 from remtta.runs.reading import read_record
 
+Settings = dict[str, Any]
+"""The `settings` in `results.json`."""
+
 
 @dataclass(frozen=True)
 class EvaluationContext:
@@ -47,20 +49,37 @@ class EvaluationContext:
     num_classes: int  # number of classes of the whole head
     start: Delta | None  # the delta from which every trial starts, if any
     # Source statistics by method; filled before anything is recorded.
-    learned: dict[str, JsonObject] = field(default_factory=dict)
+    learned: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def settings(self, order: Iterable[str] | None = None) -> JsonObject:
+    def settings(self, order: Iterable[str] | None = None) -> Settings:
         """Return everything that determines the results, as read from JSON; with methods in this order."""
         options = {name: value for name, value in asdict(self.options).items() if name in fixed_fields(EvalOptions)}
         if math.isinf(self.options.imbalance):
             options["imbalance"] = "infinity"  # JSON cannot represent infinity
+        dataset, card = self.dataset, self.card
+        domains = [
+            {
+                "name": domain.name,
+                "severity": domain.severity,
+                "images": len(domain.sources),
+                "labels_sha256": hashlib.sha256(np.ascontiguousarray(domain.labels).data).hexdigest(),
+                "first_image_sha256": domain.first_image_sha256,
+            }
+            for domain in dataset.domains
+        ]
         settings = {
-            "data": _data_settings(self.dataset),
-            "model": {**self.card.origin, "base_sha256": self.card.sha256},
-            "preprocessing": self.card.preprocessing.as_dict(),
+            "data": {
+                "root": str(dataset.root),
+                "layout": dataset.layout,
+                "classes": dataset.classes,
+                "restricted_to": dataset.restricted_to,
+                "domains": domains,
+            },
+            "model": {**card.origin, "base_sha256": card.sha256},
+            "preprocessing": card.preprocessing.as_dict(),
             "methods": {name: self.methods[name].used() for name in order or self.methods},
             "options": options,
-            "device": str(self.card.device),
+            "device": str(card.device),
             **({"start_delta": self.start.origin} if self.start else {}),
             **({"source_statistics": self.learned} if self.learned else {}),
         }
@@ -69,51 +88,41 @@ class EvaluationContext:
     @contextlib.contextmanager
     def pipeline(self, name: str) -> Iterator[Pipeline]:
         """Build a method with the additions of its name and its source statistics; restore the model afterwards."""
-        with self._method(name) as method:
-            pipeline = self._with_additions(name, method)
+        guard = self.options.guard
+        options = replace(guard, action=action_of(name, guard.action), answer=answer_of(name))
+        smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
+        method = build_method(method_of(name), self.model, self.methods[name])
+        try:
+            method.reset()
+            pipeline = assemble_pipeline(method, options, smoother)
+            is_off = pipeline.guard is None or pipeline.guard.options.action == "off"
+            if is_off and is_guarded(name) and METHOD_TABLE[method_of(name)].preset.action == "off":
+                raise UsageError(f"{method_of(name)} changes no weights that a guard could restore; leave +guard out")
             if name in self.learned:
                 self._learn(method, name, self.learned[name]["path"])
             yield pipeline
+        finally:
+            method.reset()
 
     def check_methods(self) -> None:
         """Raise UsageError if a method does not suit the model, or a guard is requested where there can be none."""
         for name in self.methods:
             try:
-                with self._method(name) as method:
-                    self._with_additions(name, method)
+                with self.pipeline(name):
+                    pass
             except UsageError as error:
                 raise type(error)(f"{name}: {error}") from None
 
     def learn(self, source_data: str | Path, wait: Callable[[], None]) -> None:
         """Compute or load the source statistics of every method that needs them, and record them in `learned`."""
         for name in self.methods:
-            with self._method(name) as method:
-                if method.needs_source_data:
-                    self.learned[name] = self._learn(method, name, source_data, wait)
-
-    @contextlib.contextmanager
-    def _method(self, name: str) -> Iterator[Method[Any]]:
-        method = build_method(method_of(name), self.model, self.methods[name])
-        try:
-            method.reset()
-            yield method
-        finally:
-            method.reset()
-
-    def _with_additions(self, name: str, method: Method[Any]) -> Pipeline:
-        wanted = self.options.guard
-        options = replace(wanted, action=action_of(name, wanted.action), answer=answer_of(name))
-        smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
-        pipeline = assemble_pipeline(method, options, smoother)
-        guard = pipeline.guard
-        added = is_guarded(name) and METHOD_TABLE[method_of(name)].preset.action == "off"
-        if added and (guard is None or guard.options.action == "off"):
-            raise UsageError(f"{method_of(name)} changes no weights that a guard could restore; leave +guard out")
-        return pipeline
+            with self.pipeline(name) as pipeline:
+                if pipeline.method.needs_source_data:
+                    self.learned[name] = self._learn(pipeline.method, name, source_data, wait)
 
     def _learn(
         self, method: Method[Any], name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
-    ) -> JsonObject:
+    ) -> dict[str, Any]:
         chosen, crop_pct = self.card.preprocessing, preprocessing_of(self.model).crop_pct
         # Domains of the input size are used uncropped, which does not say how to crop photographs.
         as_they_are = chosen.crop_pct == 1 and set(self.dataset.sizes) == {chosen.input_size[::-1]}
@@ -126,45 +135,25 @@ class EvaluationContext:
             wait=wait,
         )
 
-    def order_after(self, earlier: JsonObject, folder: Path, finished: Collection[str]) -> list[str]:
+    def order_after(self, earlier: Settings, folder: Path, finished: Collection[str]) -> list[str]:
         """Return methods in the order in which they run: those of the earlier evaluation that are finished or
         unchanged, then others; raise UsageError if a finished one or a seed is missing, or another setting changed.
         """
         now = self.settings()
         if set(earlier["options"]["seeds"]) <= set(self.options.seeds):  # more may be added
             earlier = {**earlier, "options": {**earlier["options"], "seeds": now["options"]["seeds"]}}
-        kept = [
-            name for name, used in earlier["methods"].items() if name in finished or used == now["methods"].get(name)
-        ]
-        if missing := [name for name in kept if name not in now["methods"]]:
+        methods = now["methods"]
+        first = [name for name, used in earlier["methods"].items() if name in finished or used == methods.get(name)]
+        if missing := [name for name in first if name not in methods]:
             raise UsageError(
                 f"the evaluation in {folder} also has {', '.join(missing)}, and --resume keeps all finished methods: "
                 f"add {'it' if len(missing) == 1 else 'them'} to --methods, or choose another --output"
             )
-        check_same_settings(_comparable(earlier, kept), _comparable(now, kept))
-        return [*kept, *(name for name in now["methods"] if name not in kept)]
+        check_same_settings(_comparable(earlier, first), _comparable(now, first))
+        return list(dict.fromkeys([*first, *methods]))
 
 
-def _data_settings(dataset: Dataset) -> JsonObject:
-    return {
-        "root": str(dataset.root),
-        "layout": dataset.layout,
-        "classes": dataset.classes,
-        "restricted_to": dataset.restricted_to,
-        "domains": [
-            {
-                "name": domain.name,
-                "severity": domain.severity,
-                "images": len(domain.sources),
-                "labels_sha256": hashlib.sha256(np.ascontiguousarray(domain.labels).data).hexdigest(),
-                "first_image_sha256": domain.first_image_sha256,
-            }
-            for domain in dataset.domains
-        ],
-    }
-
-
-def _comparable(settings: JsonObject, methods: Sequence[str]) -> JsonObject:
+def _comparable(settings: Settings, methods: Sequence[str]) -> Settings:
     """Return the settings restricted to these methods, with data, delta and statistics condensed for messages."""
     data, start, learned = settings["data"], settings.get("start_delta"), settings.get("source_statistics", {})
     domains = {
@@ -181,7 +170,7 @@ def _comparable(settings: JsonObject, methods: Sequence[str]) -> JsonObject:
     }
 
 
-def read_earlier(record: Path) -> JsonObject:
+def read_earlier(record: Path) -> dict[str, Any]:
     """Read the results so far of an evaluation from its `results.json`. Raise RemttaError if it cannot be read;
     UsageError if it is not the record of an evaluation.
     """

@@ -17,11 +17,12 @@ import numpy as np
 from remtta.corruptions.manifest import MANIFEST
 from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import UsageError
-from remtta.evaluation.class_maps import ALPHABETICAL, are_numbers, are_wnids, map_classes, restricted_set
+from remtta.evaluation.class_maps import are_numbers, are_wnids, composed, map_classes, restricted_set
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, title_of, wanted_domains
 from remtta.evaluation.stored import LABELS, find_arrays, find_shards, open_arrays, open_list, open_shards
 from remtta.evaluation.tally import image_name
 from remtta.files import read_text
+from remtta.options.evaluation import ClassOrder
 from remtta.streams.images import has_suffix, image_suffixes, natural_key
 
 ClassFolders = dict[str, Path]
@@ -46,6 +47,7 @@ def open_dataset(
     severities: Sequence[int] | None = None,
     image_list: Sequence[str] | None = None,
     class_map: Mapping[str, int] | None = None,
+    class_order: ClassOrder | None = None,
     limit: int | None = None,
     complete: bool = False,
     labels_file: Path | None = None,
@@ -59,6 +61,7 @@ def open_dataset(
         domains: Names in the order of evaluation; by default all, in the standard order.
         severities: By default 5, or the only one available. Ignored for layouts without severities.
         image_list: Only these images, in this order: lines "wnid/name.JPEG".
+        class_order: The order that gives class folders their numbers; see `map_classes`.
         limit: At most this many images per domain, the same for every corruption.
         complete: If any of the fifteen standard corruptions is present, require all of them, unless `domains` is given.
         labels_file: A list of images and their classes, relative to the root, evaluated in its order.
@@ -77,17 +80,19 @@ def open_dataset(
             raise UsageError(f"{name} {repeated[0]} is given twice{hint}")
     shards = find_shards(root)
     if (labels_file is not None or shards) and any(
-        option is not None for option in (domains, severities, image_list, class_map)
+        option is not None for option in (domains, severities, image_list, class_map, class_order)
     ):
         reason = f"{root} is one stored stream" if labels_file is None else "--labels-file names the images"
-        raise UsageError(f"{reason}; leave --domains, --severity, --image-list, --class-map out")
+        raise UsageError(f"{reason}; leave --domains, --severity, --image-list, --class-map, --class-order out")
     if labels_file is not None:
         return open_list(labels_file, root, num_classes, labels, limit)
     if shards:
         return open_shards(root, shards, num_classes, limit)
     if (root / LABELS).is_file():
-        if image_list is not None or class_map is not None:
-            raise UsageError(f"{root} holds arrays, whose images have no names; leave --image-list, --class-map out")
+        if any(option is not None for option in (image_list, class_map, class_order)):
+            raise UsageError(
+                f"{root} holds arrays, whose images have no names; leave --image-list, --class-map, --class-order out"
+            )
         arrays = find_arrays(root)
         names = wanted_domains(root, arrays, domains, complete=complete, by_severity=True)
         return open_arrays(
@@ -99,10 +104,13 @@ def open_dataset(
     names = wanted_domains(root, tree, domains, complete=complete, by_severity=by_severity)
     conditions = _conditions(root, tree, names, severities)
     folders = [folder for condition in conditions for folder in condition.folders]
-    mapping = map_classes(folders, num_classes=num_classes, labels=labels, class_map=class_map)
+    if "images" in folders and "images" not in (*(labels or ()), *(class_map or ())):
+        raise UsageError(
+            f"{root} has folders named images/ in place of classes, as Tiny ImageNet: move the images of each class up "
+            "into its folder, or list images and classes in a --labels-file"
+        )
+    mapping = map_classes(folders, num_classes=num_classes, labels=labels, class_map=class_map, order=class_order)
     class_numbers, restricted = sorted(set(mapping.numbers.values())), restricted_set(folders)
-    if mapping.matched_by == ALPHABETICAL:
-        _warn_of_order(list(mapping.numbers))
     if restricted is None and any(restricted_set(list(condition.folders)) for condition in conditions):
         _log.warning("ImageNet-R or -A is restricted to its 200 classes only without other domains (--domains)")
     opened = [_tree_domain(condition, mapping.numbers, image_list and image_list[:limit]) for condition in conditions]
@@ -118,21 +126,11 @@ def open_dataset(
         classes=mapping.matched_by,
         class_numbers=class_numbers,
         sizes=image_sizes([path for domain in opened for path in domain.sources]),
-        names=list(mapping.numbers) if mapping.matched_by == ALPHABETICAL else None,
+        names=mapping.names,
+        other_order=mapping.other_order,
         restricted_to=restricted if len(class_numbers) < num_classes else None,
         shuffled=image_list is None,
     )
-
-
-def _warn_of_order(names: Sequence[str]) -> None:
-    """Warn if timm numbers these class folders in another order than torchvision."""
-    orders = zip(names, sorted(names, key=natural_key), strict=True)
-    if pair := next((pair for pair in orders if pair[0] != pair[1]), None):
-        _log.warning(
-            "classes are numbered as by torchvision's ImageFolder, with %s before %s; timm's has %s before %s: "
-            "if the model was trained with that, list its classes in --labels",
-            *(*pair, *reversed(pair)),
-        )
 
 
 def class_names(root: Path) -> list[str] | None:
@@ -172,6 +170,8 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
     if first is None:
         others = {"*.npy": ", but arrays without labels.npy", "*.tar": ", but tar files, not CCC's: unpack them"}
         found = "".join(text for pattern, text in others.items() if any(root.glob(pattern)))
+        if arrays := next(root.glob(f"**/{LABELS}"), None):
+            found = f"; name the folder of arrays as ROOT: {arrays.parent}"
         raise UsageError(f"{root}: no images in this folder or below it{found}")
     levels = first.relative_to(root).parts
     folders = _subfolders(root)
@@ -211,7 +211,7 @@ def _first_with_images(root: Path) -> Path | None:
 
 def _subfolders(folder: Path) -> dict[str, Path]:
     names = [entry.name for entry in os.scandir(folder) if isdir(entry.path) and not entry.name.startswith(".")]
-    return {name: folder / name for name in sorted(names, key=natural_key)}
+    return {composed(name): folder / name for name in sorted(names, key=natural_key)}
 
 
 def _are_severities(folders: Mapping[str, Path]) -> bool:
@@ -268,8 +268,8 @@ def _tree_domain(condition: _Condition, numbers: Mapping[str, int], image_list: 
     if image_list is None:
         files = [(class_name, path) for class_name, folder in folders.items() for path in _images(folder)]
     else:
-        parts = [image.partition("/") for image in image_list]
-        files = [(class_name, os.path.join(folders.get(class_name, ""), file)) for class_name, _, file in parts]
+        parts = [(composed(image.partition("/")[0]), image.partition("/")[2]) for image in image_list]
+        files = [(class_name, os.path.join(folders.get(class_name, ""), file)) for class_name, file in parts]
         exist = [class_name in folders and isfile(path) for class_name, path in files]
         if not all(exist):
             missing, first = exist.count(False), image_list[exist.index(False)]

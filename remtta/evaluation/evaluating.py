@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from remtta.errors import RemttaError, UsageError, counted, first_line
 from remtta.evaluation.class_maps import map_classes
 from remtta.evaluation.context import EvaluationContext, read_earlier
 from remtta.evaluation.domains import Dataset
-from remtta.evaluation.results import write_results
+from remtta.evaluation.results import Results, write_results
 from remtta.evaluation.scenarios import plan_visits
 from remtta.evaluation.trial import Trial
 from remtta.evaluation.trial_writer import (
@@ -34,10 +34,10 @@ from remtta.evaluation.trial_writer import (
     TrialWriter,
     delta_path,
 )
-from remtta.files import FolderLock, JsonObject, remove_leftovers, write_json, writing
+from remtta.files import FolderLock, remove_leftovers, write_json, writing
 from remtta.machine import num_cores
 from remtta.methods.settings import MethodConfig, settings_of
-from remtta.methods.settings.names import check_method_names, is_guarded, method_of
+from remtta.methods.settings.names import check_method_names, defaults_of, is_guarded, method_of
 from remtta.methods.source_data import check_source_data
 from remtta.models.card import card_of, labels_of, set_labels
 from remtta.models.heads import restricted_classes, restricted_tensors
@@ -49,14 +49,14 @@ from remtta.options import EvalOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
 from remtta.runs.reading import read_rows, reading
 from remtta.runs.states import load_position, save_state
-from remtta.runs.tables import TABLE
+from remtta.runs.tables import LATEX, TABLE
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own
 
-_SUBFOLDERS = {DELTAS: "*.safetensors", PLOTS: "*.png"}
-"""Subfolders of results, and their files."""
+_OUTPUTS = (TABLE, LATEX, EVENTS, f"{DELTAS}/*.safetensors", f"{PLOTS}/*.png")
+"""What an evaluation leaves besides its rows and record."""
 
-_Shared = tuple[bytes | None, Mapping[str, JsonObject], int]
+_Shared = tuple[bytes | None, Mapping[str, dict[str, Any]], int]
 """The context, pickled with its model; source statistics of the methods; number of torch threads."""
 
 _log = logging.getLogger(__name__)
@@ -75,18 +75,18 @@ def evaluate(
     dataset: Dataset,
     output: str | Path,
     *,
-    methods: Mapping[str, MethodConfig | JsonObject | None] | Sequence[str],
+    methods: Mapping[str, MethodConfig | Mapping[str, Any] | None] | Sequence[str],
     options: EvalOptions | None = None,
     preprocessing: Preprocessing | None = None,
     delta: Delta | None = None,
     source_data: str | Path | None = None,
     interrupts: Interrupts | None = None,
-) -> JsonObject:
+) -> Results:
     """Evaluate methods on labelled domains.
 
-    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json` and `table.md`;
-    also a delta per seed for each method that changes only norms, and the guard's decisions as `events.jsonl` if a
-    method is guarded.
+    Writes into the output folder `predictions.jsonl` (a row per image, method and seed), `results.json`, `table.md` and
+    `table.tex`; also a delta per seed for each method that changes only norms, and the guard's decisions as
+    `events.jsonl` if a method is guarded.
 
     Args:
         model: A classifier; it is restored to its source weights in any case. If the dataset names the classes of a
@@ -123,7 +123,12 @@ def evaluate(
     check_method_names(list(methods))
     changes = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)
     configs = {
-        name: settings_of(method_of(name), changed, batch_size=options.batch_size) for name, changed in changes.items()
+        name: settings_of(
+            method_of(name),
+            changed if isinstance(changed, MethodConfig) else {**defaults_of(name), **(changed or {})},
+            batch_size=options.batch_size,
+        )
+        for name, changed in changes.items()
     }
     check_source_data(map(method_of, configs), source_data)
     base_sha256 = state_sha256(model)
@@ -150,7 +155,9 @@ def _with_class_names(model: nn.Module, names: Sequence[str]) -> nn.Module:
         if not is_timm_model(model):
             return ModelWithMetadata(model, labels=names)
         set_labels(model, names)
-    elif list(map_classes(names, num_classes=len(labels), labels=labels).numbers.values()) != list(range(len(labels))):
+        return model
+    mapped = map_classes(names, num_classes=len(labels), labels=labels, order="name")
+    if mapped.matched_by == "class name" and [mapped.numbers[name] for name in names] != list(range(len(labels))):
         raise UsageError("the folders have the names of the model's classes; pass these to open_dataset as labels=")
     return model
 
@@ -163,15 +170,14 @@ class _Evaluation:
         in_workers = context.options.engine != "serial" or (context.options.resume and (folder / TRIALS).exists())
         self._pickled = pickle.dumps(context) if in_workers else None
 
-    def execute(self, source_data: str | Path | None = None) -> JsonObject:
+    def execute(self, source_data: str | Path | None = None) -> Results:
         folder, options = self._folder, self._context.options
         self._context.check_methods()
         if options.engine == "ray":
             connected()  # before an earlier evaluation is touched
         lock = FolderLock(folder)
-        remove_leftovers(folder, (RESULTS, TABLE, PROGRESS))
-        for name, pattern in _SUBFOLDERS.items():
-            remove_leftovers(folder / name, (pattern,))
+        for pattern in (*_OUTPUTS, RESULTS, PROGRESS):
+            remove_leftovers((folder / pattern).parent, (Path(pattern).name,))
         try:
             check_free(folder, RESULTS, overwrite=options.overwrite, resume=options.resume)
             if source_data is not None:
@@ -188,7 +194,7 @@ class _Evaluation:
         finally:
             lock.release()
 
-    def _resume(self) -> JsonObject:
+    def _resume(self) -> Results:
         """Run the trials that remain, those of added or changed methods and added seeds included."""
         context, record = self._context, self._folder / RESULTS
         with reading(record, UsageError):
@@ -206,9 +212,12 @@ class _Evaluation:
                     _log.info("the evaluation in %s is complete", self._folder)
                     return earlier
                 progress = EvaluationProgress.of_completed(self._folder, earlier)
-            elif progress.position.frames and _next_trial(progress, settings) != _next_trial(progress, now):
-                progress.drop_current()
-                state = {}
+            elif progress.current:
+                name, seed = progress.current
+                is_next = progress.remaining(methods, context.options.seeds)[:1] == [(name, seed)]
+                if not is_next or settings["methods"].get(name) != now["methods"].get(name):
+                    progress.drop_current()
+                    state = {}
         save_state(self._folder / PROGRESS, asdict(progress), state)  # before the record claims that it exists
         if progress.finished or progress.position.frames:
             runs, images = counted(len(progress.finished), "run"), counted(progress.position.frames, "image")
@@ -216,31 +225,29 @@ class _Evaluation:
         write_json(record, {**earlier, "status": "running", "settings": now})
         return self._run_trials(methods, progress, state)
 
-    def _start(self) -> JsonObject:
+    def _start(self) -> Results:
         """Remove what is left of an earlier evaluation, and run all trials."""
         folder = self._folder
         with writing(folder):
             (folder / PROGRESS).unlink(missing_ok=True)
             shutil.rmtree(folder / TRIALS, ignore_errors=True)
             if (folder / RESULTS).exists():  # keep the files of a folder that is not an evaluation
-                for pattern in (TABLE, EVENTS, *(f"{name}/{pattern}" for name, pattern in _SUBFOLDERS.items())):
-                    for path in folder.glob(pattern):
-                        path.unlink()
-                for name in _SUBFOLDERS:
+                for path in [path for pattern in _OUTPUTS for path in folder.glob(pattern)]:
+                    path.unlink()
+                for name in (DELTAS, PLOTS):
                     with contextlib.suppress(OSError):  # absent, or it holds other files
                         (folder / name).rmdir()
         write_json(folder / RESULTS, {"status": "running", "settings": self._context.settings()})
         return self._run_trials(list(self._context.methods), EvaluationProgress(), {})
 
-    def _run_trials(
-        self, methods: Sequence[str], progress: EvaluationProgress, state: Mapping[str, Tensor]
-    ) -> JsonObject:
+    def _run_trials(self, methods: Sequence[str], progress: EvaluationProgress, state: Mapping[str, Tensor]) -> Results:
         """Run the trials that remain, the first one from `state` if it was interrupted; return the results."""
         options, has_events = self._context.options, any(map(is_guarded, methods))
         trials = progress.remaining(methods, options.seeds)
         with TrialWriter(self._folder, progress, save_every_s=options.save_every_s, has_events=has_events) as writer:
-            while trials and (self._pickled is None or progress.position.frames):  # finish here what was begun here
-                writer.finish(self._run_trial(*trials.pop(0), writer, state))
+            while trials and (self._pickled is None or progress.current):  # finish here what was begun here
+                progress.current = trials.pop(0)
+                writer.finish(self._run_trial(*progress.current, writer, state))
                 state = {}
             if trials:
                 self._run_in_workers(trials, writer)
@@ -253,8 +260,7 @@ class _Evaluation:
         torch.manual_seed(seed)
         try:
             with self._context.pipeline(name) as pipeline:
-                trial = Trial(self._context, name, seed, pipeline, writer, self._interrupts)
-                return TrialRecord.from_json(trial.run(state))
+                return Trial(self._context, name, seed, pipeline, writer, self._interrupts).run(state)
         except RemttaError as error:
             raise type(error)(f"{name}, seed {seed}: {error}") from error
 
@@ -290,12 +296,6 @@ class _Evaluation:
         serial = options.engine == "serial"  # it continues what workers began
         jobs = 1 if serial else options.jobs or gpus or num_cores()  # on a GPU, one unless more are requested
         return in_processes(_run_task, shared, tasks, jobs=jobs, interrupts=self._interrupts)
-
-
-def _next_trial(progress: EvaluationProgress, settings: JsonObject) -> tuple[str, int, JsonObject]:
-    """Return method, seed and settings of the trial that follows the finished ones."""
-    name, seed = progress.remaining(settings["methods"], settings["options"]["seeds"])[0]
-    return name, seed, settings["methods"][name]
 
 
 def _run_task(shared: _Shared, task: _Task, stop: Callable[[], int]) -> bool:

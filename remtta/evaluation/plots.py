@@ -16,10 +16,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.typing import ColorType
 
-from remtta.drawing import COLOURS, PLAIN_TEXT, running_error
+from remtta.drawing import COLOURS, STYLE, running_error
+from remtta.evaluation.results import Results
 from remtta.evaluation.tally import ECE_BINS, Tallies, Tally, tally_rows
 from remtta.evaluation.trial_writer import PLOTS
-from remtta.files import JsonObject, write_atomically
+from remtta.files import write_atomically
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import read_rows
 
@@ -31,8 +32,8 @@ _PANELS = 4  # reliability diagrams per row
 _HALF_BAR = 0.45 / ECE_BINS
 
 
-@rc_context(PLAIN_TEXT)
-def draw_plots(folder: Path, results: JsonObject) -> None:
+@rc_context(STYLE)
+def draw_plots(folder: Path, results: Results) -> None:
     """Draw the methods' errors and calibration into `plots` in the folder; raise OutputError if that is impossible."""
     if not (folder / PREDICTIONS).exists():  # of an evaluation that was complete before
         _log.warning("without its %s, no plots are drawn", PREDICTIONS)
@@ -57,16 +58,11 @@ def _colours(methods: Iterable[str]) -> dict[str, ColorType]:
 
 
 def _legend(axes: Axes) -> None:
-    axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
 
 
-def _without_frame(axes: Axes) -> Axes:
-    axes.spines[["top", "right"]].set_visible(False)
-    return axes
-
-
-def _draw_error_per_domain(figure: Figure, methods: JsonObject, colours: Mapping[str, ColorType]) -> Figure:
-    axes = _without_frame(figure.subplots())
+def _draw_error_per_domain(figure: Figure, methods: Results, colours: Mapping[str, ColorType]) -> Figure:
+    axes = figure.subplots()
     domains = list(next(iter(methods.values()))["error"])
     width = 0.8 / len(methods)
     for number, (name, content) in enumerate(methods.items()):
@@ -85,9 +81,9 @@ def _draw_error_per_domain(figure: Figure, methods: JsonObject, colours: Mapping
     return figure
 
 
-def _draw_running_error(figure: Figure, folder: Path, methods: JsonObject, colours: Mapping[str, ColorType]) -> Figure:
-    axes = _without_frame(figure.subplots())
-    seeds = list(next(iter(methods.values()))["seeds"])
+def _draw_running_error(figure: Figure, folder: Path, methods: Results, colours: Mapping[str, ColorType]) -> Figure:
+    axes = figure.subplots()
+    seeds = max((list(content["seeds"]) for content in methods.values()), key=len)
     starts: list[tuple[int, str]] = []
     num_drawn: Counter[str] = Counter()
     for name, domains, missed in _visits(folder / PREDICTIONS, int(seeds[0])):
@@ -146,7 +142,7 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Col
         tally.bins[-1] = 0
         numbers, images, confidence, accuracy = tally.reliability()
         centres = (numbers + 0.5) / ECE_BINS
-        _without_frame(axes).plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
+        axes.plot([0, 1], [0, 1], color="#bbbbbb", lw=1)
         axes.bar(centres, accuracy, 2 * _HALF_BAR, color=colours[name], alpha=0.5)  # lines show on black
         axes.hlines(confidence, centres - _HALF_BAR, centres + _HALF_BAR, "#222222", lw=1)
         for centre, count in zip(centres, images, strict=True):

@@ -6,6 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from timm.data import constants
@@ -13,10 +14,9 @@ from torch import Tensor, nn
 
 from remtta.errors import StreamError, UsageError, counted
 from remtta.evaluation.domains import Dataset
-from remtta.files import JsonObject
 from remtta.methods.losses import entropy
-from remtta.methods.support import refused_methods, support_in
-from remtta.models.card import card_of
+from remtta.methods.support import Support, refused_methods, support_in
+from remtta.models.card import ModelCard, card_of
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.options.evaluation import ProtocolName, Resize
 from remtta.pipeline.information import mutual_information
@@ -26,7 +26,7 @@ from remtta.streams.sources import Stream
 
 _UNIT_RANGE = {"interpolation": "bilinear", "mean": (0.0,) * 3, "std": (1.0,) * 3}
 
-INPUTS: Mapping[str, JsonObject] = {
+INPUTS: Mapping[str, Mapping[str, Any]] = {
     "rem-paper": {"input_size": (224, 224), "crop_pct": 224 / 256, **_UNIT_RANGE},
     "rem-paper-cifar": {"input_size": (384, 384), "crop_pct": 1.0, **_UNIT_RANGE},
 }
@@ -107,19 +107,74 @@ class Finding:
         """Mean entropy of the predictions, in nats."""
         return float(entropy(self.logits).mean())
 
-    def as_dict(self) -> JsonObject:
-        """Return the numbers, ready for JSON."""
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that were predicted."""
+        return len(self.logits.argmax(-1).unique())
+
+
+@dataclass(frozen=True)
+class Better:
+    """A finding that is significantly better than the configured one."""
+
+    finding: Finding
+    lead: float  # in mutual information, in nats
+    standard_error: float  # of the lead
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Whether a model's preprocessing fits its images."""
+
+    card: ModelCard
+    source: str  # of the images
+    num_images: int  # readable ones
+    num_unreadable: int
+    findings: Sequence[Finding]  # the configured preprocessing first
+    better: Better | None
+    support: Support  # what `rem` would mask and adapt
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the configured preprocessing fits; None if the images do not tell."""
+        return self.better is None if are_conclusive(self.findings) else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the contents of `--json`."""
+        better, support = self.better, self.support
         return {
-            "title": self.candidate.title,
-            **self.candidate.preprocessing.as_dict(),
-            "red_and_blue_swapped": self.candidate.swapped,
-            "entropy": self.uncertainty,
-            "information": self.information,
-            "classes": len(self.logits.argmax(-1).unique()),
+            "fits": self.fits,
+            "model": {**self.card.origin, "num_classes": self.card.num_classes, "base_sha256": self.card.sha256},
+            "source": self.source,
+            "images": self.num_images,
+            "unreadable": self.num_unreadable,
+            "candidates": [
+                {
+                    "title": finding.candidate.title,
+                    **finding.candidate.preprocessing.as_dict(),
+                    "red_and_blue_swapped": finding.candidate.swapped,
+                    "entropy": finding.uncertainty,
+                    "information": finding.information,
+                    "classes": finding.num_classes,
+                }
+                for finding in self.findings
+            ],
+            "better": better
+            and {
+                "title": better.finding.candidate.title,
+                "lead": better.lead,
+                "standard_error": better.standard_error,
+            },
+            "rem": {
+                "masks": list(support.masks),
+                "adapts": support.adapts,
+                "weights": support.num_adapted,
+                "refused": support.refused.get("rem"),
+            },
         }
 
 
-def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], None]) -> JsonObject:
+def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], None]) -> Diagnosis:
     """Compare a model's predictions on images of a stream under its own and under other preprocessings. Raise
     StreamError if too few images can be read.
 
@@ -127,30 +182,21 @@ def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], 
         model: A classifier with the preprocessing to check.
         limit: Maximum number of images, spread evenly over the stream if its length is known.
         wait: Called between batches; may raise to stop.
-
-    Returns:
-        The contents of `--json`: whether the preprocessing `fits`, None if the images do not tell; the `candidates`,
-        the configured one first; the `better` one, or None; what `rem` would mask and adapt.
     """
     card = card_of(model)
     frames = _read(stream, limit, card.preprocessing, wait)
-    readable = [frame for frame in frames if frame.image is not None]
-    images = torch.stack([frame.image for frame in readable if frame.image is not None])
+    readable = [frame.image for frame in frames if frame.image is not None]
+    images = torch.stack(readable)
     findings = [_finding(model, candidate, images, wait) for candidate in candidates_of(card.preprocessing)]
-    conclusive = are_conclusive(findings)
-    better = better_than(findings) if conclusive else None
-    support = support_in(model, card.name, refused=refused_methods(model, ["rem"]))
-    rem = {"masks": list(support.masks), "adapts": support.adapts, "weights": support.num_adapted}
-    return {
-        "fits": better is None if conclusive else None,
-        "model": {**card.origin, "num_classes": card.num_classes, "base_sha256": card.sha256},
-        "source": stream.name,
-        "images": len(readable),
-        "unreadable": len(frames) - len(readable),
-        "candidates": [finding.as_dict() for finding in findings],
-        "better": better,
-        "rem": {**rem, "refused": support.refused.get("rem")},
-    }
+    return Diagnosis(
+        card,
+        stream.name,
+        num_images=len(readable),
+        num_unreadable=len(frames) - len(readable),
+        findings=findings,
+        better=better_than(findings) if are_conclusive(findings) else None,
+        support=support_in(model, card.name, refused=refused_methods(model, ["rem"])),
+    )
 
 
 def candidates_of(configured: Preprocessing) -> list[Candidate]:
@@ -174,9 +220,9 @@ def are_conclusive(findings: Sequence[Finding]) -> bool:
     return best.information > best.uncertainty
 
 
-def better_than(findings: Sequence[Finding]) -> JsonObject | None:
-    """Return the most informative other candidate if it is significantly better than the configured one, the first: its
-    title, and its lead in nats with the standard error by bootstrap, ready for JSON.
+def better_than(findings: Sequence[Finding]) -> Better | None:
+    """Return the most informative other finding if it is significantly better than the configured one, the first, by
+    bootstrap.
     """
     configured, *others = findings
     best = max(others, key=lambda finding: finding.information)
@@ -184,8 +230,7 @@ def better_than(findings: Sequence[Finding]) -> JsonObject | None:
     draws = torch.randint(count, (_RESAMPLINGS, count), generator=generator)
     leads = [mutual_information(best.logits[draw]) - mutual_information(configured.logits[draw]) for draw in draws]
     lead, error = best.information - configured.information, float(torch.tensor(leads, dtype=torch.float64).std())
-    better = {"title": best.candidate.title, "lead": lead, "standard_error": error}
-    return better if lead > _SIGNIFICANT * error else None
+    return Better(best, lead, error) if lead > _SIGNIFICANT * error else None
 
 
 def _read(stream: Stream, limit: int, preprocessing: Preprocessing, wait: Callable[[], None]) -> list[DecodedFrame]:

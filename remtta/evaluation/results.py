@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import harmonic_mean
+from typing import Any
 
 import numpy as np
 
 from remtta.evaluation.context import EvaluationContext
 from remtta.evaluation.tally import TOP, Tallies, Tally, errors_by_round, mean_and_std, padded_sum, tally_rows
 from remtta.evaluation.trial_writer import TrialRecord
-from remtta.files import JsonObject, write_atomically, write_json
+from remtta.files import write_atomically, write_json
 from remtta.runs.folder import PREDICTIONS, RESULTS
 from remtta.runs.manifest import environment
-from remtta.runs.tables import AGAIN, TABLE, markdown_table
+from remtta.runs.tables import AGAIN, LATEX, TABLE, latex_table, markdown_table
 
 MAX_CLASSES = 1000  # listed individually in results.json
 
-_AVERAGED = ("mean", "top5", "ece", "diversity", "tvd")
+_AVERAGED = ("error", "top5_error", "mean", "top5", "ece", "diversity", "tvd")
+
+Results = dict[str, Any]
+"""A part of `results.json`."""
 
 Outcomes = Mapping[str, Tally]
 """A trial's predictions by domain."""
 
 
-def write_results(folder: Path, context: EvaluationContext, trials: Iterable[TrialRecord]) -> JsonObject:
-    """Write `table.md` and `results.json` of finished trials, from the rows in the folder; return the latter."""
+def write_results(folder: Path, context: EvaluationContext, trials: Iterable[TrialRecord]) -> Results:
+    """Write the tables and `results.json` of finished trials, from the rows in the folder; return the latter."""
     rows, num_domains = folder / PREDICTIONS, len(context.dataset.domains)
-    tallies = tally_rows(rows, by_path=num_domains == 1)
     order = list(itertools.product(context.methods, context.options.seeds))
     ordered = sorted(trials, key=lambda trial: order.index((trial.method, trial.seed)))
     domains = list(dict.fromkeys(domain.name for domain in context.dataset.domains))
     made_with = environment(context.card.device)
     del made_with["command"]  # differs after --resume, and the settings cover it
-    content: JsonObject = {
+    content: Results = {
         "status": "completed",
-        "methods": summarise(tallies, ordered, domains, len(context.numbers)),
+        "methods": summarise(tally_rows(rows, by_path=num_domains == 1), ordered, domains, len(context.numbers)),
         "settings": context.settings(),
         "environment": made_with,
     }
@@ -46,14 +49,15 @@ def write_results(folder: Path, context: EvaluationContext, trials: Iterable[Tri
         num_unseen = sum(domain.name in context.options.unseen for domain in context.dataset.domains)
         for name, errors in errors_by_round(rows, num_domains - num_unseen).items():
             content["methods"][name]["error_by_round"] = errors
-    write_atomically(folder / TABLE, partial(Path.write_text, data=markdown_table(content), encoding="utf-8"))
+    for name, text in ((TABLE, markdown_table(content)), (LATEX, latex_table(content))):
+        write_atomically(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
     write_json(folder / RESULTS, content)  # last, as it marks completion
     return content
 
 
 def summarise(
     tallies: Tallies, trials: Iterable[TrialRecord], order: Sequence[str], num_classes: int
-) -> dict[str, JsonObject]:
+) -> dict[str, Results]:
     """Return the `methods` part of `results.json`: for each method the means over seeds, their standard deviations and
     standard errors, and the numbers of each seed.
 
@@ -62,22 +66,21 @@ def summarise(
         order: Names of the domains, in the order of the table.
         num_classes: Classes of the model; with five or fewer, top-5 errors are left out.
     """
-    methods: dict[str, JsonObject] = {}
+    methods: dict[str, Results] = {}
     adapted: dict[str, list[Outcomes]] = {}
-    seeds: dict[str, list[JsonObject]] = {}
     for name, records in itertools.groupby(trials, key=lambda trial: trial.method):
-        seeds[name] = [{**asdict(record), **_one_seed(tallies, record, order, num_classes > TOP)} for record in records]
-        adapted[name] = [_outcomes(tallies, name, seed["seed"], "adapt", order) for seed in seeds[name]]
+        seeds = {str(trial.seed): _one_seed(tallies, trial, order, num_classes > TOP) for trial in records}
+        adapted[name] = [_outcomes(tallies, name, int(seed), "adapt", order) for seed in seeds]
         domains = list(adapted[name][0])
         method_total = Tally.total(tally for outcomes in adapted[name] for tally in outcomes.values())
-        methods[name] = _over_seeds(seeds[name]) | {
+        methods[name] = _over_seeds(list(seeds.values())) | {
             "error_se": {domain: standard_error(adapted[name], [domain]) for domain in domains},
             "mean_se": standard_error(adapted[name], domains),
             "class_error": _class_errors(method_total),
+            "seeds": seeds,
         }
     for name, content in methods.items():
         content |= _gains(methods, adapted, name)
-        content["seeds"] = {str(seed["seed"]): seed for seed in seeds[name]}
     return methods
 
 
@@ -90,55 +93,49 @@ def _outcomes(tallies: Tallies, method: str, seed: int, phase: str, order: Seque
     return {name: Tally.total(domains[name]) for name in order if name in domains}
 
 
-def _one_seed(tallies: Tallies, trial: TrialRecord, order: Sequence[str], ranked: bool) -> JsonObject:
-    by_domain = _outcomes(tallies, trial.method, trial.seed, "adapt", order)
-    domains = {domain: tally.summary() for domain, tally in by_domain.items()}
-    trial_summary = Tally.total(by_domain.values()).summary()
-    content = _errors(by_domain) | {
-        "domains": domains,
-        "error_by_severity": {
-            f"{key.domain}{key.severity}": tally.error
-            for key, tally in tallies.items()
-            if key[:3] == (trial.method, trial.seed, "adapt") and key.severity is not None
-        },
-        **{name: value for name, value in trial_summary.items() if name not in ("error", "top5_error", "images")},
-    }
+def _one_seed(tallies: Tallies, trial: TrialRecord, order: Sequence[str], ranked: bool) -> Results:
+    outcomes = _outcomes(tallies, trial.method, trial.seed, "adapt", order)
+    domains = {domain: tally.summary() for domain, tally in outcomes.items()}
+    total = Tally.total(outcomes.values()).summary()
+    content = (
+        asdict(trial)
+        | _errors(outcomes)
+        | {
+            "domains": domains,
+            "error_by_severity": {
+                f"{key.domain}{key.severity}": tally.error
+                for key, tally in tallies.items()
+                if key[:3] == (trial.method, trial.seed, "adapt") and key.severity is not None
+            },
+            **{name: value for name, value in total.items() if name not in ("error", "top5_error", "images")},
+        }
+    )
     if ranked:
         content["top5_error"] = {domain: summary["top5_error"] for domain, summary in domains.items()}
         content["top5"] = mean_and_std(list(content["top5_error"].values()))[0]
     for phase in AGAIN:
-        if outcomes := _outcomes(tallies, trial.method, trial.seed, phase, order):
-            content[phase] = _errors(outcomes)
+        if again := _outcomes(tallies, trial.method, trial.seed, phase, order):
+            content[phase] = _errors(again)
     if "unseen" in content:
         content["unseen"]["harmonic_mean"] = harmonic_mean([content["mean"], content["unseen"]["mean"]])
     return content
 
 
-def _errors(outcomes: Outcomes) -> JsonObject:
+def _errors(outcomes: Outcomes) -> Results:
     errors = {domain: tally.error for domain, tally in outcomes.items()}
     return {"error": errors, "mean": mean_and_std(list(errors.values()))[0]}
 
 
-def _over_seeds(seeds: Sequence[JsonObject]) -> JsonObject:
-    first = seeds[0]
-    content = _by_domain_over_seeds(seeds, "error")
-    if "top5_error" in first:
-        content["top5_error"] = _by_domain_over_seeds(seeds, "top5_error")["top5_error"]
-    for name in _AVERAGED:
-        if all(name in seed for seed in seeds):
-            content[name], content[f"{name}_std"] = mean_and_std([seed[name] for seed in seeds])
+def _over_seeds(seeds: Sequence[Results]) -> Results:
+    first, seconds = seeds[0], sum(seed["timing"]["seconds"] for seed in seeds)
+    content = _averaged(seeds, _AVERAGED)
     for phase in (phase for phase in AGAIN if phase in first):
-        results = [seed[phase] for seed in seeds]
-        names = [name for name in first[phase] if name != "error"]
-        means = {name: mean_and_std([result[name] for result in results])[0] for name in names}
-        content[phase] = means | _by_domain_over_seeds(results, "error")
-    content |= {name: first[name] for name in ("config", "models_held")}
+        content[phase] = _averaged([seed[phase] for seed in seeds], list(first[phase]))
+    content |= {name: first[name] for name in ("config", "models_held", "trainable_parameters", "adapted")}
     for name in ("forwards_per_image", "backwards_per_image"):
         content[name] = mean_and_std([seed[name] for seed in seeds])[0]
     if first["guard"] is not None:
         content["guard"] = {name: sum(seed["guard"][name] for seed in seeds) for name in first["guard"]}
-    content |= {name: first[name] for name in ("trainable_parameters", "adapted")}
-    seconds = sum(seed["timing"]["seconds"] for seed in seeds)
     content["timing"] = {
         "seconds": seconds,
         "images_per_s": sum(seed["images"] for seed in seeds) / seconds if seconds else None,
@@ -147,28 +144,45 @@ def _over_seeds(seeds: Sequence[JsonObject]) -> JsonObject:
     return content
 
 
-def _by_domain_over_seeds(seeds: Sequence[JsonObject], name: str) -> JsonObject:
-    """Return the mean and standard deviation over seeds of an error by domain."""
-    both = {domain: mean_and_std([seed[name][domain] for seed in seeds]) for domain in seeds[0][name]}
-    return {
-        name: {domain: mean for domain, (mean, _) in both.items()},
-        f"{name}_std": {domain: std for domain, (_, std) in both.items()},
-    }
+def _averaged(seeds: Sequence[Results], names: Sequence[str]) -> Results:
+    """Return the mean and standard deviation over seeds of numbers, or of numbers by domain, that all seeds have."""
+    content: Results = {}
+    for name in (name for name in names if all(name in seed for seed in seeds)):
+        values = [seed[name] for seed in seeds]
+        if isinstance(values[0], dict):
+            both = {domain: mean_and_std([value[domain] for value in values]) for domain in values[0]}
+            content[name] = {domain: mean for domain, (mean, _) in both.items()}
+            content[f"{name}_std"] = {domain: std for domain, (_, std) in both.items()}
+        else:
+            content[name], content[f"{name}_std"] = mean_and_std(values)
+    return content
 
 
-def _gains(methods: Mapping[str, JsonObject], adapted: Mapping[str, Sequence[Outcomes]], name: str) -> JsonObject:
+def _gains(methods: Mapping[str, Results], adapted: Mapping[str, Sequence[Outcomes]], name: str) -> Results:
     source, content = methods.get("source"), methods[name]
     if source is None:
         return {"gain": None}
-    gain: JsonObject = {"gain": source["mean"] - content["mean"]}
+    gain: Results = {"gain": source["mean"] - content["mean"]}
     if name == "source":
         return gain
     pair, domains = (adapted["source"], adapted[name]), list(content["error"])
     return gain | {
+        "changed_images": sum(_num_changed(*tallies) for domain in domains for tallies in _paired(*pair, domain)),
         "gain_se": paired_standard_error(*pair, domains),
         "gain_by_domain": {domain: source["error"][domain] - content["error"][domain] for domain in domains},
         "gain_by_domain_se": {domain: paired_standard_error(*pair, [domain]) for domain in domains},
     }
+
+
+def _paired(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes], domain: str) -> Iterator[tuple[Tally, Tally]]:
+    """Yield both methods' outcomes of a domain for each seed; the first, the source model, may have a single one."""
+    return ((first[domain], second[domain]) for first, second in zip(itertools.cycle(firsts), seconds, strict=False))
+
+
+def _num_changed(first: Tally, second: Tally) -> int:
+    """Return the number of images that both predicted with different classes."""
+    size = min(len(first.class_sums), len(second.class_sums))
+    return int(np.count_nonzero(first.class_sums[:size] != second.class_sums[:size]))
 
 
 def _class_errors(tally: Tally) -> dict[str, float] | None:
@@ -202,12 +216,10 @@ def paired_standard_error(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes
     As `standard_error`, with u_i = sum of (first wrong - second wrong) / (P n), so images on which both agree cancel
     out. For one domain of one trial, where b images are wrong only for the first and c only for the second, that is
     McNemar's sqrt(b + c) / n, the standard error if there were no difference. Both have a trial for each of the same
-    seeds.
+    seeds, or the first one, the source model, a single trial.
     """
-    pairs = [
-        (first[domain], second[domain]) for domain in domains for first, second in zip(firsts, seconds, strict=True)
-    ]
-    return _root_of_squares([_differences(first, second) for first, second in pairs])
+    pairs = (pair for domain in domains for pair in _paired(firsts, seconds, domain))
+    return _root_of_squares([_differences(*pair) for pair in pairs])
 
 
 def _differences(first: Tally, second: Tally) -> tuple[np.ndarray, int]:

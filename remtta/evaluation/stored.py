@@ -19,7 +19,7 @@ from PIL import Image
 
 from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import FrameError, StreamError, UsageError
-from remtta.evaluation.class_maps import restricted_set, wnids
+from remtta.evaluation.class_maps import composed, restricted_set, wnids
 from remtta.evaluation.domains import Dataset, Domain, image_sizes
 from remtta.streams.images import natural_key
 from remtta.streams.pillow import formats
@@ -194,9 +194,10 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
         root: Folder to which relative paths refer.
     """
     entries = _entries(file)
+    names = list(map(composed, names or ()))
     counts = Counter(names)
-    numbers = wnids(num_classes) | {name: number for number, name in enumerate(names or ()) if counts[name] == 1}
-    labels = [int(label) if label.isdecimal() else numbers.get(label, -1) for _, label in entries]
+    numbers = wnids(num_classes) | {name: number for number, name in enumerate(names) if counts[name] == 1}
+    labels = [int(label) if label.isdecimal() else numbers.get(composed(label), -1) for _, label in entries]
     for (_, text), label in zip(entries, labels, strict=True):
         if not 0 <= label < num_classes:
             raise UsageError(

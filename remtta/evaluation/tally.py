@@ -8,11 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from remtta.files import JsonObject
 from remtta.runs.reading import Row, read_rows
 
 ECE_BINS = 15
@@ -29,6 +28,7 @@ class Tally:
 
     num_predictions: np.ndarray  # predictions of each image, by image number
     wrong: np.ndarray  # wrong ones of these
+    class_sums: np.ndarray  # sum of the class numbers that were predicted for each image
     num_true: np.ndarray  # images of each class, by class number
     num_right: np.ndarray  # those of these that were predicted correctly
     num_predicted: np.ndarray  # predictions of each class
@@ -55,6 +55,7 @@ class Tally:
         return cls(
             num_predictions=np.bincount(images).astype(np.int32),
             wrong=np.bincount(images, ~right).astype(np.int32),
+            class_sums=np.bincount(images, predicted).astype(np.int64),
             num_true=np.bincount(true),
             num_right=np.bincount(true[right]),
             num_predicted=np.bincount(predicted),
@@ -92,13 +93,13 @@ class Tally:
         _, images, confidence, accuracy = self.reliability()
         return float((images / len(self) * abs(accuracy - confidence)).sum())
 
-    def summary(self) -> JsonObject:
+    def summary(self) -> dict[str, Any]:
         """Return all metrics of these predictions.
 
         These are images; error in percent, and top5_error; ece in [0, 1]; diversity, the entropy of the histogram of
         predicted classes in nats; and, with masked views, tvd in [0, 1] and the mean entropy per view in nats.
         """
-        summary: JsonObject = {
+        summary: dict[str, Any] = {
             "images": len(self),
             "error": self.error,
             "top5_error": 100 * int(self.outside_top5[0]) / len(self),
@@ -143,7 +144,8 @@ def tally_rows(path: Path, *, by_path: bool = False) -> Tallies:
     if not image_numbers:  # an array holds its severities in sequence: count its rows from the first one of each
         for tally in tallies.values():
             first = np.flatnonzero(tally.num_predictions)[0]
-            tally.num_predictions, tally.wrong = tally.num_predictions[first:], tally.wrong[first:]
+            for name in ("num_predictions", "wrong", "class_sums"):
+                setattr(tally, name, getattr(tally, name)[first:])
     return tallies
 
 

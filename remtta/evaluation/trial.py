@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,7 +20,7 @@ from remtta.errors import StreamError
 from remtta.evaluation.context import EvaluationContext
 from remtta.evaluation.domains import Dataset, title_of
 from remtta.evaluation.scenarios import TimeConstrainedPolicy, Visit, plan_visits
-from remtta.evaluation.trial_writer import PROGRESS, TrialWriter, delta_path
+from remtta.evaluation.trial_writer import PROGRESS, TrialRecord, TrialWriter, delta_path
 from remtta.files import writing
 from remtta.methods.losses import entropy, total_variation
 from remtta.models.heads import whole_tensors
@@ -41,6 +40,8 @@ from remtta.streams.prefetch import DecodedFrame
 _Outcomes = dict[str, Counter[bool]]
 """Counts of right and wrong predictions by domain and severity."""
 
+_CHANCE = 5  # so many images may be right by chance
+
 _log = logging.getLogger("remtta")
 
 
@@ -57,7 +58,7 @@ class Trial(LoopCallback):
         interrupts: Interrupts,
     ) -> None:
         self._context, self._pipeline, self._writer, self._interrupts = context, pipeline, writer, interrupts
-        self._trial: dict[str, Any] = {"method": name, "seed": seed}
+        self._name, self._seed = name, seed
         self._visits = plan_visits(context.dataset, context.options, seed)
         self._form = RowFormat(context.card.labels, context.numbers, exact=True)
         self._outcomes: _Outcomes = {}
@@ -79,7 +80,7 @@ class Trial(LoopCallback):
     def _visit(self) -> Visit:
         return self._visits[self._position.visit]
 
-    def run(self, state: Mapping[str, Tensor]) -> dict[str, Any]:
+    def run(self, state: Mapping[str, Tensor]) -> TrialRecord:
         """Go through the visits, resuming an earlier evaluation if `state` is not empty; return the trial's record.
 
         Raise StreamError if an image cannot be read and `on_error` is "stop", or no image of a domain can be read;
@@ -92,7 +93,7 @@ class Trial(LoopCallback):
             self._pipeline.load_delta(context.start.tensors, context.start.updates)
             position.frames_in_delta = context.start.frames
         start_peak(context.card.device)
-        _log.info("%s, seed %d", self._trial["method"], self._trial["seed"])
+        _log.info("%s, seed %d", self._name, self._seed)
         decoded = self._stream_batches.decoded(self._unseen(), first=position.frames, wait=self._interrupts.check)
         with contextlib.closing(decoded) as frames:
             try:
@@ -110,10 +111,13 @@ class Trial(LoopCallback):
         position = self._position
         views = self._pipeline.method.last_views if result.learned_any else None
         rows = evaluation_rows(result, self._context.dataset, self._items(result.batch.frames), self._form, views)
-        fields = {**self._trial, "phase": self._visit.phase, "visit": position.visit}
+        fields = {"method": self._name, "seed": self._seed, "phase": self._visit.phase, "visit": position.visit}
         events = ({**fields, "index": position.frames, **event} for event in self._pipeline.events())
         self._writer.write(({**fields, **row} for row in rows), events)
         self._count(rows)
+        is_first = position.visit == position.start == len(self._writer.progress.finished) == 0
+        if is_first and (other_order := self._context.dataset.other_order):
+            _compare_orders(rows, other_order)
 
     def on_batch_end(self, result: BatchResult) -> None:
         """Advance the position, and save if it is time."""
@@ -128,8 +132,9 @@ class Trial(LoopCallback):
         position, visit = self._position, self._visit
         self._outcomes = {}
         if position.start:
-            wanted = {**self._trial, "visit": position.visit}
-            self._count(row for row in read_rows(self._writer.folder / PREDICTIONS) if wanted.items() <= row.items())
+            wanted = self._name, self._seed, position.visit
+            rows = read_rows(self._writer.folder / PREDICTIONS)
+            self._count(row for row in rows if (row["method"], row["seed"], row["visit"]) == wanted)
         elif visit.reset:
             self._loop.start_new_stream()
         self._loop.run(self._batches(itertools.islice(frames, len(visit.items) - position.start)))
@@ -179,41 +184,54 @@ class Trial(LoopCallback):
         self._writer.save(self._loop.snapshot)
 
     def _save_delta(self) -> None:
-        context, method, name = self._context, self._pipeline.method, self._trial["method"]
+        context, method, name = self._context, self._pipeline.method, self._name
         tensors, updates = self._pipeline.committed
         if not tensors or not method.norms_only:  # a delta of all weights is as large as the model
             return
-        path = delta_path(self._writer.folder, **self._trial)
+        path = delta_path(self._writer.folder, name, self._seed)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
         whole = whole_tensors(tensors, context.model, context.numbers, context.num_classes)
         config, size, frames = context.methods[name], context.options.batch_size, self._position.frames_in_delta
         save_delta(path, delta_of(context.card, name, config, size, (whole, updates), frames))
 
-    def _record(self) -> dict[str, Any]:
+    def _record(self) -> TrialRecord:
         position, method = self._position, self._pipeline.method
         num_images = position.frames - position.skipped
         forwards, backwards = method.passes()
         share = position.adapted / max(1, num_images)  # the other images go forward once
         looked = self._pipeline.num_source_predictions / max(1, num_images)
         if method.trained and not position.adapted:
-            _log.warning("%s, seed %d, learned from no image", self._trial["method"], self._trial["seed"])
-        return {
-            **self._trial,
-            "config": self._context.methods[self._trial["method"]].used(),
-            "images": num_images,
-            "skipped": position.skipped,
-            "adapted_images": position.adapted,
-            "updates": position.updates,
-            "cost_ratio": position.cost_ratio,
-            "forwards_per_image": 1 + share * (forwards - 1) + looked + self._pipeline.centering.active / VIEW_EVERY,
-            "backwards_per_image": share * backwards,
-            "models_held": method.num_models,
-            "guard": guard_record(self._pipeline, position),
-            "trainable_parameters": method.num_trained,
-            "adapted": list(method.model.weights.parameters),
-            "timing": {"seconds": position.seconds, "peak_memory_bytes": position.peak_bytes},
-        }
+            _log.warning("%s, seed %d, learned from no image", self._name, self._seed)
+        return TrialRecord(
+            method=self._name,
+            seed=self._seed,
+            config=self._context.methods[self._name].used(),
+            images=num_images,
+            skipped=position.skipped,
+            adapted_images=position.adapted,
+            updates=position.updates,
+            cost_ratio=position.cost_ratio,
+            forwards_per_image=1 + share * (forwards - 1) + looked + self._pipeline.centering.active / VIEW_EVERY,
+            backwards_per_image=share * backwards,
+            models_held=method.num_models,
+            guard=guard_record(self._pipeline, position),
+            trainable_parameters=method.num_trained,
+            adapted=list(method.model.weights.parameters),
+            timing={"seconds": position.seconds, "peak_memory_bytes": position.peak_bytes},
+        )
+
+
+def _compare_orders(rows: Sequence[Row], other_order: Sequence[int]) -> None:
+    """Warn if far more predictions are right with the class folders in the other order."""
+    pairs = [(row["class"], row["label_true"]) for row in rows if "error" not in row]
+    right = sum(predicted == true for predicted, true in pairs)
+    in_other = sum(predicted == other_order[true] for predicted, true in pairs)
+    if in_other > 2 * right + _CHANCE:
+        _log.warning(
+            "of the first %d images, %d are right with the classes in this order, %d in the other: see --class-order",
+            *(len(pairs), right, in_other),
+        )
 
 
 def _refuse_unread(visit: Visit, dataset: Dataset, outcomes: _Outcomes) -> None:

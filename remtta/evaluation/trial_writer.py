@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from remtta.errors import UsageError
-from remtta.files import JsonObject
+from remtta.methods.settings.names import is_plain_source
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.loop import Counts, Snapshot
 from remtta.runs.reading import Row, read_rows
@@ -47,7 +46,7 @@ class TrialRecord:
 
     method: str
     seed: int
-    config: JsonObject
+    config: dict[str, Any]
     images: int  # predicted
     skipped: int  # images that could not be read
     adapted_images: int
@@ -56,13 +55,13 @@ class TrialRecord:
     forwards_per_image: float
     backwards_per_image: float
     models_held: int
-    guard: JsonObject | None
+    guard: dict[str, Any] | None
     trainable_parameters: int
     adapted: list[str]  # names of the adapted tensors
-    timing: JsonObject  # seconds and peak_memory_bytes
+    timing: dict[str, float]  # seconds and peak_memory_bytes
 
     @classmethod
-    def from_json(cls, content: JsonObject) -> TrialRecord:
+    def from_json(cls, content: Mapping[str, Any]) -> TrialRecord:
         """Return the record in an object that may have more fields; raise KeyError if one is missing."""
         return cls(**{field.name: content[field.name] for field in fields(cls)})
 
@@ -72,7 +71,8 @@ class EvaluationProgress:
     """Progress of an evaluation; saved with the method's state in one file, which is replaced atomically."""
 
     finished: list[TrialRecord] = field(default_factory=list)  # in the order in which they ran
-    position: TrialProgress = field(default_factory=TrialProgress)  # progress of the current trial
+    current: tuple[str, int] | None = None  # method and seed of the trial that has begun
+    position: TrialProgress = field(default_factory=TrialProgress)  # its progress
     num_bytes: int = 0  # size of `predictions.jsonl` at this point
     rows_sha256: str | None = None  # hash of that many bytes of it
     event_bytes: int = 0  # size of `events.jsonl`
@@ -81,20 +81,25 @@ class EvaluationProgress:
     def __post_init__(self) -> None:
         if isinstance(self.position, dict):  # as read from JSON
             self.position = TrialProgress(**self.position)
-            self.finished = [TrialRecord.from_json(cast(JsonObject, record)) for record in self.finished]
+            self.current = self.current and (self.current[0], self.current[1])
+            self.finished = [TrialRecord.from_json(cast(dict[str, Any], record)) for record in self.finished]
 
-    def remaining(self, methods: Iterable[str], seeds: Iterable[int]) -> list[tuple[str, int]]:
-        """Return method and seed of the trials that are not finished, in the order in which they run."""
+    def remaining(self, methods: Iterable[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+        """Return method and seed of the trials that are not finished, in the order in which they run; the source model
+        runs once, since a seed would only change the order of its images.
+        """
         finished = {(trial.method, trial.seed) for trial in self.finished}
-        return [trial for trial in itertools.product(methods, seeds) if trial not in finished]
+        once = {name for name, _ in finished if is_plain_source(name)}
+        wanted = [(name, seed) for name in methods for seed in (seeds[:1] if is_plain_source(name) else seeds)]
+        return [(name, seed) for name, seed in wanted if (name, seed) not in finished and name not in once]
 
     def drop_current(self) -> None:
         """Drop the rows and events of the current trial."""
         self.num_bytes, self.rows_sha256, self.event_bytes = self.at_trial_start
-        self.position = TrialProgress()
+        self.position, self.current = TrialProgress(), None
 
     @classmethod
-    def of_completed(cls, folder: Path, results: JsonObject) -> EvaluationProgress:
+    def of_completed(cls, folder: Path, results: Mapping[str, Any]) -> EvaluationProgress:
         """Return the progress of a completed evaluation, to which methods and seeds can be added; raise UsageError if
         its rows are incomplete, or there are others.
         """
@@ -150,5 +155,5 @@ class TrialWriter(contextlib.ExitStack):
     def finish(self, trial: TrialRecord) -> None:
         """Record a finished trial, and save that the next one has not begun."""
         self.progress.finished.append(trial)
-        self.progress.position = TrialProgress()
+        self.progress.position, self.progress.current = TrialProgress(), None
         self.save((self.progress.position, {}))

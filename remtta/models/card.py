@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +110,9 @@ def set_labels(model: nn.Module, labels: Sequence[str]) -> None:
 
 
 def read_labels(labels: Sequence[str] | Mapping[int, str] | str | Path | None) -> Sequence[str] | None:
-    """Return class names, given by number or as a file with one per line; raise UsageError if a file has none."""
+    """Return class names, given by number or as a file: one per line, or `0 airplane` lines, or JSON, which may be a
+    model's `id2label`; raise UsageError if a file has none.
+    """
     if isinstance(labels, Mapping) and {str(number) for number in labels} != set(map(str, range(len(labels)))):
         raise UsageError(
             f"labels by number need the numbers 0 to {len(labels) - 1}, got {', '.join(map(str, labels))[:80]}"
@@ -117,7 +121,21 @@ def read_labels(labels: Sequence[str] | Mapping[int, str] | str | Path | None) -
         return None if labels is None else _labels_in({"label_names": labels})
     if not (text := read_text(labels, "--labels")).strip():
         raise UsageError(f"--labels: {labels} is empty")
-    return [line.removesuffix("\r") for line in text.rstrip().split("\n")]
+    if Path(labels).suffix == ".json":
+        return _json_labels(text, labels)
+    lines = [line.removesuffix("\r") for line in text.rstrip().split("\n")]
+    numbered = [re.fullmatch(r"(\d+)[\s,:]+(.+)", line) for line in lines]
+    if len(lines) > 1 and all(pair and int(pair[1]) == number for number, pair in enumerate(numbered)):
+        return [pair[2] for pair in numbered if pair]
+    return lines
+
+
+def _json_labels(text: str, path: str | Path) -> Sequence[str] | None:
+    try:
+        content = json.loads(text)
+        return read_labels(content if isinstance(content, list) else dict(content.get("id2label", content)))
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise UsageError(f'--labels: {path} is neither a list of names nor {{"0": "name"}} ({error})') from error
 
 
 def checked_labels(labels: Sequence[str], num_classes: int) -> list[str]:

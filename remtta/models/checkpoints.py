@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import copy
 import logging
 import math
@@ -260,6 +261,8 @@ def _load_npz(model: nn.Module, path: Path, use_ema: bool) -> None:
         raise CheckpointError(f"{path}: .npz checkpoints are for VisionTransformer models")
     if not zipfile.is_zipfile(path):
         raise CheckpointError(f"{path} is not a readable .npz file")
+    with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:  # damage is reported below
+        _check_size(path, sum(member.file_size for member in archive.infolist()))
     filled = copy.deepcopy(model)  # timm's reader stops halfway if a file does not fit
     unset = {name: torch.full_like(value, torch.nan) for name, value in model.named_parameters()}
     filled.load_state_dict(unset, strict=False)

@@ -16,6 +16,7 @@ SCENARIOS = ("continual", "episodic", "gradual", "recurring", "mixed", "label-sh
 """Orders in which an evaluation visits its domains."""
 
 Resize = Literal["auto", "always", "never"]
+ClassOrder = Literal["name", "number"]
 ProtocolName = Literal["rem-paper", "rem-paper-cifar"]
 
 _ALL_SEVERITIES = (1, 2, 3, 4, 5)
@@ -65,7 +66,18 @@ class DataOptions:
     ] = None
     class_map: Annotated[
         Path | None,
-        in_data("File with a folder name and class number per line, or JSON.", metavar="FILE", default="detected"),
+        in_data(
+            "File with a folder name and class number per line, a folder per line in the order of classes, or JSON.",
+            metavar="FILE",
+            default="detected",
+        ),
+    ] = None
+    class_order: Annotated[
+        ClassOrder | None,
+        in_data(
+            "Order that numbers class folders: by name, as torchvision's ImageFolder (10 before 2), or by number.",
+            default="number if all are numbers, else name",
+        ),
     ] = None
     limit: Annotated[int | None, in_data("At most N images per domain.", metavar="N", min=1, common=True)] = None
     resize: Annotated[

@@ -1,25 +1,24 @@
-"""Time series of a run, and charts as SVG that inherits its text and line colours from the page."""
+"""Time series of a run, and charts of them as SVG images with a text alternative."""
 
 from __future__ import annotations
 
+import base64
 import io
 import itertools
-from array import array
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from remtta.drawing import PLAIN_TEXT
-from remtta.files import JsonObject
+from remtta.drawing import STYLE
+from remtta.report.inspection import LayerChange
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.reading import Row, printable, read_rows
 
@@ -28,40 +27,27 @@ MAX_FRAMES = 8  # pictures per run and heading
 _MAX_BINS = 120  # per curve
 _MAX_BARS, _MAX_LAYERS, _MAX_EVENTS = 12, 40, 200
 
-_INK = "#010203"
 _BLUE, _ORANGE, _GREY = "#3a7fc4", "#d4781c", "#8a8a8a"
 _EVENTS = {"rollback": "#c4504f", "retired": "#c4504f", "restart": _ORANGE, "doubt": _ORANGE, "trust": "#2f9e63"}
 _WIDTH = 5.0  # inches
-_SVG, _LINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
-_STYLE: Any = {  # matplotlib types its keys as literals
-    "svg.fonttype": "none",
-    "svg.hashsalt": "remtta",
-    "font.size": 10,
-    **PLAIN_TEXT,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), _INK),
-    **dict.fromkeys(("axes.facecolor", "figure.facecolor"), "none"),
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
-    "legend.fontsize": 8,
-}
-
-_chart_numbers = itertools.count()
-
-
-def _two_counters() -> tuple[Counter[str], Counter[str]]:
-    return Counter(), Counter()
+_STYLE = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "remtta", "legend.fontsize": 8}
 
 
 @dataclass
 class Series:
     """A run over time."""
 
-    index: array[int] = field(default_factory=lambda: array("q"))  # number of each predicted frame
-    entropy: array[float] = field(default_factory=lambda: array("d"))  # entropy of its prediction, in nats
-    weight: array[float] = field(default_factory=lambda: array("d"))  # the adapted model's weight in it
+    index: list[int] = field(default_factory=list)  # number of each predicted frame
+    entropy: list[float] = field(default_factory=list)  # entropy of its prediction, in nats
+    weight: list[float] = field(default_factory=list)  # the adapted model's weight in it
     # (frame, estimated accuracy) wherever it changed, of the predictions and of each model.
     estimates: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    by_half: tuple[Counter[str], Counter[str]] = field(default_factory=_two_counters)  # classes, in halves of the run
-    by_model: tuple[Counter[str], Counter[str]] = field(default_factory=_two_counters)  # of the source, the adapted one
+    by_half: tuple[Counter[str], Counter[str]] = field(
+        default_factory=lambda: (Counter(), Counter())
+    )  # classes, in halves of the run
+    by_model: tuple[Counter[str], Counter[str]] = field(
+        default_factory=lambda: (Counter(), Counter())
+    )  # of the source, the adapted one
     both_predicted: bool = False  # whether the source model predicted, too
     # Some images, not of videos, on which the two models disagreed, spread over the run.
     differing: list[Row] = field(default_factory=list)
@@ -120,41 +106,22 @@ def _models_differ(row: Row) -> bool:
     return {"adapted", "source"} <= models.keys() and models["adapted"]["class"] != models["source"]["class"]
 
 
-def _binned(values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Return positions from 0 to 1 and means of a series in a few bins of equal length."""
-    bins = np.array_split(np.asarray(values, dtype=np.float64), min(_MAX_BINS, len(values)))
-    ends = np.cumsum([len(part) for part in bins])
-    centres = (ends - [len(part) / 2 for part in bins]) / len(values)
-    return centres, np.array([part.mean() for part in bins])
+def _binned(values: Sequence[float]) -> np.ndarray:
+    """Return means of a series in a few bins of about equal length."""
+    return np.array([part.mean() for part in np.array_split(np.asarray(values), min(_MAX_BINS, len(values)))])
 
 
-def _svg(figure: Figure, text: str) -> str:
-    """Return a chart as an SVG element with its text alternative."""
+def _image(figure: Figure, text: str) -> str:
+    """Return a chart as an image element with its text alternative."""
     content = io.BytesIO()
-    figure.savefig(content, format="svg", metadata={"Date": None, "Creator": None})
-    ElementTree.register_namespace("", _SVG)
-    ElementTree.register_namespace("xlink", _LINK)
-    root = ElementTree.fromstring(content.getvalue())
-    prefix = f"c{next(_chart_numbers)}-"  # ids must be unique over all charts of a page
-    for metadata in root.findall("{*}metadata"):
-        root.remove(metadata)
-    for element in root.iter():
-        for name, value in element.attrib.items():
-            if name == "id":
-                element.set(name, prefix + value)
-            elif name == f"{{{_LINK}}}href":
-                element.set(name, f"#{prefix}{value[1:]}")
-            else:
-                element.set(name, value.replace(_INK, "currentColor").replace("url(#", f"url(#{prefix}"))
-    for name in ("width", "height"):
-        del root.attrib[name]
-    root.set("role", "img")
-    root.set("aria-label", text)
-    return ElementTree.tostring(root, encoding="unicode")
+    figure.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    url = f"data:image/svg+xml;base64,{base64.b64encode(content.getvalue()).decode()}"
+    return f'<img class="chart" src="{url}" alt="{escape(printable(text))}">'
 
 
-def _figure(height: float) -> Figure:
-    return Figure(figsize=(_WIDTH, height), layout="constrained")
+def _axes(height: float, rows: int = 1) -> tuple[Figure, np.ndarray]:
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    return figure, figure.subplots(rows, sharex=True, squeeze=False)[:, 0]
 
 
 def _mark_events(axes: Axes, events: Sequence[Row]) -> None:
@@ -168,46 +135,48 @@ def _mark_events(axes: Axes, events: Sequence[Row]) -> None:
 
 
 def _legend_above(axes: Axes) -> None:
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), ncols=4)
 
 
 @rc_context(_STYLE)
 def over_time(series: Series) -> str:
-    """Plot the entropy, the adapted model's weight and the guard's decisions by frame."""
-    figure = _figure(3.6)
-    top, bottom = figure.subplots(2, sharex=True)
-    frames = np.asarray(series.index)
-    positions, entropy = _binned(series.entropy)
-    centres = np.interp(positions, np.linspace(0, 1, len(frames)), frames)
-    top.plot(centres, entropy, color=_BLUE, lw=1.4)
-    top.set_ylabel("entropy in nats")
-    top.set_ylim(bottom=0)
-    bottom.plot(centres, _binned(series.weight)[1], color=_BLUE, lw=1.4, label="adapted model's weight")
-    bottom.set_ylim(-0.04, 1.04)
-    bottom.set_ylabel("weight in the answer")
-    bottom.set_xlabel("frame")
-    for axes in (top, bottom):
+    """Plot the entropy, the guard's decisions and, unless it is constant, the adapted model's weight by frame."""
+    leads = [(event["frame"], event["lead"]) for event in series.events if event.get("lead") is not None]
+    has_weight = len(set(series.weight)) > 1 or bool(leads)
+    figure, panels = _axes(3.6 if has_weight else 2.2, rows=1 + has_weight)
+    frames, entropy = _binned(series.index), _binned(series.entropy)
+    panels[0].plot(frames, entropy, color=_BLUE, lw=1.4)
+    panels[0].set_ylabel("entropy in nats")
+    panels[0].set_ylim(bottom=0)
+    for axes in panels:
         _mark_events(axes, series.events)
-    if leads := [(event["frame"], event["lead"]) for event in series.events if event.get("lead") is not None]:
-        lead_axes = bottom.twinx()
+    if has_weight:
+        panels[1].plot(frames, _binned(series.weight), color=_BLUE, lw=1.4, label="adapted model's weight")
+        panels[1].set_ylim(-0.04, 1.04)
+        panels[1].set_ylabel("weight")
+    if leads:
+        lead_axes = panels[1].twinx()
         lead_axes.plot(*zip(*leads, strict=True), "o", color=_ORANGE, ms=3)
         lead_axes.set_ylabel("lead at events (dots)")
-    _legend_above(bottom)
+    panels[-1].set_xlabel("frame")
+    _legend_above(panels[-1])
     counts = Counter(event["event"] for event in series.events)
     events = ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
-    return _svg(
+    return _image(
         figure,
-        f"Entropy over {len(frames)} frames: {entropy[0]:.2f} nats at first, {entropy[-1]:.2f} at last, between "
-        f"{entropy.min():.2f} and {entropy.max():.2f}. The adapted model's mean weight in the answers is "
+        f"Entropy over {len(series.index)} frames: {entropy[0]:.2f} nats at first, {entropy[-1]:.2f} at last, between "
+        f"{entropy.min():.2f} and {entropy.max():.2f}. The adapted model's mean weight in the predictions is "
         f"{np.mean(series.weight):.2f}. Events: {events}.",
     )
 
 
 @rc_context(_STYLE)
 def accuracy(series: Series) -> str:
-    """Plot the estimated accuracy of recent frames, for the predictions and for each model."""
-    figure = _figure(2.4)
-    axes = figure.subplots()
+    """Plot the estimated accuracy of recent frames, for the predictions and for each model; "" if it never changes."""
+    if all(len(points) == 1 for points in series.estimates.values()):
+        return ""
+    figure, (axes,) = _axes(2.4)
     for name, colour in (("source", _GREY), ("adapted", _ORANGE), ("answers", _BLUE)):
         if points := series.estimates.get(name):
             frames, values = zip(*points, strict=True)
@@ -221,20 +190,21 @@ def accuracy(series: Series) -> str:
         f"{name} {100 * points[0][1]:.0f} % at first, {100 * points[-1][1]:.0f} % at last"
         for name, points in sorted(series.estimates.items())
     ]
-    return _svg(figure, f"Estimated accuracy of the last frames: {'; '.join(changes)}.")
+    return _image(figure, f"Estimated accuracy of the last frames: {'; '.join(changes)}.")
 
 
 @rc_context(_STYLE)
 def classes(series: Series) -> str:
-    """Plot how often each class was predicted, by both models or else in both halves of the run."""
+    """Plot how often each class was predicted, by both models or else in both halves of the run; "" for one class."""
+    if len(series.by_half[0] + series.by_half[1]) == 1:
+        return ""
     if series.both_predicted:
         titles, counters = ("source model", "adapted model"), series.by_model
     else:
         titles, counters = ("first half", "second half"), series.by_half
     names = [name for name, _ in (counters[0] + counters[1]).most_common(_MAX_BARS)]
     shares = [[100 * counts[name] / max(1, counts.total()) for name in names] for counts in counters]
-    figure = _figure(0.8 + 0.28 * len(names))
-    axes = figure.subplots()
+    figure, (axes,) = _axes(0.8 + 0.28 * len(names))
     centres = np.arange(len(names))
     for title, values, offset, colour in zip(titles, shares, (-0.2, 0.2), (_GREY, _BLUE), strict=True):
         axes.barh(centres + offset, values, 0.38, color=colour, label=title)
@@ -243,20 +213,19 @@ def classes(series: Series) -> str:
     axes.set_xlabel("share of predictions in %")
     axes.legend(loc="lower right")
     rows = "; ".join(f"{name}: {first:.1f} and {last:.1f} %" for name, first, last in zip(names, *shares, strict=True))
-    return _svg(figure, f"Share of each class in the predictions: {titles[0]} and {titles[1]}. {rows}.")
+    return _image(figure, f"Share of each class in the predictions: {titles[0]} and {titles[1]}. {rows}.")
 
 
 @rc_context(_STYLE)
-def layers(changes: Sequence[JsonObject]) -> str:
+def layers(changes: Sequence[LayerChange]) -> str:
     """Plot the size of each layer's change in a delta."""
     largest = sorted(range(len(changes)), key=lambda number: -changes[number]["rms"])[:_MAX_LAYERS]
     shown = [changes[number] for number in sorted(largest)]
-    figure = _figure(0.8 + 0.17 * len(shown))
-    axes = figure.subplots()
+    figure, (axes,) = _axes(0.8 + 0.17 * len(shown))
     axes.barh(range(len(shown)), [layer["rms"] for layer in shown], color=_BLUE)
     axes.set_yticks(range(len(shown)), [layer["layer"][-40:] for layer in shown], fontsize=7)
     axes.invert_yaxis()
     axes.locator_params(axis="x", nbins=4)  # long tick labels would overlap
     axes.set_xlabel("root mean square of the change")
     rows = "; ".join(f"{layer['layer']}: {layer['rms']:.2e}" for layer in shown)
-    return _svg(figure, f"Root mean square change of each layer. {rows}.")
+    return _image(figure, f"Root mean square change of each layer. {rows}.")

@@ -5,19 +5,32 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, TypedDict
 
 import numpy as np
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta_files import read_arrays
 from remtta.errors import UsageError, counted
-from remtta.files import JsonObject, is_locked
+from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
 from remtta.runs.reading import read_object, read_rows, reading, shown_estimates
 from remtta.streams.images import natural_key
 
 Facts = dict[str, str]
 """Lines of text by their heading."""
+
+Content = dict[str, Any]
+"""What `inspect --json` prints; its records were read from a folder."""
+
+
+class LayerChange(TypedDict):
+    """How far a layer moved."""
+
+    layer: str
+    rms: float
+    max: float
+
 
 _MAX_COMMON = _MAX_CLASSES = 5
 
@@ -29,7 +42,7 @@ _RARE_COUNTS = {"not_adapted": "only predicted", "dropped": "dropped for newer o
 # --- Descriptions, ready for JSON ------------------------------------------------------------------------------------
 
 
-def describe_folder(folder: Path) -> JsonObject:
+def describe_folder(folder: Path) -> Content:
     """Describe the folder of a run, of the runs of many streams, or of an evaluation; use it within `reading`.
 
     "alive" is whether a process is writing to it, or None if that is unknown. Raise UsageError if the folder holds none
@@ -43,14 +56,14 @@ def describe_folder(folder: Path) -> JsonObject:
     raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
 
 
-def _read(path: Path) -> JsonObject:
+def _read(path: Path) -> Content:
     """Return the object in a JSON file; raise RemttaError, naming the file, if there is none."""
     with reading(path):
         return read_object(path)
 
 
-def _describe_run(folder: Path) -> JsonObject:
-    content: JsonObject = {"run": _read(folder / RECORD), "alive": is_locked(folder)}
+def _describe_run(folder: Path) -> Content:
+    content: Content = {"run": _read(folder / RECORD), "alive": is_locked(folder)}
     if (folder / PREDICTIONS).is_file():
         content["predictions"] = _describe_predictions(folder / PREDICTIONS)
     if (folder / DELTA).is_file():
@@ -58,7 +71,7 @@ def _describe_run(folder: Path) -> JsonObject:
     return content
 
 
-def _describe_site(folder: Path) -> JsonObject:
+def _describe_site(folder: Path) -> Content:
     """Describe each stream of a site, preferring the stream's own record, which is newer."""
     site, streams = _read(folder / SITE), {}
     for name, recorded in site["streams"].items():
@@ -70,7 +83,7 @@ def _describe_site(folder: Path) -> JsonObject:
     return {"site": {"exit_reason": site["exit_reason"], "streams": streams}, "alive": is_locked(folder)}
 
 
-def _describe_evaluation(folder: Path) -> JsonObject:
+def _describe_evaluation(folder: Path) -> Content:
     """Return an evaluation's status and settings, and the results of each method if it is complete."""
     record = _read(folder / RESULTS)
     methods = record.get("methods") or {}
@@ -79,7 +92,7 @@ def _describe_evaluation(folder: Path) -> JsonObject:
     return {"evaluation": evaluation, "alive": is_locked(folder)}
 
 
-def _describe_predictions(path: Path) -> JsonObject:
+def _describe_predictions(path: Path) -> Content:
     classes: Counter[tuple[int, str | None]] = Counter()
     entropy, errors, gaps = 0.0, 0, 0
     for row in read_rows(path):
@@ -104,7 +117,7 @@ def _describe_predictions(path: Path) -> JsonObject:
     }
 
 
-def describe_delta(path: Path) -> JsonObject:
+def describe_delta(path: Path) -> Content:
     """Return a delta's origin and size, and how far each layer moved. Raise UsageError if the file does not exist;
     DeltaError if it is not a delta file.
     """
@@ -118,15 +131,16 @@ def describe_delta(path: Path) -> JsonObject:
         "parameters": sum(array.size for array in arrays.values()),
         "layers": _layers_moved(arrays),
         "classes": classes_moved(arrays),
+        "head": [name.removesuffix(".bias") for name in _head_biases(arrays)],
     }
 
 
-def _layers_moved(arrays: Mapping[str, np.ndarray]) -> list[JsonObject]:
+def _layers_moved(arrays: Mapping[str, np.ndarray]) -> list[LayerChange]:
     """Return each layer's root mean square and largest change, in natural order of their names."""
     layers: dict[str, list[np.ndarray]] = {}
     for name in sorted(arrays, key=natural_key):
         layers.setdefault(name.rpartition(".")[0], []).append(arrays[name].reshape(-1).astype(np.float64))
-    moved = []
+    moved: list[LayerChange] = []
     for layer, changes in layers.items():
         change = np.concatenate(changes)
         largest = float(np.abs(change).max(initial=0.0))
@@ -135,17 +149,18 @@ def _layers_moved(arrays: Mapping[str, np.ndarray]) -> list[JsonObject]:
     return moved
 
 
-def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[JsonObject]:
-    """Return the classes whose bias changed most, by number, for a head of which only the bias changed (centring).
-
-    Norms, and heads trained as a whole, change their weight too.
-    """
-    biases = [name for name in arrays if name.endswith(".bias") and name.removesuffix("bias") + "weight" not in arrays]
-    if not biases:
+def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[Content]:
+    """Return the classes whose bias changed most, by number, for a head of which only the bias changed (centring)."""
+    if not (biases := _head_biases(arrays)):
         return []
     change = np.mean([arrays[name].reshape(-1).astype(np.float64) for name in biases], axis=0)
     largest = np.argsort(-np.abs(change), kind="stable")[:_MAX_CLASSES]
     return [{"class": int(number), "bias": float(change[number])} for number in largest if change[number]]
+
+
+def _head_biases(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """Return the biases that changed without a weight; norms, and heads trained as a whole, change their weight too."""
+    return [name for name in arrays if name.endswith(".bias") and name.removesuffix("bias") + "weight" not in arrays]
 
 
 # --- The same in a few lines of text ---------------------------------------------------------------------------------
@@ -156,7 +171,7 @@ def state_of(reported: str, alive: bool | None, end: str = "killed") -> str:
     return f"was {end}; --resume continues it" if reported == "running" and alive is False else reported
 
 
-def run_facts(content: JsonObject) -> Facts:
+def run_facts(content: Content) -> Facts:
     """Return the facts of a run, from `describe_folder`."""
     run = content["run"]
     counts, timing, model, method = run["counts"], run["timing"], run["model"], run["method"]
@@ -181,7 +196,7 @@ def run_facts(content: JsonObject) -> Facts:
     return facts
 
 
-def _guard(guard: JsonObject | None, options: JsonObject) -> str:
+def _guard(guard: Content | None, options: Content) -> str:
     if guard is None:
         return "none; the adapted model answers"
     requested = options.get("guard") or {}
@@ -195,7 +210,7 @@ def _guard(guard: JsonObject | None, options: JsonObject) -> str:
     return ", ".join(parts) + ("; adaptation has ended" if guard.get("retired") else "")
 
 
-def _settings(method: JsonObject) -> str:
+def _settings(method: Content) -> str:
     settings = []
     if method.get("lr") is not None:
         settings.append(f"lr {method['lr']:g} ({method.get('optimizer')})")
@@ -208,7 +223,22 @@ def _settings(method: JsonObject) -> str:
     return "".join(f", {setting}" for setting in settings)
 
 
-def _prediction_facts(predictions: JsonObject) -> Facts:
+def verdict(content: Content) -> str:
+    """Return in one line whether a run's updates did harm, as far as it knows without labels."""
+    run = content["run"]
+    updates, guard = run["counts"]["updates"], run.get("guard")
+    if not updates:
+        return "The weights did not change."
+    if guard is None:
+        return f"{counted(updates, 'update')}; without a guard, whether they help is unknown."
+    if guard.get("retired"):
+        return "Adaptation did harm and has ended: the source model predicts."
+    alarms = guard.get("alarms", 0)
+    harm = f"{counted(alarms, 'alarm')} of the guard" if alarms else "no sign of harm"
+    return f"{counted(updates, 'update')}, {harm}."
+
+
+def _prediction_facts(predictions: Content) -> Facts:
     if not predictions["predicted"]:
         return {"predictions": "none"}
     common = [f"{entry['label'] or entry['class']} ({entry['frames']})" for entry in predictions["most_common"]]
@@ -219,7 +249,7 @@ def _prediction_facts(predictions: JsonObject) -> Facts:
     }
 
 
-def evaluation_facts(content: JsonObject) -> Facts:
+def evaluation_facts(content: Content) -> Facts:
     """Return the facts of an evaluation, from `describe_folder`."""
     evaluation = content["evaluation"]
     settings = evaluation["settings"]

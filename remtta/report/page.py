@@ -1,11 +1,9 @@
-"""One HTML page on runs and evaluations; content of files is escaped, and only the page's own script can run."""
+"""One HTML page on runs and evaluations; content of files is escaped, and no script can run."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,10 +14,10 @@ from PIL import Image
 
 from remtta._version import __version__
 from remtta.errors import FrameError, UsageError, counted
-from remtta.files import JsonObject, write_atomically
+from remtta.files import write_atomically
 from remtta.report import charts
 from remtta.report.charts import Series, class_name, read_series
-from remtta.report.inspection import Facts, describe_folder, evaluation_facts, run_facts
+from remtta.report.inspection import Content, Facts, describe_folder, evaluation_facts, run_facts, verdict
 from remtta.runs.folder import RESULTS
 from remtta.runs.reading import Row, printable, read_object, reading
 from remtta.runs.tables import notes, outcome, table_rows
@@ -33,7 +31,7 @@ _THUMBNAIL_SIZE, _PLOT_SIZE = (160, 160), (1200, 4800)  # at most so many pixels
 @dataclass(frozen=True)
 class _Run:
     name: str
-    content: JsonObject
+    content: Content
     series: Series
     facts: Facts
 
@@ -46,7 +44,7 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    runs, evaluations = [], list[str]()
+    runs, evaluations, verdicts = list[_Run](), list[str](), list[str]()
     for name, folder in zip(names, folders, strict=True):
         with reading(folder):
             content = describe_folder(folder)
@@ -56,10 +54,13 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
             if "run" in content:
                 series = read_series(folder, (content.get("predictions") or {}).get("predicted", 0))
                 runs.append(_Run(name, content, series, _facts(content, series)))
-            if "evaluation" in content:
-                evaluations += _evaluation(name, folder, content)
+                verdicts.append(f"{name}: {verdict(content)}")
+            else:
+                results = read_object(folder / RESULTS) if content["evaluation"]["methods"] else None
+                verdicts.append(f"{name}: {(results and outcome(results)) or 'No comparison with the source model.'}")
+                evaluations += _evaluation(name, folder, content, results)
     with reading(folders[0] if len(folders) == 1 else f"one of {', '.join(map(str, folders))}"):
-        body = [*_run_sections(runs), *evaluations]
+        body = [*(f'<p class="verdict">{_text(line)}</p>' for line in verdicts), *_run_sections(runs), *evaluations]
     body.append(f"<p>Made by remtta {__version__} from the files in {_text(', '.join(map(str, folders)))}.</p>")
     page = _page(f"remtta: {', '.join(names)}", body).encode()
     if len(page) > _MAX_BYTES:
@@ -70,7 +71,7 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
 # --- Sections --------------------------------------------------------------------------------------------------------
 
 
-def _facts(content: JsonObject, series: Series) -> Facts:
+def _facts(content: Content, series: Series) -> Facts:
     facts, latency = run_facts(content), content["run"]["timing"].get("latency_ms")
     if isinstance(latency, dict):
         percentiles = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
@@ -84,17 +85,32 @@ def _run_sections(runs: Sequence[_Run]) -> Iterator[str]:
     if runs:
         table = _facts_table([run.name for run in runs], [run.facts for run in runs])
         yield f"<section><h2>Runs</h2>{table}</section>"
-    with_frames = [run for run in runs if len(run.series.index)]
-    estimated = [run for run in with_frames if run.series.estimates]
-    yield _section("Over time", (_figure(run.name, charts.over_time(run.series)) for run in with_frames))
-    yield _section("Estimated accuracy", (_figure(run.name, charts.accuracy(run.series)) for run in estimated))
-    yield _section("Predicted classes", (_figure(run.name, charts.classes(run.series)) for run in with_frames))
-    layers = [(run.name, run.content["delta"]["layers"]) for run in runs if run.content.get("delta")]
-    yield _section("Changed layers", (_figure(name, charts.layers(changes)) for name, changes in layers if changes))
+    with_frames = [run for run in runs if run.series.index]
+    for title, chart in (
+        ("Over time", charts.over_time),
+        ("Estimated accuracy", charts.accuracy),
+        ("Predicted classes", charts.classes),
+    ):
+        yield _section(title, (_figure(run.name, image) for run in with_frames if (image := chart(run.series))))
+    yield _section(
+        "Changed layers", (_layers(run.name, run.content["delta"]) for run in runs if "delta" in run.content)
+    )
     differing = [_thumbnails(run.name, run.series.differing, _both, run.series.num_differing) for run in runs]
     yield _section("Frames on which the adapted and the source model disagree", differing)
     unsure = [_thumbnails(run.name, run.series.unsure, _prediction, len(run.series.index)) for run in runs]
     yield _section("Frames of lowest confidence", unsure)
+
+
+def _layers(name: str, delta: Content) -> str:
+    """Return the chart of a delta's layers; the head, whose bias moves on another scale, is in the caption."""
+    head = [
+        f"{layer['layer']}, by centring: {layer['rms']:.2e}"
+        for layer in delta["layers"]
+        if layer["layer"] in delta["head"]
+    ]
+    others = [layer for layer in delta["layers"] if layer["layer"] not in delta["head"]]
+    chart = charts.layers(others) if len({layer["rms"] for layer in others}) > 1 else ""
+    return _figure("; ".join([name, *head]), chart) if chart or head else ""
 
 
 def _both(row: Row) -> str:
@@ -119,13 +135,12 @@ def _thumbnails(name: str, rows: Sequence[Row], caption_of: Callable[[Row], str]
     return f'<div>{note}<div class="frames">{"".join(figures)}</div></div>' if figures else ""
 
 
-def _evaluation(name: str, folder: Path, content: JsonObject) -> Iterator[str]:
+def _evaluation(name: str, folder: Path, content: Content, results: Content | None) -> Iterator[str]:
     facts = _facts_table([name], [evaluation_facts(content)])
     yield f"<section><h2>Evaluation: {_text(name)}</h2>{facts}</section>"
-    if content["evaluation"]["methods"]:
-        results = read_object(folder / RESULTS)
-        table, legend = _sortable_table(*table_rows(results)), "; ".join(notes(results))
-        yield f"<section><h2>Methods</h2><p>{_text(outcome(results))}</p>{table}<p>{_text(legend)}.</p></section>"
+    if results:
+        table, legend = _table(*table_rows(results), css_class="numbers"), "; ".join(notes(results))
+        yield f"<section><h2>Methods</h2>{table}<p>{_text(legend)}.</p></section>"
     plot = folder / "plots" / _PLOT
     if plot.is_file() and (url := _data_url(plot, _PLOT_SIZE)):
         yield f'<section><h2>Error over time</h2><img class="wide" src="{url}" alt="{_PLOT_TEXT}"></section>'
@@ -163,42 +178,28 @@ def _figure(caption: str, picture: str) -> str:
 
 def _facts_table(names: Sequence[str], columns: Sequence[Facts]) -> str:
     """Return a table of facts, with a column per run."""
-    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in names)
     headings = dict.fromkeys(heading for facts in columns for heading in facts)
-    rows = ((heading, [f"<td>{_text(facts.get(heading, ''))}</td>" for facts in columns]) for heading in headings)
-    return _table(f"<td></td>{head}", rows)
+    return _table(["", *names], ([heading, *(facts.get(heading, "") for facts in columns)] for heading in headings))
 
 
-def _sortable_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table whose columns can be sorted by clicking their heads, all but the first by the number in a cell."""
-    classes = ["", *[' class="number"'] * (len(header) - 1)]
-    head = "".join(
-        f'<th scope="col"{css_class}><button type="button">{_text(name)}</button></th>'
-        for name, css_class in zip(header, classes, strict=True)
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], css_class: str = "text") -> str:
+    """Return a table; the first cell of each row is its heading."""
+    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in header)
+    body = "".join(
+        f'<tr><th scope="row">{_text(heading)}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in cells)}</tr>'
+        for heading, *cells in rows
     )
-    return _table(head, ((name, map(_number, cells)) for name, *cells in rows))
-
-
-def _number(cell: str) -> str:
-    number = re.search(r"-?[\d.]+", cell)
-    return f'<td class="number" data-value="{number[0] if number else ""}">{_text(cell)}</td>'
-
-
-def _table(head: str, rows: Iterable[tuple[str, Iterable[str]]]) -> str:
-    """Return a table with the cells of its head, and the heading and other cells of each row."""
-    body = "".join(f'<tr><th scope="row">{_text(heading)}</th>{"".join(cells)}</tr>' for heading, cells in rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table class="{css_class}">{table}</table></div>'
 
 
 def _page(title: str, body: Iterable[str]) -> str:
-    files = resources.files("remtta.report")
-    style, script = (files.joinpath(name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    style = resources.files("remtta.report").joinpath("page.css").read_text(encoding="utf-8")
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}</title><style>{style}</style></head><body><main><h1>{_text(title)}</h1>"
-        f"{''.join(body)}</main><script>{script}</script></body></html>\n"
+        f"{''.join(body)}</main></body></html>\n"
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from remtta.methods.settings.names import CIFAR, method_of
 from remtta.runs.reading import aligned, printable
 
 WITHIN = 2
@@ -16,6 +18,19 @@ SAME = "≈"
 
 AGAIN = ("unseen", "revisit")
 """Phases of an evaluation that test again without learning."""
+
+_NUMBER = re.compile(rf"[{SAME}+-]*[\d.]+( ± [\d.]+)?")
+_ESCAPES = str.maketrans(
+    {
+        **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "\\": r"\textbackslash{}",
+    }
+)
+
+_ENOUGH = 10  # updates, after which a method should have changed the class of some image
+
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -49,7 +64,7 @@ def notes(results: Mapping[str, Any]) -> list[str]:
     """Return a line for each sign used in the main table."""
     _, rows = table_rows(results)
     cells = " ".join(cell for row in rows for cell in row[1:])
-    num_seeds = len(next(iter(results["methods"].values()))["seeds"])
+    num_seeds = max(len(content["seeds"]) for content in results["methods"].values())
     meanings = {
         SAME: f"{SAME} at most {WITHIN} standard errors from source, compared image by image",
         "+": "+ in gain: fewer errors than source",
@@ -60,6 +75,16 @@ def notes(results: Mapping[str, Any]) -> list[str]:
         entries.append(f"all methods, source included, start from {printable(start['path'])}")
     if all(content["gain"] is None for content in results["methods"].values()):
         entries.append("no gains, as source is not among the methods (add it, with --resume)")
+    for name, content in results["methods"].items():
+        is_trained = content["trainable_parameters"] > 0
+        if (
+            is_trained
+            and content.get("changed_images") == 0
+            and all(seed["updates"] >= _ENOUGH for seed in content["seeds"].values())
+        ):
+            cifar = f", or for a model of CIFAR take {method_of(name)}@cifar" if method_of(name) in CIFAR else ""
+            rate = f"--set {name}.lr=..., now {content['config'].get('lr', 0):g}"
+            entries.append(f"{name} changed the class of no image; raise its learning rate ({rate}){cifar}")
     return [*entries, "SE standard error of the mean, by the number of images"]
 
 
@@ -135,10 +160,26 @@ def _escaped(cell: str) -> str:
     return escape(printable(cell), quote=False).replace("|", "\\|")
 
 
+def latex_table(results: Mapping[str, Any]) -> str:
+    """Return the main table as a LaTeX tabular, which needs no package, with its legend as comments."""
+    names, cells = table_rows(results)
+    header, *rows = (f"{' & '.join(map(_latex, row))} \\\\" for row in (names, *cells))
+    lines = [r"\hline", header, r"\hline", *rows, r"\hline"]
+    legend = [f"% {printable(note)}" for note in notes(results)]
+    begin = rf"\begin{{tabular}}{{l{'r' * (len(names) - 1)}}}"
+    return "\n".join([*legend, begin, *lines, r"\end{tabular}", ""])
+
+
+def _latex(cell: str) -> str:
+    if _NUMBER.fullmatch(cell):
+        return "$" + cell.replace(SAME, r"\approx ").replace("±", r"\pm") + "$"
+    return printable(cell).translate(_ESCAPES)
+
+
 def plain_table(results: Mapping[str, Any]) -> str:
     """Return the main table in aligned columns for a terminal, followed by its legend."""
     header, rows = table_rows(results)
     return "\n".join([*aligned(zip(header, *rows, strict=True)), *notes(results)])
 
 
-TABLE = "table.md"
+TABLE, LATEX = "table.md", "table.tex"

@@ -1,15 +1,20 @@
 """Labelled domains on disk, in every layout."""
 
+import re
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from remtta.corruptions import STANDARD
 from remtta.errors import UsageError
 from remtta.evaluation.class_maps import map_classes, read_class_map
-from remtta.evaluation.datasets import class_names, read_image_list
+from remtta.evaluation.datasets import class_names, open_dataset, read_image_list
 from remtta.evaluation.domains import Dataset, default_order, wanted_domains
+from remtta.options.evaluation import ClassOrder
 from tests.conftest import draw_folder
 from tests.evaluation.trees import CLASSES, open_tree, write_tree
 
@@ -103,14 +108,68 @@ def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.
     assert caplog.messages == ["the domains differ in their number of images: snow5 21, fog5 20"]
 
 
-def test_an_alphabetical_order_that_timm_does_not_share_is_pointed_out(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+NUMBERS = [str(number) for number in range(12)]
+MIXED = ["b2", "b10", "c", "d", "e", "Table", "TV"]
+
+
+@pytest.mark.parametrize(
+    ("names", "order", "numbers", "warning"),
+    [
+        (
+            MIXED,
+            None,
+            [3, 2, 4, 5, 6, 1, 0],
+            "in alphabetical order, TV before b2, .* timm has b2 before TV: .* number$",
+        ),
+        (MIXED, "number", [0, 1, 2, 3, 4, 5, 6], None),
+        (
+            NUMBERS,
+            None,
+            range(12),
+            "in number order, 2 before 10, .* ImageFolder has 10 before 2: .* --class-order name$",
+        ),
+        (NUMBERS, "name", [0, 1, 4, 5, 6, 7, 8, 9, 10, 11, 2, 3], None),
+        (NUMBERS[:10], None, range(10), None),
+        ([f"{number:02}" for number in range(12)], None, range(12), None),
+    ],
+)
+def test_class_folders_come_in_either_order_and_an_unclear_one_is_pointed_out(
+    names: list[str],
+    order: ClassOrder | None,
+    numbers: Sequence[int],
+    warning: str | None,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    names = ["b2", "b10", "c", "d", "e", "Table", "TV"]
-    (domain,) = open_tree(write_tree(tmp_path / "d", ["fog"], (), names, each=1)).domains
-    assert domain.labels.tolist() == [3, 2, 4, 5, 6, 1, 0]  # torchvision's numbers, of folders in natural order
-    (message,) = caplog.messages
-    assert "with TV before b2; timm's has b2 before TV: if the model" in message
+    mapped = map_classes(names, num_classes=len(names), order=order)
+    assert [mapped.numbers[name] for name in names] == list(numbers)
+    assert [bool(re.search(warning or "", message)) for message in caplog.messages] == [True] * bool(warning)
+    assert (mapped.other_order is None) == (order is None and warning is None)
+
+
+def test_folders_in_decomposed_unicode_match_composed_labels(tmp_path: Path) -> None:
+    names = [unicodedata.normalize("NFD", name) for name in ("Möwe", "café", "Kröte")]
+    root = write_tree(tmp_path / "d", ["fog"], (), names, each=1)
+    image = f"{names[0]}/0.png"
+    assert Path(
+        open_dataset(root, num_classes=3, labels=["Kröte", "Möwe", "café"], image_list=[image]).domains[0].sources[0]
+    ).is_file()
+    for known in ({"labels": ["Kröte", "Möwe", "café"]}, {"class_map": {"Kröte": 0, "Möwe": 1, "café": 2}}):
+        (domain,) = open_dataset(root, num_classes=3, **known).domains
+        assert {
+            Path(path).parent.name: label for path, label in zip(domain.sources, domain.labels, strict=True)
+        } == dict(zip(names, (1, 2, 0), strict=True))
+
+
+def test_layouts_that_need_a_step_before_are_told_so(tmp_path: Path) -> None:
+    root = write_tree(tmp_path / "tiny", ["n01443537", "n01629819"], (), ["images"], each=1)
+    with pytest.raises(
+        UsageError, match=r"as Tiny ImageNet: move the images of each class up into its folder, or list"
+    ):
+        open_tree(root)
+    (tmp_path / "nested" / "CIFAR-10-C").mkdir(parents=True)
+    np.save(tmp_path / "nested" / "CIFAR-10-C" / "labels.npy", [0])
+    with pytest.raises(UsageError, match=r"no images .*; name the folder of arrays as ROOT: .*nested/CIFAR-10-C$"):
+        open_tree(tmp_path / "nested")
 
 
 def test_a_limit_takes_the_same_images_of_every_domain(tmp_path: Path) -> None:
@@ -203,15 +262,28 @@ def test_numbers_names_and_alphabetical_order() -> None:
 
 @pytest.mark.parametrize(
     ("name", "text"),
-    [("map.txt", "a 1\nmy dog,0\n"), ("map.tsv", "a\t1\nmy dog\t0\n"), ("map.json", '{"a": 1, "my dog": 0}')],
+    [
+        ("map.txt", "a 1\nmy dog,0\n"),
+        ("map.tsv", "a\t1\nmy dog\t0\n"),
+        ("timm.txt", "my dog\na\n"),
+        ("map.json", '{"a": 1, "my dog": 0}'),
+        ("list.json", '["my dog", "a"]'),
+        ("config.json", '{"id2label": {"0": "my dog", "1": "a"}}'),
+    ],
 )
 def test_class_maps_come_as_lines_or_json(name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert read_class_map(tmp_path / name) == {"a": 1, "my dog": 0}
-    for wrong in ("a class without its number", "a 1\na 2\n", "[" * 100_000, '{"a": 1e999}', f"a{' ' * 10**6}b"):
-        (tmp_path / name).write_text(wrong)
-        with pytest.raises(UsageError, match="is not a class map"):
-            read_class_map(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "wrong", ["a 1\na class without its number", "a 1\na 2\n", "[" * 100_000, '{"a": 1e999}', f"a{' ' * 10**6}b\na 1"]
+)
+def test_what_is_no_class_map_is_refused(wrong: str, tmp_path: Path) -> None:
+    path = tmp_path / f"map.{'json' if wrong[0] in '[{' else 'txt'}"
+    path.write_text(wrong)
+    with pytest.raises(UsageError, match="is not a class map"):
+        read_class_map(path)
 
 
 def test_only_folders_with_names_name_the_classes_of_a_zero_shot_model(tmp_path: Path) -> None:

@@ -178,6 +178,16 @@ def test_folders_are_matched_by_the_names_of_a_models_classes(tree: Dataset, tmp
     )
 
 
+def test_numeric_folders_may_come_in_the_order_of_their_names(tmp_path: Path) -> None:
+    model, names = tiny_vit(), ["0", "1", "10", "2", "3", "4", "5"]
+    set_labels(model, list("hijklmn"))
+    evaluate_tiny(
+        open_tree(write_tree(tmp_path / "c", ["fog"], (), names), class_order="name"), tmp_path / "run", model=model
+    )
+    true = {Path(row["source"]).parent.name: row["label_true"] for row in rows_of(tmp_path / "run")}
+    assert [true[name] for name in names] == list(range(7))
+
+
 def test_a_classifier_that_is_not_timms_gets_the_folders_names(tree: Dataset, tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.LayerNorm([8, 8, 8]), nn.Flatten(), nn.Linear(512, 7))
     evaluate_tiny(tree, tmp_path / "run", model=model)

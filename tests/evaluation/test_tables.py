@@ -15,7 +15,7 @@ from remtta.evaluation.trial_writer import TrialRecord
 from remtta.pipeline.prediction import Prediction
 from remtta.runs.loop import BatchResult
 from remtta.runs.rows import RowFormat
-from remtta.runs.tables import markdown_table, notes, outcome, plain_table, table_rows
+from remtta.runs.tables import latex_table, markdown_table, notes, outcome, plain_table, table_rows
 from remtta.streams.batches import Batch
 from remtta.streams.prefetch import DecodedFrame
 from tests.evaluation.trees import evaluate_tiny, tally_of
@@ -80,6 +80,31 @@ def test_names_of_domains_change_neither_the_table_nor_the_terminal(tmp_path: Pa
     results = results_of(tmp_path, rows_from("source", "01", domain="a|<img>\n\x1b[31m"))
     assert r"a|<img>\n\x1b[31m" in plain_table(results) and "\x1b" not in plain_table(results)
     assert r"| error in % | a\|&lt;img&gt;\n\x1b[31m | mean |" in markdown_table(results)
+    assert r"error in \% & a|<img>\textbackslash{}n\textbackslash{}x1b[31m & mean & " in latex_table(results)
+
+
+def test_a_latex_table_needs_no_package(tmp_path: Path) -> None:
+    trials = (
+        rows_from("source", "0011", "my_fog"),
+        *(rows_from("a", right, "my_fog", seed) for seed, right in enumerate(["0111", "0001"])),
+    )
+    lines = latex_table(results_of(tmp_path, *trials)).splitlines()
+    assert lines[0].startswith("% ≈ at most 2 standard errors")
+    assert lines[-8:-6] == [r"\begin{tabular}{lrrrrrr}", r"\hline"] and lines[-2:] == [r"\hline", r"\end{tabular}"]
+    assert lines[-6].startswith(r"error in \% & my\_fog & mean & SE & gain &")
+    assert r"a & $\approx 50.0 \pm 35.4$ & $\approx 50.0 \pm 35.4$ & $17.7$ & $\approx +0.0$ &" in lines[-2 - 1]
+
+
+@pytest.mark.parametrize(("name", "remedy"), [("tent", ", or for a model of CIFAR take tent@cifar"), ("rem", "")])
+def test_a_method_that_changes_no_class_is_named_with_the_remedy(
+    name: str, remedy: str, tree: Dataset, tmp_path: Path
+) -> None:
+    methods = {"source": {}, name: {"lr": 1e-12}, f"high={name}": {"lr": 0.1}}
+    results = evaluate_tiny(tree, tmp_path / "run", methods, batch_size=4, seeds=(0, 1))
+    assert results["methods"][name]["changed_images"] == 0 < results["methods"][f"high={name}"]["changed_images"]
+    (note,) = (line for line in plain_table(results).splitlines() if "no image" in line)
+    rate = f"raise its learning rate (--set {name}.lr=..., now 1e-12)"
+    assert note == f"{name} changed the class of no image; {rate}{remedy}"
 
 
 def test_errors_have_their_spread_over_seeds(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 
@@ -56,6 +57,19 @@ def test_a_method_guarded_by_default_runs_without_guard_if_updates_do_not_last(t
         evaluate_tiny(tree, tmp_path / "run", {"rem+guard": REMConfig(episodic=True)})
 
 
+@pytest.mark.parametrize("always", [2, 3])
+def test_a_first_batch_that_is_right_in_the_other_order_of_classes_is_pointed_out(
+    always: int, tree: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_vit()
+    model.head.bias.data[always] = 1000.0
+    domains = [replace(domain, labels=np.full_like(domain.labels, 2)) for domain in tree.domains]
+    swapped = replace(tree, domains=domains, other_order=[0, 1, 3, 2, 4, 5, 6])
+    evaluate_tiny(swapped, tmp_path / "run", model=model, batch_size=8)
+    told = [message for message in caplog.messages if "of the first 8 images, 0 are right" in message]
+    assert len(told) == (always == 3)
+
+
 def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(
     tree: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,13 +105,13 @@ def test_replacing_an_evaluation_removes_what_it_left_and_nothing_else(tree: Dat
     folder = tmp_path / "run"
     run_guarded(tree, folder)
     (folder / "plots").mkdir()
-    for name in ("plots/reliability.png", "plots/mine.txt", "table.tex"):
+    for name in ("plots/reliability.png", "plots/mine.txt", "mine.tex", "table.tex"):
         (folder / name).touch()
     with pytest.raises(StreamError, match="not an image"):
         Path(tree.domains[1].sources[3]).write_bytes(b"no image")
         evaluate_tiny(tree, folder, overwrite=True)
     left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    assert left == {"results.json", "predictions.jsonl", ".progress.safetensors", "plots/mine.txt", "table.tex"}
+    assert left == {"results.json", "predictions.jsonl", ".progress.safetensors", "plots/mine.txt", "mine.tex"}
     assert not (folder / "deltas").exists()
 
 

@@ -195,6 +195,8 @@ def test_weights_far_larger_than_their_file_are_refused(tmp_path: Path, monkeypa
         file.writestr("zeros", bytes(2**23))
     monkeypatch.setattr(checkpoints, "most_bytes", lambda file_bytes: 2**23)
     assert "its weights would take 8 MiB" in _refusal(path)
+    np.savez_compressed(tmp_path / "vit.npz", zeros=np.zeros(2**21))
+    assert "its weights would take 16 MiB" in _refusal(tmp_path / "vit.npz")
 
 
 def test_pickled_arrays_in_a_google_release_are_refused_and_not_run(tmp_path: Path) -> None:

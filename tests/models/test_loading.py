@@ -160,6 +160,26 @@ def test_a_thousand_classes_are_imagenets(tmp_path: Path) -> None:
     assert (len(labels), labels[281]) == (1000, "tabby, tabby cat")
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lines.txt", "{}\n{}\n{}\n{}\n{}\n{}\n{}\n"),
+        ("numbered.txt", "0 {}\n1: {}\n2 {}\n3\t{}\n4 {}\n5 {}\n6 {}\n"),
+        ("list.json", '["{}", "{}", "{}", "{}", "{}", "{}", "{}"]'),
+    ],
+)
+def test_labels_are_read_as_lines_numbered_lines_or_json(
+    name: str, text: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text.format(*LETTERS))
+    assert labels_of(_load(checkpoint, labels=tmp_path / name)) == LETTERS
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": dict(enumerate(LETTERS))}))
+    assert labels_of(_load(checkpoint, labels=tmp_path / "config.json")) == LETTERS
+    (tmp_path / "wrong.json").write_text('{"a": "cat"}')
+    with pytest.raises(UsageError, match="is neither a list of names nor"):
+        _load(checkpoint, labels=tmp_path / "wrong.json")
+
+
 def test_labels_of_another_number_of_classes_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "names.txt").touch()
     with pytest.raises(UsageError, match=r"--labels: .*names\.txt is empty"):

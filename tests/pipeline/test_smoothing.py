@@ -161,9 +161,13 @@ def test_an_evaluation_smooths_the_methods_that_are_named_so(tmp_path: Path) -> 
 
 
 def test_names_in_an_evaluation() -> None:
-    given = ["rem", "rem+guard", "a=tent+guard+both+smooth", "remtta+smooth", "b=fast"]
+    given = ["rem", "rem+guard", "a=tent@cifar+guard+both+smooth", "remtta+smooth", "b=fast"]
     names.check_method_names(given)
     assert [names.method_of(name) for name in given] == ["rem", "rem", "tent", "remtta", "fast"]
+    assert [dict(names.defaults_of(name)) for name in given[1:4]] == [{}, {"optimizer": "adam", "lr": 1e-3}, {}]
+    for wrong in ("rem@cifar", "tent@imagenet"):
+        with pytest.raises(UsageError, match=rf"{wrong}: @cifar, for settings for CIFAR, goes with tent, "):
+            names.check_method_names([wrong])
     assert [names.label_of(name) for name in given] == ["rem", "rem", "a", "remtta", "b"]
     assert [names.is_guarded(name) for name in given] == [False, True, True, True, False]
     assert [names.is_smoothed(name) for name in given] == [False, False, True, True, False]

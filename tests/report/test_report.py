@@ -1,4 +1,4 @@
-"""The page, in a real browser: its charts are there, it sorts, it fits, and what files say is text."""
+"""The page, in a real browser: its charts are there, it fits, and what files say is text."""
 
 import json
 import re
@@ -16,6 +16,7 @@ from remtta.runs.tables import outcome, table_rows
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image
 from tests.evaluation.trees import evaluate_tiny, open_tree, write_tree
+from tests.records import json_of
 from tests.runs.tiny import adapt_tiny
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -29,12 +30,15 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     root = tmp_path_factory.mktemp("reported")
     draw_folder(root / "frames", range(5))
     draw_image(5).save(root / "frames" / IMAGE)
-    for name in ("first", "second"):
-        adapt_tiny(root / "frames", root / name, "tent", options={"guard": GuardOptions(answer="both")})
+    for name, method in (("first", "tent"), ("second", "remtta")):
+        adapt_tiny(root / "frames", root / name, method, options={"guard": GuardOptions(answer="both")})
     path = root / "first" / "predictions.jsonl"
     path.write_text(path.read_text().replace('"label": null', f'"label": {json.dumps(HOSTILE)}'))
     path = root / "second" / "predictions.jsonl"
-    path.write_text(path.read_text().replace('"update"', '"estimate": {"answers": 0.71, "source": 0.64}, "update"'))
+    first, *rows = (
+        path.read_text().replace('"update"', '"estimate": {"answers": 0.71, "source": 0.64}, "update"').splitlines()
+    )
+    path.write_text("\n".join([first.replace("0.71", "0.65").replace('"label": null', '"label": "a"'), *rows, ""]))
     event = {"time": "2026-01-01T00:00:00+00:00", "frame": 3, "event": "rollback", "reason": "drift", "lead": -0.4}
     (root / "second" / "events.jsonl").write_text(json.dumps(event) + "\n")
     evaluate_tiny(open_tree(write_tree(root / "tree")), root / "eval", ["source", "tent"], batch_size=8)
@@ -72,15 +76,25 @@ def test_the_page_stands_alone_and_says_what_the_files_do(page: Path, folders: l
     assert len(content.encode()) < 1_000_000
     for _, attributes in reader.tags:
         for name in ("src", "href", "xlink:href"):
-            assert re.match(r"data:image/jpeg;base64,|#", attributes.get(name) or "#"), attributes
-    charts = [attributes for tag, attributes in reader.tags if attributes.get("role") == "img"]
-    assert len(charts) == 2 * 3 + 1  # over time, classes and layers of each run; estimates of one
+            assert re.match(r"data:image/(jpeg|svg\+xml);base64,|#", attributes.get(name) or "#"), attributes
+    charts = [attributes for tag, attributes in reader.tags if attributes.get("class") == "chart"]
+    # Over time and layers of each run; estimates and classes of the second, as the first predicts a single class.
+    assert len(charts) == 2 * 2 + 2
+    assert (
+        not re.search(r"\bhead\b", " ".join(str(chart["alt"]) for chart in charts))
+        and "head, by centring: " in reader.text
+    )
+    verdicts = re.findall(r'class="verdict">([^<]*)<', content)
+    assert (
+        verdicts[:2] == [f"{name}: 2 updates, no sign of harm." for name in ("first", "second")]
+        and verdicts[2] == f"eval: {outcome(json_of(folders[2] / 'results.json'))}"
+    )
     assert any(attributes.get("alt", "").startswith("Error of each method over") for _, attributes in reader.tags)  # type: ignore[union-attr]
-    assert any("answers 71 % at first, 71 % at last; source 64 %" in (each["aria-label"] or "") for each in charts)
-    assert all(len(attributes["aria-label"] or "") > 40 for attributes in charts)
+    assert any("answers 65 % at first, 71 % at last; source 64 %" in (each["alt"] or "") for each in charts)
+    assert all(len(attributes["alt"] or "") > 40 for attributes in charts)
     ids = [attributes["id"] for _, attributes in reader.tags if "id" in attributes]
     assert len(set(ids)) == len(ids)
-    assert [tag for tag, _ in reader.tags].count("script") == 1
+    assert "script" not in [tag for tag, _ in reader.tags]
     assert sum(tag == "img" and bool(attributes["alt"]) for tag, attributes in reader.tags) >= 12
     record = json.loads((folders[0] / "run.json").read_text())
     assert f"{record['counts']['frames']}, 0 skipped" in reader.text and "1 rollback" in content
@@ -110,28 +124,14 @@ def shown(page: Path) -> Iterator[Any]:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 @pytest.mark.filterwarnings("ignore")
-def test_a_browser_shows_sorts_and_is_not_fooled(shown: Any) -> None:
+def test_a_browser_shows_it_and_is_not_fooled(shown: Any) -> None:
     assert shown.title() == "remtta: first, second, eval"
     assert shown.evaluate("document.documentElement.scrollWidth") <= 360  # no sideways scrolling on a phone
     assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 28)"
     charts = shown.get_by_role("img", name="Entropy over 6 frames")
     assert charts.count() == 2 and charts.first.bounding_box()["width"] > 300
-    assert shown.locator("svg text", has_text="entropy in nats").count() == 2
-    assert shown.get_by_text(HOSTILE[1:20]).count() > 0 and shown.get_by_text(IMAGE).count() > 0
+    assert shown.get_by_text(IMAGE).count() > 0
     assert shown.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
-
-    def column(number: int) -> list[float]:
-        cells = shown.locator(f"table:has(button) tbody tr > :nth-child({number})")
-        return [float(cell) for cell in cells.evaluate_all("cells => cells.map(cell => cell.dataset.value)")]
-
-    heads = shown.locator("thead button")
-    number = heads.all_text_contents().index("mean")
-    for order, state in ((False, "ascending"), (True, "descending")):
-        heads.nth(number).click()
-        assert column(number + 1) == sorted(column(number + 1), reverse=order)
-        assert shown.locator("th[aria-sort]").get_attribute("aria-sort") == state
-    shown.get_by_role("button", name="error in %").click()
-    assert shown.locator("table:has(button) tbody th").all_text_contents() == ["source", "tent"]
 
 
 def test_classes_are_those_before_smoothing_and_videos_are_not_pictured(tmp_path: Path) -> None:

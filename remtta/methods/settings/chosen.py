@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, MethodConfig, REMConfig, check_method, method_config
-from remtta.methods.settings.names import check_method_names, label_of, method_of
+from remtta.methods.settings.names import check_method_names, defaults_of, label_of, method_of
 from remtta.options.option import PassedSettings, in_method, in_model, option_fields, read_pairs
 
 STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # needs labels
@@ -91,9 +91,9 @@ class MethodsOptions:
     methods: Annotated[
         tuple[str, ...],
         in_method(
-            f"Methods to compare, of {', '.join(METHOD_TABLE)}. rem+guard adds the guard, rem+both averages with the "
-            "source model, rem+smooth smooths over ordered frames; LABEL=rem adds a row with its own settings (--set "
-            "LABEL.KEY=VALUE).",
+            f"Methods to compare, of {', '.join(METHOD_TABLE)}. tent@cifar has the papers' settings for CIFAR; "
+            "rem+guard adds the guard, rem+both averages with the source model, rem+smooth smooths over ordered "
+            "frames; LABEL=rem adds a row with its own settings (--set LABEL.KEY=VALUE).",
             metavar="A,B",
             complete=METHOD_SUMMARIES,
             common=True,
@@ -124,7 +124,8 @@ class MethodsOptions:
             known = setting_names(METHOD_TABLE[method_of(name)].config)
             applying = {key: value for key, value in self.shared.given.items() if key in known}
             used |= applying.keys()
-            configs[name] = method_config(method_of(name), {**applying, **own[name]}, batch_size=batch_size)
+            changes = {**defaults_of(name), **applying, **own[name]}
+            configs[name] = method_config(method_of(name), changes, batch_size=batch_size)
         if unused := sorted(self.shared.given.keys() - used):
             raise UsageError(f"none of {', '.join(self.methods)} has {', '.join(map(flag_of, unused))}")
         return configs
