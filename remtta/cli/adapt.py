@@ -14,7 +14,7 @@ import typer
 from remtta.cli.reporting import discard_output, print_message, run_progress, signal_exit_code
 from remtta.cli.running import RunningOptions, load_start, load_torch
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import UsageError
+from remtta.errors import UsageError, check_installed
 from remtta.files import check_not_input
 from remtta.methods.settings import METHOD_TABLE
 from remtta.methods.settings.chosen import MethodOptions
@@ -129,6 +129,8 @@ class AdaptOptions:
             raise UsageError("--annotate and --mqtt are for one stream; leave them out with --streams")
         if self.divides and not self.streams:
             raise UsageError("--jobs and --engine divide the streams of a list; add --streams, or leave them out")
+        if self.engine == "ray":
+            check_installed("ray", "cluster", "--engine ray")
         if self.mqtt:
             parse_topic(self.mqtt)
 

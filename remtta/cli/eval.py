@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remtta.cli.running import RunningOptions, load_start, load_torch
-from remtta.errors import UsageError
+from remtta.errors import UsageError, check_installed
 from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
 from remtta.models.embedded import EMBEDDED
@@ -88,6 +88,8 @@ def evaluate(
             raise UsageError(f"{root}: {why}")
         if options.resume and table.output is None:
             raise UsageError("--resume continues the evaluation in a folder; name it with --output")
+        if options.engine == "ray":
+            check_installed("ray", "cluster", "--engine ray")
         output = stack.enter_context(run_folder(table.output))
         check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)

@@ -126,8 +126,9 @@ def export(
         load_torch("remtta.deltas.base_model", model, run)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import load_delta
-        from remtta.export import adapted_model, export_model
+        from remtta.export import adapted_model, check_packages, export_model
 
+        check_packages(target.format)
         delta = load_delta(run)
         adapted = adapted_model(delta, base_options(delta, model))
         files = export_model(adapted, target.format, target.output, overwrite=target.overwrite)
