@@ -179,11 +179,12 @@ class Adapter:
         with self._alone():
             return self.pipeline.delta()
 
-    def save_delta(self, path: str | Path) -> None:
+    def save_delta(self, path: str | Path, *, overwrite: bool = True) -> None:
         """Write the delta and its origin to a file, as `remtta adapt` does, for `load_delta` and `remtta apply`.
 
         Raises:
-            UsageError: If the method changes no weights that a delta can hold.
+            UsageError: If the method changes no weights that a delta can hold; or the file exists, and `overwrite` is
+                False.
             DeltaError: If a value is not finite; an existing file is kept.
             OutputError: If the file cannot be written; an existing file is kept.
         """
@@ -194,7 +195,14 @@ class Adapter:
             if not committed[0]:
                 raise UsageError(f"there is no delta to save: {self._name} changes no weights")
             size = self.options.batch_size
-            save_delta(path, delta_of(self.card, self._name, self.config, size, committed, self.frames_in_delta))
+            delta = delta_of(self.card, self._name, self.config, size, committed, self.frames_in_delta)
+            save_delta(path, delta, overwrite=overwrite)
+
+    def __repr__(self) -> str:
+        return (
+            f"Adapter({self.card.name}, method={self._name!r}, batch_size={self.options.batch_size}, "
+            f"updates={self.pipeline.method.num_updates}, frozen={self.frozen})"
+        )
 
     def __reduce__(self) -> Never:
         """Raise TypeError: an adapter is bound to its model."""
