@@ -25,7 +25,7 @@ class DriveOptions:
     output: Annotated[
         Path | None, Option("Folder for the results.", flags=("--output", "-o"), default="runs/<UTC time>")
     ] = None
-    frames: Annotated[int | None, Option("Frames per condition.", min=20, default="400")] = None
+    frames: Annotated[int | None, Option("Frames per condition.", min=20, max=10_000, default="400")] = None
     seed: Annotated[int, Option("Seed of the simulated drive.", min=0)] = 0
     overwrite: Annotated[bool, Option("Replace an earlier demo in the folder.")] = False
 

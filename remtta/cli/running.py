@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -20,8 +21,9 @@ import typer
 
 from remtta.cli.reporting import command, print_message, progress
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import UsageError
+from remtta.errors import UsageError, check_installed
 from remtta.files import cache_folder, check_target
+from remtta.models.prompts import CLIP, is_zero_shot
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Option, in_output
 
@@ -58,6 +60,13 @@ class RunningOptions:
     verbose: Annotated[bool, in_output("Show more messages.", flags=("--verbose", "-v"), common=True)] = False
     quiet: Annotated[bool, in_output("Show errors only.", flags=("--quiet", "-q"), common=True)] = False
     debug: Annotated[bool, in_output("Show tracebacks.")] = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):  # before torch is loaded, which takes seconds
+            raise UsageError(
+                f'unknown --device "{self.device}"; choose auto, cpu, mps, or cuda (a GPU of NVIDIA or AMD; cuda:1: '
+                "the second)"
+            )
 
     @property
     def as_json(self) -> bool:
@@ -150,9 +159,11 @@ def import_uncollected(module: str) -> None:
 
 def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> None:
     """Import a module that loads torch, with a message, since it takes seconds; raise UsageError if the checkpoint or
-    the delta does not exist.
+    the delta does not exist, or the model needs a package that is missing.
     """
     model.check_files()
+    if is_zero_shot(model.name or ""):
+        check_installed("open_clip", "clip", CLIP)
     if delta is not None:
         from remtta.deltas.delta_files import delta_file
 
