@@ -183,8 +183,7 @@ class Adapter:
         """Write the delta and its origin to a file, as `remtta adapt` does, for `load_delta` and `remtta apply`.
 
         Raises:
-            UsageError: If the method changes no weights that a delta can hold; or the file exists, and `overwrite` is
-                False.
+            UsageError: If the method changes no weights that a delta can hold, or the file may not be overwritten.
             DeltaError: If a value is not finite; an existing file is kept.
             OutputError: If the file cannot be written; an existing file is kept.
         """
@@ -199,10 +198,8 @@ class Adapter:
             save_delta(path, delta, overwrite=overwrite)
 
     def __repr__(self) -> str:
-        return (
-            f"Adapter({self.card.name}, method={self._name!r}, batch_size={self.options.batch_size}, "
-            f"updates={self.pipeline.method.num_updates}, frozen={self.frozen})"
-        )
+        facts = f"method={self._name!r}, updates={self.pipeline.method.num_updates}, frozen={self.frozen}"
+        return f"Adapter({self.card.name}, {facts})"
 
     def __reduce__(self) -> Never:
         """Raise TypeError: an adapter is bound to its model."""
@@ -215,11 +212,7 @@ class Adapter:
             return {**self.pipeline.state_dict(), **self._origin, **own}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned, of an adapter with the same model and method.
-
-        Raises:
-            UsageError: If it belongs to another; nothing is changed then.
-        """
+        """Restore what `state_dict` returned; raise UsageError, and change nothing, if it fits no such adapter."""
         with self._alone():
             before = self.pipeline.state_dict()
             try:

@@ -92,10 +92,10 @@ class RunningOptions:
             torch.set_num_threads(threads)
 
     def load_classifier(self, model: ModelOptions, start: Delta | None = None) -> nn.Module:
-        """Load the model, or the one on which a `start` delta was made; show the progress of class embeddings.
-
-        Raise RemttaError if the model cannot be loaded, or is not the delta's.
+        """Load the model, or the one on which a `start` delta was made, and compile its blocks, if requested; show the
+        progress of class embeddings. Raise RemttaError if the model cannot be loaded, or is not the delta's.
         """
+        from remtta.backbones.families import compile_blocks
         from remtta.deltas.base_model import base_options
         from remtta.models.loading import load
 
@@ -103,18 +103,14 @@ class RunningOptions:
             model = base_options(start, model)
         began = time.monotonic()
         with progress("reading class names", "sentences", hidden=self.quiet, rate_unit="sentences") as show:
-            return load(
+            classifier = load(
                 model,
                 device=self.device,
                 on_texts=lambda done, total: show(done, total, "", done / max(1e-9, time.monotonic() - began)),
             )
-
-    def compile(self, model: nn.Module) -> None:
-        """Compile the model's blocks, if requested."""
         if self.compile_model:
-            from remtta.backbones.families import compile_blocks
-
-            compile_blocks(model)
+            compile_blocks(classifier)
+        return classifier
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -94,18 +93,10 @@ def _loading_options(base: nn.Module, options: ModelOptions) -> str:
     return " ".join([*words, *([] if same else [options_text(preprocessing)])])
 
 
-@dataclass(frozen=True)
-class ExportOptions:
-    """The files to write."""
-
-    format: Annotated[Literal["onnx", "peft", "timm"], Option("Format to write.", flags=("--format", "-f"))]
-    output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))]
-    overwrite: Annotated[bool, Option("Replace files of the same names.")] = False
-
-
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of remtta adapt, or a delta.")],
-    target: ExportOptions,
+    format: Annotated[Literal["onnx", "peft", "timm"], Option("Format to write.", flags=("--format", "-f"))],
+    output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))],
     model: Annotated[
         ModelOptions,
         Subset(
@@ -113,6 +104,7 @@ def export(
         ),
     ],
     running: Annotated[RunningOptions, Subset("quiet", "debug")],
+    overwrite: Annotated[bool, Option("Replace files of the same names.")] = False,
 ) -> None:
     """Write the adapted model of RUN as ONNX, PEFT or timm files, and check them against torch.
 
@@ -128,10 +120,10 @@ def export(
         from remtta.deltas.delta import load_delta
         from remtta.export import adapted_model, check_packages, export_model
 
-        check_packages(target.format)
+        check_packages(format)
         delta = load_delta(run)
         adapted = adapted_model(delta, base_options(delta, model))
-        files = export_model(adapted, target.format, target.output, overwrite=target.overwrite)
+        files = export_model(adapted, format, output, overwrite=overwrite)
         running.print_message("\n".join(map(str, files)))
 
 

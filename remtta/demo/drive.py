@@ -26,7 +26,6 @@ from remtta.runs.reading import read_rows
 from remtta.runs.summary import RunSummary
 
 BATCH_SIZE = 20
-FRAMES_PER_CONDITION = 400
 METHODS = ("source", "remtta")
 FRAMES, LABELLED = "frames", "labelled"
 WINDOW = 80
@@ -90,7 +89,7 @@ class DemoResult:
 def run_demo(
     output: Path,
     *,
-    frames_per_condition: int = FRAMES_PER_CONDITION,
+    frames_per_condition: int = 400,
     seed: int = 0,
     overwrite: bool = False,
     on_batch: Callable[[RunSummary], None] | None = None,
