@@ -29,7 +29,7 @@ MIN_FRAMES = 100
 MIN_GAIN_FRAMES = 200
 """Minimum number of frames of both models for an estimate of their difference."""
 
-_GAIN_ERRORS = 0.03, 0.3  # standard error of the difference beyond that of sampling: constant and relative
+_GAIN_ERRORS = 0.03, 0.45  # standard error of the difference beyond that of sampling: constant and relative
 _SHUFFLED = -5.0  # nats of evidence for order, below which classes are shuffled
 _LIKELIEST = 10
 _WEIGHTS = (2.8, -1.4, 0.65)  # of confidence among the likeliest, among all, and of diversity

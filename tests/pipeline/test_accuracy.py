@@ -111,7 +111,7 @@ def test_a_gain_is_reported_only_where_the_evidence_holds(
     assert text.startswith(told) if told[-1] in "+(" else text == told
     if "gain" in found:
         true = accuracy(adapted, classes) - accuracy(logits, classes)
-        assert 0.06 < found["gain_error"] < 0.4 and abs(found["gain"] - true) < found["gain_error"]
+        assert 0.06 < found["gain_error"] < 0.6 and abs(found["gain"] - true) < found["gain_error"]
 
 
 def test_there_is_no_estimate_of_a_few_frames() -> None:
