@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +13,7 @@ import typer
 
 from remtta.cli.reporting import discard_output, print_message, run_progress, signal_exit_code
 from remtta.cli.running import RunningOptions, load_start, load_torch
+from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError, check_installed
 from remtta.files import check_not_input
 from remtta.methods.settings import METHOD_TABLE
@@ -29,9 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from remtta.adapt.stream_group import StreamGroupSummary
-    from remtta.engines.interrupts import Interrupts
     from remtta.pipeline.build import AdaptationConfig
-    from remtta.runs.run_writer import Viewer
     from remtta.runs.summary import RunSummary
     from remtta.streams.sources import Stream
     from remtta.watching.metrics import Metrics
@@ -125,6 +124,15 @@ class AdaptOptions:
         if self.mqtt:
             parse_topic(self.mqtt)
 
+    def open(self, source: str, stream: StreamOptions, run: RunOptions) -> Stream | dict[str, Stream]:
+        """Open the stream, or the streams of a list."""
+        from remtta.streams.lists import read_sources
+        from remtta.streams.sources import open_streams, open_with
+
+        if self.streams:
+            return open_streams(read_sources(Path(source)), stream, resuming=run.resume)
+        return open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
+
     def check_folder(
         self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream], model: str | None
     ) -> None:
@@ -143,6 +151,67 @@ class AdaptOptions:
             check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
             if run.overwrite:
                 check_not_input(self.annotate, "--annotate", [frames.name])
+
+    def serve_metrics(self) -> contextlib.AbstractContextManager[Metrics | None]:
+        """Serve the run's metrics during a block, if requested."""
+        if self.metrics is None:
+            return contextlib.nullcontext()
+        from remtta.watching.metrics import Metrics, parse_metrics_address
+
+        return contextlib.closing(Metrics(parse_metrics_address(self.metrics)))
+
+    def adapt(
+        self,
+        classifier: nn.Module,
+        frames: Stream | dict[str, Stream],
+        folder: Path,
+        config: AdaptationConfig,
+        *,
+        metrics: Metrics | None,
+        on_batch: Callable[[Summary], None],
+        interrupts: Interrupts,
+    ) -> Summary:
+        """Adapt the classifier to the stream, or to the streams of a list."""
+        from remtta.adapt.many_streams import adapt_streams
+        from remtta.adapt.one_stream import adapt_stream
+
+        if isinstance(frames, dict):
+            return adapt_streams(
+                classifier,
+                frames,
+                folder,
+                config,
+                engine=self.engine,
+                jobs=self.jobs,
+                health=self.health,
+                metrics=metrics,
+                on_batch=on_batch,
+                interrupts=interrupts,
+            )
+        with contextlib.ExitStack() as stack:
+            viewers = self._viewers(folder, config.options)
+            return adapt_stream(
+                classifier,
+                frames,
+                folder,
+                method=config.method,
+                config=config.config,
+                options=config.options,
+                delta=config.delta,
+                source_data=config.source_data,
+                echo=sys.stdout.buffer if self.predictions else None,
+                health=self.health,
+                metrics=metrics,
+                on_batch=on_batch,
+                viewers=[stack.enter_context(contextlib.closing(viewer)) for viewer in viewers],
+                interrupts=interrupts,
+            )
+
+    def _viewers(self, folder: Path, run: RunOptions) -> Iterator[Publisher | AnnotatedVideo]:
+        if self.mqtt:
+            yield Publisher(parse_topic(self.mqtt), folder, resume=run.resume)
+        if self.annotate is not None:
+            yield AnnotatedVideo(check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume))
 
 
 def adapt(
@@ -179,54 +248,20 @@ def adapt(
     with running.command() as interrupts, contextlib.ExitStack() as stack:
         # Checks without torch come first, so that e.g. a wrong path is reported at once.
         options.check(run)
-        frames = _open(source, stream, run, many=options.streams)
+        frames = options.open(source, stream, run)
         folder = stack.enter_context(run_folder(options.output))
         default_model = DEFAULT_MODEL if method.shared.delta is None else None
         options.check_folder(folder, run, frames, model.name or default_model)
-        metrics = stack.enter_context(_serving(options.metrics))
-        classifier, config = _load(model, method, run, running, folder, default_threads=1 if options.divides else None)
+        metrics = stack.enter_context(options.serve_metrics())
+        threads = 1 if options.divides else None
+        classifier, config = _load(model, method, run, running, folder, default_threads=threads)
         advance = stack.enter_context(run_progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
-        viewers = [stack.enter_context(contextlib.closing(viewer)) for viewer in _viewers(options, folder, run)]
-        summary = _adapt(
-            classifier,
-            frames,
-            folder,
-            config,
-            options,
-            metrics=metrics,
-            on_batch=advance,
-            viewers=viewers,
-            interrupts=interrupts,
+        summary = options.adapt(
+            classifier, frames, folder, config, metrics=metrics, on_batch=advance, interrupts=interrupts
         )
         stack.close()
         _report(summary, options, running)
     raise typer.Exit(_exit_code(summary))
-
-
-def _open(source: str, stream: StreamOptions, run: RunOptions, *, many: bool) -> Stream | dict[str, Stream]:
-    """Open the stream, or the streams of a list."""
-    from remtta.streams.lists import read_sources
-    from remtta.streams.sources import open_streams, open_with
-
-    if many:
-        return open_streams(read_sources(Path(source)), stream, resuming=run.resume)
-    return open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
-
-
-def _serving(address: str | None) -> contextlib.AbstractContextManager[Metrics | None]:
-    """Serve the run's metrics during a block, if requested."""
-    if address is None:
-        return contextlib.nullcontext()
-    from remtta.watching.metrics import Metrics, parse_metrics_address
-
-    return contextlib.closing(Metrics(parse_metrics_address(address)))
-
-
-def _viewers(options: AdaptOptions, folder: Path, run: RunOptions) -> Iterator[Publisher | AnnotatedVideo]:
-    if options.mqtt:
-        yield Publisher(parse_topic(options.mqtt), folder, resume=run.resume)
-    if options.annotate is not None:
-        yield AnnotatedVideo(check_video(options.annotate, folder, overwrite=run.overwrite, resume=run.resume))
 
 
 def _load(
@@ -250,53 +285,6 @@ def _load(
     start = load_start(delta, folder, overwrite=run.overwrite)
     running.set_threads(default_threads)
     return running.load_classifier(model, start), AdaptationConfig(method.method, settings, run, start, source_data)
-
-
-def _adapt(
-    classifier: nn.Module,
-    frames: Stream | dict[str, Stream],
-    folder: Path,
-    config: AdaptationConfig,
-    options: AdaptOptions,
-    *,
-    metrics: Metrics | None,
-    on_batch: Callable[[Summary], None],
-    viewers: Sequence[Viewer],
-    interrupts: Interrupts,
-) -> Summary:
-    """Adapt the classifier to the stream, or to the streams of a list."""
-    from remtta.adapt.many_streams import adapt_streams
-    from remtta.adapt.one_stream import adapt_stream
-
-    if isinstance(frames, dict):
-        return adapt_streams(
-            classifier,
-            frames,
-            folder,
-            config,
-            engine=options.engine,
-            jobs=options.jobs,
-            health=options.health,
-            metrics=metrics,
-            on_batch=on_batch,
-            interrupts=interrupts,
-        )
-    return adapt_stream(
-        classifier,
-        frames,
-        folder,
-        method=config.method,
-        config=config.config,
-        options=config.options,
-        delta=config.delta,
-        source_data=config.source_data,
-        echo=sys.stdout.buffer if options.predictions else None,
-        health=options.health,
-        metrics=metrics,
-        on_batch=on_batch,
-        viewers=viewers,
-        interrupts=interrupts,
-    )
 
 
 def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:

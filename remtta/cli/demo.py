@@ -37,7 +37,8 @@ def demo(
     """
     with running.command() as interrupts, contextlib.ExitStack() as stack:
         _log.info("loading torch ...")
-        from remtta.demo.drive import run_demo
+        from remtta.deltas import DELTA
+        from remtta.demo.drive import LABELLED, PICTURE, run_demo
         from remtta.demo.signs import CONDITIONS
 
         running.set_threads()
@@ -53,4 +54,5 @@ def demo(
         )
         stack.close()
         typer.echo(result.table())
-        running.print_message(f"picture:  {result.picture}\ndelta:    {result.delta}\nlabelled: {result.labelled}")
+        files = {"picture": folder / PICTURE, "delta": folder / "remtta" / DELTA, "labelled": folder / LABELLED}
+        running.print_message("\n".join(f"{f'{name}:':<9} {path}" for name, path in files.items()))

@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image
 
 from remtta.adapt.one_stream import adapt_stream
-from remtta.deltas import DELTA
 from remtta.demo.signs import CONDITIONS, render_sign
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import UsageError
@@ -27,7 +26,7 @@ from remtta.runs.summary import RunSummary
 
 BATCH_SIZE = 20
 METHODS = ("source", "remtta")
-FRAMES, LABELLED = "frames", "labelled"
+FRAMES, LABELLED, PICTURE = "frames", "labelled", "demo.png"
 WINDOW = 80
 """Number of frames over which the picture's curve is averaged."""
 
@@ -52,21 +51,6 @@ class DemoResult:
     frames: Sequence[DriveFrame]  # the drive, in order
     wrong: Mapping[str, Sequence[bool]]  # method name to one bool per frame: whether its prediction was wrong
     output: Path  # folder of everything the demo wrote
-
-    @property
-    def picture(self) -> Path:
-        """The plot of the running error and the masks."""
-        return self.output / "demo.png"
-
-    @property
-    def labelled(self) -> Path:
-        """The frames in a folder per condition and class."""
-        return self.output / LABELLED
-
-    @property
-    def delta(self) -> Path:
-        """The delta of the adapted run."""
-        return self.output / "remtta" / DELTA
 
     def errors(self, method: str) -> dict[str, float]:
         """Return the error in percent per condition, and their mean."""
