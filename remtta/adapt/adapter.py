@@ -193,9 +193,8 @@ class Adapter:
                 raise UsageError(f"there is no delta to save: {refusal}")
             if not committed[0]:
                 raise UsageError(f"there is no delta to save: {self._name} changes no weights")
-            size = self.options.batch_size
-            delta = delta_of(self.card, self._name, self.config, size, committed, self.frames_in_delta)
-            save_delta(path, delta, overwrite=overwrite)
+            origin = self.card, self._name, self.config, self.options.batch_size
+            save_delta(path, delta_of(*origin, committed, self.frames_in_delta), overwrite=overwrite)
 
     def __repr__(self) -> str:
         facts = f"method={self._name!r}, updates={self.pipeline.method.num_updates}, frozen={self.frozen}"

@@ -131,9 +131,9 @@ class TargetOptions:
     output: Annotated[Path, Option("The .safetensors file to write.", flags=("--output", "-o"))]
     overwrite: Annotated[bool, Option("Replace an existing file.")] = False
 
-    def check(self) -> None:
+    def check(self, suffix: str = ".safetensors") -> None:
         """Raise UsageError if the file has another suffix, or exists."""
-        check_target(self.output, "--output", ".safetensors", overwrite=self.overwrite)
+        check_target(self.output, "--output", suffix, overwrite=self.overwrite)
 
 
 def import_uncollected(module: str) -> None:
