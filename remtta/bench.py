@@ -102,7 +102,10 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     images = torch.randn(options.batch_size, 3, height, width, device=device)
     if subject == FORWARD:
         return Prepared(torch.no_grad()(lambda: model(images)), model)
-    config = method_config(subject, {"precision": options.precision}, batch_size=options.batch_size)
+    settings: dict[str, object] = {"precision": options.precision}
+    if options.mask_ratios and subject in ("rem", "remtta"):
+        settings["mask_ratios"] = options.mask_ratios
+    config = method_config(subject, settings, batch_size=options.batch_size)
     method = build_method(subject, model, config)
     preset = METHOD_TABLE[subject].preset
     pipeline = assemble_pipeline(method, GuardOptions(preset.action, preset.answer))

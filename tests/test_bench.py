@@ -9,6 +9,7 @@ from torch import nn
 
 from remtta.bench import measure_peak, prepare, run_bench
 from remtta.errors import UsageError
+from remtta.methods.settings import REMConfig
 from remtta.options import ModelOptions
 from remtta.options.bench import FORWARD, SUBJECTS, BenchOptions
 from tests.command import remtta_here
@@ -25,6 +26,12 @@ def test_every_subject_is_timed_against_a_plain_forward_pass() -> None:
     assert measured[FORWARD].forwards == 1
     assert measured["rem"].forwards > measured[FORWARD].forwards
     assert all(each.cpu_s_per_1000 > 0 and each.images_per_s == 4 / each.seconds for each in measured.values())
+
+
+def test_rem_has_the_mask_ratios_asked_for() -> None:
+    options = BenchOptions(TINY_MODEL, batch_size=4, mask_ratios=(0.0, 0.5))
+    method = prepare("rem", options).method
+    assert method and isinstance(method.config, REMConfig) and method.config.mask_ratios == (0.0, 0.5)
 
 
 def test_peak_memory_is_that_over_the_loaded_model(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ class BenchOptions:
     device: str = "auto"
     threads: int | None = None
     seed: Annotated[int, Option("Seed of the random weights and images.", min=0, max=MAX_SEED)] = 0
+    mask_ratios: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         check_options(self)

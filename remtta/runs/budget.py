@@ -116,17 +116,19 @@ class RateCheck:
     Args:
         method: Its name, to name a faster one.
         stride: Every stride-th frame of the source is used; the numbers of frames count all of them.
+        skips_updates: Whether updates are skipped to keep up, so that only predictions may be too slow.
     """
 
-    def __init__(self, method: str, stride: int) -> None:
-        self._method, self._stride = method, stride
+    def __init__(self, method: str, stride: int, *, skips_updates: bool = False) -> None:
+        self._method, self._stride, self._skips_updates = method, stride, skips_updates
         self._first: DecodedFrame | None = None  # of the frames measured, after a first batch, which is slower
         self._batches, self._frames, self._seconds = 0, 0, 0.0
 
     def note(self, result: BatchResult) -> None:
         """Record a batch."""
         arrived = [frame for frame in result.batch.readable if frame.read_at]  # not those of a finite video
-        if not arrived or (self._frames >= _FRAMES_MEASURED and self._batches >= _BATCHES_MEASURED):
+        measured = self._frames >= _FRAMES_MEASURED and self._batches >= _BATCHES_MEASURED
+        if not arrived or measured or (self._skips_updates and result.adapted):
             return
         if self._first is None:
             self._first = arrived[-1]
@@ -144,7 +146,8 @@ class RateCheck:
             _log.warning(text, self._method, speed, rate, self._remedy(speed, rate))
 
     def _remedy(self, speed: float, rate: float) -> str:
-        forward = speed * _PASSES.get(self._method, 0)  # plain forward passes per second
+        # Plain forward passes per second.
+        forward = 0.0 if self._skips_updates else speed * _PASSES.get(self._method, 0)
         for method in ("light", "fast"):
             passes = _PASSES[method]
             if method != self._method and forward > rate * passes:

@@ -64,7 +64,11 @@ class Run:
             policy=LearnableFrames(
                 progress,
                 TimeBudget(options.max_ms, options.realtime),
-                RateCheck(context.method, context.stream.options.frame_stride),
+                RateCheck(
+                    context.method,
+                    context.stream.options.frame_stride,
+                    skips_updates=options.realtime or options.max_ms is not None,
+                ),
             ),
             callback=self._writer,
             interrupts=interrupts,

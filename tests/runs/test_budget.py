@@ -123,6 +123,20 @@ def test_a_method_that_cannot_keep_up_with_a_camera_is_reported_once(
     assert [told in record.getMessage() for record in caplog.records if told] == [True] * bool(told)
 
 
+def test_a_run_that_skips_updates_is_reported_if_its_predictions_are_too_slow(caplog: pytest.LogCaptureFixture) -> None:
+    rate = RateCheck("remtta", stride=1, skips_updates=True)
+    for number in range(60):
+        frame = DecodedFrame(number, "0", number, number / 2, torch.zeros(1), read_at="now")
+        adapted = number < 40
+        seconds = 9.0 if adapted else 0.8
+        rate.note(BatchResult(Batch([frame]), Prediction(), 0, (0, 0), adapted=adapted, seconds=seconds))
+        assert not (adapted and caplog.records)
+    [told] = caplog.messages
+    assert told.endswith(
+        "takes 1.2 frames/s here, and the source gives 2.0: it cannot keep up; use a smaller model, or --frame-stride 2"
+    )
+
+
 def test_latencies_are_reported_within_four_percent() -> None:
     latencies = Latencies()
     assert latencies.percentiles_ms() is None
