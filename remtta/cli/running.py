@@ -23,7 +23,7 @@ from remtta.cli.reporting import command, print_message, progress
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError, check_installed
 from remtta.files import cache_folder, check_target
-from remtta.models.prompts import CLIP, is_zero_shot
+from remtta.models.prompts import is_zero_shot
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Option, in_output
 
@@ -159,7 +159,7 @@ def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> N
     """
     model.check_files()
     if is_zero_shot(model.name or ""):
-        check_installed("open_clip", "clip", CLIP)
+        check_installed("open_clip", "clip", model.name or "")
     if delta is not None:
         from remtta.deltas.delta_files import delta_file
 
