@@ -5,40 +5,24 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from remtta._version import __version__
-from remtta.errors import RemttaError
+from remtta._version import __version__ as __version__
+from remtta.errors import RemttaError as RemttaError
 
 if TYPE_CHECKING:
-    from remtta.adapt.adapter import Adapter
-    from remtta.adapt.frame_results import stream
-    from remtta.adapt.one_stream import adapt_stream
-    from remtta.deltas.base_model import load_base
-    from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
-    from remtta.methods.settings import REMConfig
-    from remtta.models.loading import load_model
-    from remtta.models.preprocessing import Preprocessing
-    from remtta.options import RunOptions
-    from remtta.pipeline.build import REM
-    from remtta.streams.sources import open_stream
-
-__all__ = [
-    "REM",
-    "Adapter",
-    "Delta",
-    "Preprocessing",
-    "REMConfig",
-    "RemttaError",
-    "RunOptions",
-    "__version__",
-    "adapt_stream",
-    "apply_delta",
-    "load_base",
-    "load_delta",
-    "load_model",
-    "open_stream",
-    "save_delta",
-    "stream",
-]
+    from remtta.adapt.adapter import Adapter as Adapter
+    from remtta.adapt.frame_results import stream as stream
+    from remtta.adapt.one_stream import adapt_stream as adapt_stream
+    from remtta.deltas.base_model import load_base as load_base
+    from remtta.deltas.delta import Delta as Delta
+    from remtta.deltas.delta import apply_delta as apply_delta
+    from remtta.deltas.delta import load_delta as load_delta
+    from remtta.deltas.delta import save_delta as save_delta
+    from remtta.methods.settings import REMConfig as REMConfig
+    from remtta.models.loading import load_model as load_model
+    from remtta.models.preprocessing import Preprocessing as Preprocessing
+    from remtta.options import RunOptions as RunOptions
+    from remtta.pipeline.build import REM as REM
+    from remtta.streams.sources import open_stream as open_stream
 
 # Imported when first used: torch takes seconds, and `remtta --help` does not need it.
 _HOMES = {
@@ -57,6 +41,7 @@ _HOMES = {
     "save_delta": "remtta.deltas.delta",
     "stream": "remtta.adapt.frame_results",
 }
+__all__ = ["RemttaError", "__version__", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:

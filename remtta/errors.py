@@ -15,8 +15,9 @@ UsageError is also a ValueError, so that a wrong setting in Python can be caught
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import importlib
+import importlib.util
 import re
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -70,11 +71,11 @@ def check(holds: bool, name: str, value: object, rule: str) -> None:
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> UsageError:
-    """Return the error for an unknown name, with the closest known one."""
+    """Return the error for an unknown name, with the closest known one, or else with all."""
     names = list(known)
     close = difflib.get_close_matches(str(name).lower(), names, n=1)
-    meant = f"did you mean {close[0]}? Available:" if close else "choose"
-    return UsageError(f'unknown {what} "{name}"; {meant} {", ".join(names)}')
+    remedy = f"did you mean {close[0]}?" if close else f"choose {', '.join(names)}"
+    return UsageError(f'unknown {what} "{name}"; {remedy}')
 
 
 def first_line(error: BaseException) -> str:
@@ -98,7 +99,25 @@ def needed(module: str, extra: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise UsageError(f'{what} needs {module}, which is not installed: pip install "remtta[{extra}]"') from error
+        raise _missing(module, extra, what) from error
+
+
+def check_installed(module: str, extra: str, what: str) -> None:
+    """Raise UsageError as `needed` does, but import nothing: before slow work."""
+    if importlib.util.find_spec(module) is None:
+        raise _missing(module, extra, what)
+
+
+def _missing(module: str, extra: str, what: str) -> UsageError:
+    """Return the error that names the packages of an extra, which pip finds from anywhere; remtta is not on PyPI."""
+    from importlib.metadata import PackageNotFoundError, requires  # slow to import
+
+    wanted: list[str] = []
+    with contextlib.suppress(PackageNotFoundError):  # remtta itself may be imported from a folder
+        of_extra = re.compile(rf"extra == ['\"]{extra}['\"]")
+        wanted = [text.partition(";")[0].strip() for text in requires("remtta") or () if of_extra.search(text)]
+    packages = " ".join(f'"{package}"' for package in wanted or [module])
+    return UsageError(f"{what} needs {module}, which is not installed: pip install {packages}")
 
 
 def without_password(source: str) -> str:

@@ -27,7 +27,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from remtta._version import __version__
 from remtta.backbones.norms import norm_modules
 from remtta.deltas.delta import Delta, apply_delta, save_weights
-from remtta.errors import OutputError, RemttaError, UsageError, counted, first_line, needed
+from remtta.errors import OutputError, RemttaError, UsageError, check_installed, counted, first_line, needed
 from remtta.files import FolderLock, check_can_hold, check_not_input, writing
 from remtta.models.card import ModelCard, card_of
 from remtta.models.huggingface import weights_place
@@ -259,6 +259,12 @@ _WRITERS: dict[Format, _Writer] = {
 }
 
 
+def check_packages(format: Format) -> None:
+    """Raise UsageError if a package that a format needs is missing."""
+    for package in _WRITERS[format].packages:
+        check_installed(package, "export", "an export")
+
+
 def export_model(adapted: ExportableModel, format: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
     """Write the adapted model to a folder in a format, and verify it there; return the files. Raise UsageError if a
     package is missing, files exist already or are those of the model or the delta, another process writes to the
@@ -267,8 +273,7 @@ def export_model(adapted: ExportableModel, format: Format, output: Path, *, over
     """
     writer = _WRITERS[format]
     main_file = output / writer.main_file
-    for package in writer.packages:
-        needed(package, "export", "an export")
+    check_packages(format)
     check_can_hold(output, "the folder of an export", "--output")
     if not overwrite and main_file.exists():  # checked before the work, other files after it
         raise UsageError(f"{main_file} exists; choose another --output or add --overwrite")

@@ -180,11 +180,11 @@ class Adapter:
         with self._alone():
             return self.pipeline.delta()
 
-    def save_delta(self, path: str | Path) -> None:
+    def save_delta(self, path: str | Path, *, overwrite: bool = True) -> None:
         """Write the delta and its origin to a file, as `remtta adapt` does, for `load_delta` and `remtta apply`.
 
         Raises:
-            UsageError: If the method changes no weights that a delta can hold.
+            UsageError: If the method changes no weights that a delta can hold, or the file may not be overwritten.
             DeltaError: If a value is not finite; an existing file is kept.
             OutputError: If the file cannot be written; an existing file is kept.
         """
@@ -194,8 +194,12 @@ class Adapter:
                 raise UsageError(f"there is no delta to save: {refusal}")
             if not committed[0]:
                 raise UsageError(f"there is no delta to save: {self._name} changes no weights")
-            size = self.options.batch_size
-            save_delta(path, delta_of(self.card, self._name, self.config, size, committed, self.frames_in_delta))
+            origin = self.card, self._name, self.config, self.options.batch_size
+            save_delta(path, delta_of(*origin, committed, self.frames_in_delta), overwrite=overwrite)
+
+    def __repr__(self) -> str:
+        facts = f"method={self._name!r}, updates={self.pipeline.method.num_updates}, frozen={self.frozen}"
+        return f"Adapter({self.card.name}, {facts})"
 
     def __reduce__(self) -> Never:
         """Raise TypeError: an adapter is bound to its model."""
@@ -208,11 +212,7 @@ class Adapter:
             return {**self.pipeline.state_dict(), **self._origin, **own}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned, of an adapter with the same model and method.
-
-        Raises:
-            UsageError: If it belongs to another; nothing is changed then.
-        """
+        """Restore what `state_dict` returned; raise UsageError, and change nothing, if it fits no such adapter."""
         with self._alone():
             before = self.pipeline.state_dict()
             try:

@@ -14,12 +14,12 @@ import typer
 from remtta.cli.reporting import discard_output, print_message, run_progress, signal_exit_code
 from remtta.cli.running import RunningOptions, load_start, load_torch
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import UsageError
+from remtta.errors import UsageError, check_installed
 from remtta.files import check_not_input
 from remtta.methods.settings import METHOD_TABLE
 from remtta.methods.settings.chosen import MethodOptions
 from remtta.options import DEFAULT_MODEL, ModelOptions, RunOptions, StreamOptions
-from remtta.options.option import in_output, in_stream
+from remtta.options.option import in_output, in_stream, output_folder
 from remtta.options.run_options import Engine
 from remtta.runs.folder import check_folder, check_same_model, check_site, run_folder
 from remtta.watching.annotated import AnnotatedVideo, check_video
@@ -63,17 +63,7 @@ class AdaptOptions:
             min=1,
         ),
     ] = 1
-    output: Annotated[
-        Path | None,
-        in_output(
-            "Folder for the files of the run.",
-            flags=("--output", "-o"),
-            metavar="DIR",
-            default="runs/<UTC time>",
-            common=True,
-            more="files.md#the-run-folder",
-        ),
-    ] = None
+    output: Annotated[Path | None, output_folder(more="files.md#the-run-folder")] = None
     predictions: Annotated[
         str | None, in_output("Also write predictions to standard output, as JSON Lines.", metavar="-", common=True)
     ] = None
@@ -129,6 +119,8 @@ class AdaptOptions:
             raise UsageError("--annotate and --mqtt are for one stream; leave them out with --streams")
         if self.divides and not self.streams:
             raise UsageError("--jobs and --engine divide the streams of a list; add --streams, or leave them out")
+        if self.engine == "ray":
+            check_installed("ray", "cluster", "--engine ray")
         if self.mqtt:
             parse_topic(self.mqtt)
 
@@ -292,9 +284,7 @@ def _load(
     check_source_data([method.method], source_data, calibrates=run.estimate is not None)
     start = load_start(delta, folder, overwrite=run.overwrite)
     running.set_threads(default_threads)
-    classifier = running.load_classifier(model, start)
-    running.compile(classifier)
-    return classifier, AdaptationConfig(method.method, settings, run, start, source_data)
+    return running.load_classifier(model, start), AdaptationConfig(method.method, settings, run, start, source_data)
 
 
 def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:

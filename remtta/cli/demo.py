@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,19 +17,15 @@ from remtta.runs.folder import run_folder
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class DriveOptions:
-    """The simulated drive, and the folder of its results."""
-
+def demo(
+    running: Annotated[RunningOptions, Subset("threads", "quiet", "debug")],
     output: Annotated[
         Path | None, Option("Folder for the results.", flags=("--output", "-o"), default="runs/<UTC time>")
-    ] = None
-    frames: Annotated[int | None, Option("Frames per condition.", min=20, default="400")] = None
-    seed: Annotated[int, Option("Seed of the simulated drive.", min=0)] = 0
-    overwrite: Annotated[bool, Option("Replace an earlier demo in the folder.")] = False
-
-
-def demo(drive: DriveOptions, running: Annotated[RunningOptions, Subset("threads", "quiet", "debug")]) -> None:
+    ] = None,
+    frames: Annotated[int, Option("Frames per condition.", min=20, max=10_000)] = 400,
+    seed: Annotated[int, Option("Seed of the simulated drive.", min=0)] = 0,
+    overwrite: Annotated[bool, Option("Replace an earlier demo in the folder.")] = False,
+) -> None:
     """Adapt an embedded road sign classifier on a simulated drive into bad weather; no downloads.
 
     Runs the source model, then remtta, on the same frames. Prints the errors of both; writes predictions, the delta, a
@@ -42,21 +37,22 @@ def demo(drive: DriveOptions, running: Annotated[RunningOptions, Subset("threads
     """
     with running.command() as interrupts, contextlib.ExitStack() as stack:
         _log.info("loading torch ...")
-        from remtta.demo.drive import FRAMES_PER_CONDITION, run_demo
+        from remtta.deltas import DELTA
+        from remtta.demo.drive import LABELLED, PICTURE, run_demo
         from remtta.demo.signs import CONDITIONS
 
         running.set_threads()
-        frames = drive.frames or FRAMES_PER_CONDITION
         advance = stack.enter_context(run_progress(frames * len(CONDITIONS), hidden=running.quiet))
-        with run_folder(drive.output) as folder:
-            result = run_demo(
-                folder,
-                frames_per_condition=frames,
-                seed=drive.seed,
-                overwrite=drive.overwrite,
-                on_batch=advance,
-                interrupts=interrupts,
-            )
+        folder = stack.enter_context(run_folder(output))
+        result = run_demo(
+            folder,
+            frames_per_condition=frames,
+            seed=seed,
+            overwrite=overwrite,
+            on_batch=advance,
+            interrupts=interrupts,
+        )
         stack.close()
         typer.echo(result.table())
-        running.print_message(f"picture:  {result.picture}\ndelta:    {result.delta}\nlabelled: {result.labelled}")
+        files = {"picture": folder / PICTURE, "delta": folder / "remtta" / DELTA, "labelled": folder / LABELLED}
+        running.print_message("\n".join(f"{f'{name}:':<9} {path}" for name, path in files.items()))

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from remtta.cli.running import RunningOptions, load_start, load_torch
-from remtta.errors import UsageError
+from remtta.errors import UsageError, check_installed
 from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
 from remtta.models.embedded import EMBEDDED
 from remtta.options import DEFAULT_MODEL, DataOptions, EvalOptions, ModelOptions
-from remtta.options.option import Subset, in_output, in_protocol
+from remtta.options.option import Subset, in_output, in_protocol, output_folder
 from remtta.runs.folder import RESULTS, check_folder, run_folder
 from remtta.runs.tables import TABLE, plain_table
 
@@ -37,17 +37,7 @@ class TableOptions:
         False
     )
     episodic: Annotated[bool, in_protocol("Same as --scenario episodic: reset at each domain.", common=True)] = False
-    output: Annotated[
-        Path | None,
-        in_output(
-            "Folder for the results.",
-            flags=("--output", "-o"),
-            metavar="DIR",
-            default="runs/<UTC time>",
-            common=True,
-            more="evaluation.md#results",
-        ),
-    ] = None
+    output: Annotated[Path | None, output_folder(more="evaluation.md#results")] = None
     plots: Annotated[bool, in_output("Draw plots.", flags=("--plots/--no-plots",), common=True)] = True
 
     def scenario(self, options: EvalOptions) -> EvalOptions:
@@ -83,11 +73,7 @@ def evaluate(
     """
     with running.command() as interrupts, ExitStack() as stack:
         options = table.scenario(options)
-        if not root.is_dir():
-            why = "not a folder; a list is --labels-file" if root.exists() else "no such folder"
-            raise UsageError(f"{root}: {why}")
-        if options.resume and table.output is None:
-            raise UsageError("--resume continues the evaluation in a folder; name it with --output")
+        _check(root, options, table)
         output = stack.enter_context(run_folder(table.output))
         check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
@@ -101,7 +87,6 @@ def evaluate(
         start = load_start(methods.shared.delta, output, overwrite=options.overwrite)
         classifier = running.load_classifier(_with_classes(root, _with_protocol(model, options), data), start)
         dataset = _open(root, classifier, data, options)
-        running.compile(classifier)
         preprocessing = choose_preprocessing(classifier, dataset, resize=data.resize, protocol=options.protocol)
         results = measure(
             classifier,
@@ -120,6 +105,17 @@ def evaluate(
             from remtta.evaluation.plots import draw_plots
 
             draw_plots(output, results)
+
+
+def _check(root: Path, options: EvalOptions, table: TableOptions) -> None:
+    """Raise UsageError if there is nothing to evaluate, or to resume, or no Ray."""
+    if not root.is_dir():
+        why = "not a folder; a list is --labels-file" if root.exists() else "no such folder"
+        raise UsageError(f"{root}: {why}")
+    if options.resume and table.output is None:
+        raise UsageError("--resume continues the evaluation in a folder; name it with --output")
+    if options.engine == "ray":
+        check_installed("ray", "cluster", "--engine ray")
 
 
 def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from remtta.cli.running import PrintOptions, RunningOptions, TargetOptions
+from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError, counted
+from remtta.files import check_target
 from remtta.options.option import Option, Subset
 from remtta.runs.reading import aligned, printable, reading
 from remtta.runs.tables import significance_mark
@@ -108,19 +108,13 @@ def _delta_lines(delta: Content) -> list[str]:
     ]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PageOptions(TargetOptions):
-    """The page to write."""
-
-    output: Annotated[Path, Option("The .html file to write.", flags=("--output", "-o"))]
-
-
 def report(
     folders: Annotated[
         list[Path], typer.Argument(metavar="FOLDER", help="Folders of runs or evaluations, shown side by side.")
     ],
-    target: PageOptions,
+    output: Annotated[Path, Option("The .html file to write.", flags=("--output", "-o"))],
     running: Annotated[RunningOptions, Subset("quiet", "debug")],
+    overwrite: Annotated[bool, Option("Replace an existing file.")] = False,
 ) -> None:
     """Write an HTML page on runs or evaluations: charts over time, changed layers, frames to look at.
 
@@ -131,11 +125,11 @@ def report(
       remtta report run1 run2 --output report.html
     """
     with running.command():
-        target.check(".html")
+        check_target(output, "--output", ".html", overwrite=overwrite)
         from remtta.report.page import write_report
 
         for folder in folders:
             if not folder.is_dir():
                 raise UsageError(f"{folder}: no such folder")
-        write_report(folders, target.output)
-        running.print_message(str(target.output))
+        write_report(folders, output)
+        running.print_message(str(output))

@@ -7,6 +7,7 @@ import gc
 import json
 import logging
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -20,8 +21,9 @@ import typer
 
 from remtta.cli.reporting import command, print_message, progress
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import UsageError
+from remtta.errors import UsageError, check_installed
 from remtta.files import cache_folder, check_target
+from remtta.models.prompts import is_zero_shot
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Option, in_output
 
@@ -59,6 +61,13 @@ class RunningOptions:
     quiet: Annotated[bool, in_output("Show errors only.", flags=("--quiet", "-q"), common=True)] = False
     debug: Annotated[bool, in_output("Show tracebacks.")] = False
 
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):  # before torch is loaded, which takes seconds
+            raise UsageError(
+                f'unknown --device "{self.device}"; choose auto, cpu, mps, or cuda (a GPU of NVIDIA or AMD; cuda:1: '
+                "the second)"
+            )
+
     @property
     def as_json(self) -> bool:
         """True if messages are JSON Lines."""
@@ -83,10 +92,10 @@ class RunningOptions:
             torch.set_num_threads(threads)
 
     def load_classifier(self, model: ModelOptions, start: Delta | None = None) -> nn.Module:
-        """Load the model, or the one on which a `start` delta was made; show the progress of class embeddings.
-
-        Raise RemttaError if the model cannot be loaded, or is not the delta's.
+        """Load the model, or the one on which a `start` delta was made, and compile its blocks, if requested; show the
+        progress of class embeddings. Raise RemttaError if the model cannot be loaded, or is not the delta's.
         """
+        from remtta.backbones.families import compile_blocks
         from remtta.deltas.base_model import base_options
         from remtta.models.loading import load
 
@@ -94,18 +103,14 @@ class RunningOptions:
             model = base_options(start, model)
         began = time.monotonic()
         with progress("reading class names", "sentences", hidden=self.quiet, rate_unit="sentences") as show:
-            return load(
+            classifier = load(
                 model,
                 device=self.device,
                 on_texts=lambda done, total: show(done, total, "", done / max(1e-9, time.monotonic() - began)),
             )
-
-    def compile(self, model: nn.Module) -> None:
-        """Compile the model's blocks, if requested."""
         if self.compile_model:
-            from remtta.backbones.families import compile_blocks
-
-            compile_blocks(model)
+            compile_blocks(classifier)
+        return classifier
 
 
 @dataclass(frozen=True)
@@ -150,9 +155,11 @@ def import_uncollected(module: str) -> None:
 
 def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> None:
     """Import a module that loads torch, with a message, since it takes seconds; raise UsageError if the checkpoint or
-    the delta does not exist.
+    the delta does not exist, or the model needs a package that is missing.
     """
     model.check_files()
+    if is_zero_shot(model.name or ""):
+        check_installed("open_clip", "clip", model.name or "")
     if delta is not None:
         from remtta.deltas.delta_files import delta_file
 

@@ -196,7 +196,8 @@ def _numbers(option: str, values: list[str], words: Sequence[str]) -> list[str]:
     count = _NUMBERS[option]
     if len(values) not in (1, count):
         got = " ".join(values or words[:1]) or "none"
-        raise UsageError(f"{option} takes {count} numbers, or one for all; got {got}")
+        spaces = f"; separate them by spaces: {option} {got.replace(',', ' ')}" if "," in got else ""
+        raise UsageError(f"{option} takes {count} numbers, or one for all; got {got}{spaces}")
     return values * (count if len(values) == 1 else 1)
 
 

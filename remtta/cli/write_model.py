@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -95,18 +94,10 @@ def _loading_options(base: nn.Module, options: ModelOptions) -> str:
     return " ".join([*words, *([] if same else [options_text(chosen)])])
 
 
-@dataclass(frozen=True)
-class ExportOptions:
-    """The files to write."""
-
-    format: Annotated[Literal["onnx", "peft", "timm"], Option("Format to write.", flags=("--format", "-f"))]
-    output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))]
-    overwrite: Annotated[bool, Option("Replace files of the same names.")] = False
-
-
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of remtta adapt, or a delta.")],
-    target: ExportOptions,
+    format: Annotated[Literal["onnx", "peft", "timm"], Option("Format to write.", flags=("--format", "-f"))],
+    output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))],
     model: Annotated[
         ModelOptions,
         Subset(
@@ -114,6 +105,7 @@ def export(
         ),
     ],
     running: Annotated[RunningOptions, Subset("quiet", "debug")],
+    overwrite: Annotated[bool, Option("Replace files of the same names.")] = False,
 ) -> None:
     """Write the adapted model of RUN as ONNX, PEFT or timm files, and check them against torch.
 
@@ -127,11 +119,12 @@ def export(
         load_torch("remtta.deltas.base_model", model, run)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import load_delta
-        from remtta.export import adapted_model, export_model
+        from remtta.export import adapted_model, check_packages, export_model
 
+        check_packages(format)
         delta = load_delta(run)
         adapted = adapted_model(delta, base_options(delta, model))
-        files = export_model(adapted, target.format, target.output, overwrite=target.overwrite)
+        files = export_model(adapted, format, output, overwrite=overwrite)
         running.print_message("\n".join(map(str, files)))
 
 

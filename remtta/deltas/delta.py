@@ -72,11 +72,11 @@ class Delta:
         return {name: getattr(self, name) for name in names}
 
 
-def save_delta(path: str | Path, delta: Delta) -> None:
+def save_delta(path: str | Path, delta: Delta, *, overwrite: bool = True) -> None:
     """Write a delta atomically.
 
     Raises:
-        UsageError: If it is not a Delta.
+        UsageError: If it is not a Delta, or the file exists and `overwrite` is False.
         DeltaError: If a value is not finite; an existing file is kept.
         OutputError: If the file cannot be written; an existing file is kept.
     """
@@ -84,6 +84,8 @@ def save_delta(path: str | Path, delta: Delta) -> None:
         raise UsageError(
             f"a delta is a remtta.Delta, got {type(delta).__name__}; to save an Adapter's, use its save_delta"
         )
+    if not overwrite and Path(path).exists():
+        raise UsageError(f"{path} exists; choose another file, or leave out overwrite=False")
     for name, tensor in delta.tensors.items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise DeltaError(f"the adapted {name} holds values that are not finite numbers; nothing was saved")

@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image
 
 from remtta.adapt.one_stream import adapt_stream
-from remtta.deltas import DELTA
 from remtta.demo.signs import CONDITIONS, render_sign
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import UsageError
@@ -26,9 +25,8 @@ from remtta.runs.reading import read_rows
 from remtta.runs.summary import RunSummary
 
 BATCH_SIZE = 20
-FRAMES_PER_CONDITION = 400
 METHODS = ("source", "remtta")
-FRAMES, LABELLED = "frames", "labelled"
+FRAMES, LABELLED, PICTURE = "frames", "labelled", "demo.png"
 WINDOW = 80
 """Number of frames over which the picture's curve is averaged."""
 
@@ -54,21 +52,6 @@ class DemoResult:
     wrong: Mapping[str, Sequence[bool]]  # method name to one bool per frame: whether its prediction was wrong
     output: Path  # folder of everything the demo wrote
 
-    @property
-    def picture(self) -> Path:
-        """The plot of the running error and the masks."""
-        return self.output / "demo.png"
-
-    @property
-    def labelled(self) -> Path:
-        """The frames in a folder per condition and class."""
-        return self.output / LABELLED
-
-    @property
-    def delta(self) -> Path:
-        """The delta of the adapted run."""
-        return self.output / "remtta" / DELTA
-
     def errors(self, method: str) -> dict[str, float]:
         """Return the error in percent per condition, and their mean."""
         outcomes = zip(self.frames, self.wrong[method], strict=True)
@@ -90,7 +73,7 @@ class DemoResult:
 def run_demo(
     output: Path,
     *,
-    frames_per_condition: int = FRAMES_PER_CONDITION,
+    frames_per_condition: int = 400,
     seed: int = 0,
     overwrite: bool = False,
     on_batch: Callable[[RunSummary], None] | None = None,

@@ -15,7 +15,7 @@ from PIL import Image
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
-from remtta.demo.drive import WINDOW
+from remtta.demo.drive import PICTURE, WINDOW
 from remtta.demo.signs import CONDITIONS
 from remtta.drawing import COLOURS, STYLE, running_error
 from remtta.files import write_atomically
@@ -44,7 +44,7 @@ def draw_picture(result: DemoResult) -> None:
     errors, masks = figure.subfigures(2, 1, squeeze=False, height_ratios=(3, 4))[:, 0]
     _draw_errors(errors, result)
     _draw_masks(masks, result)
-    write_atomically(result.picture, partial(figure.savefig, format="png"))
+    write_atomically(result.output / PICTURE, partial(figure.savefig, format="png"))
 
 
 def _draw_errors(figure: FigureBase, result: DemoResult) -> None:
@@ -82,26 +82,26 @@ def _draw_masks(figure: FigureBase, result: DemoResult) -> None:
         fontsize=10,
     )
     panels = figure.subplots(len(views), len(frames))
-    for row, logits, kept, ratio in zip(panels, views, [None, *masks], rem.config.mask_ratios, strict=True):
+    for row, logits, visible, ratio in zip(panels, views, [None, *masks], rem.config.mask_ratios, strict=True):
         row[0].set_ylabel(f"{ratio:.0%}\nmasked", rotation=0, ha="right", va="center", fontsize=8)
         predictions, entropies = logits.argmax(1).tolist(), entropy(logits).abs().tolist()
         for column, (axes, frame) in enumerate(zip(row, frames, strict=True)):
             image, prediction = images[column], predictions[column]
-            if kept is not None:
-                image = hatch_masked(image, kept[column].tolist(), rem.model.backbone.patch_size)
+            if visible is not None:
+                image = hatch_masked(image, visible[column].tolist(), rem.model.backbone.patch_size)
             axes.imshow(image)
             colour = _RIGHT if prediction == frame.label else _WRONG
             axes.set_xlabel(f"{CLASS_NAMES[prediction]}\n{entropies[column]:.2f}", color=colour, fontsize=8)
             axes.set(xticks=[], yticks=[])
 
 
-def hatch_masked(pixels: np.ndarray, kept: Collection[int], patch_size: tuple[int, int]) -> np.ndarray:
-    """Return an image (H, W, 3), in uint8, with all patches but the kept ones, by index, hatched in two greys."""
+def hatch_masked(pixels: np.ndarray, visible: Collection[int], patch_size: tuple[int, int]) -> np.ndarray:
+    """Return an image (H, W, 3), in uint8, with all patches but the visible ones, by index, hatched in two greys."""
     painted, (height, width) = pixels.copy(), patch_size
     y, x = np.indices(pixels.shape[:2])
     hatching = np.array(_STRIPES, dtype=np.uint8)[(y + x) // max(1, min(patch_size) // 4) % 2][..., None]
     rows, columns = pixels.shape[0] // height, pixels.shape[1] // width
-    for position in set(range(rows * columns)).difference(kept):
+    for position in set(range(rows * columns)).difference(visible):
         row, column = divmod(position, columns)
         patch = slice(row * height, (row + 1) * height), slice(column * width, (column + 1) * width)
         painted[patch] = hatching[patch]

@@ -24,7 +24,7 @@ class BenchOptions:
     model: Annotated[
         ModelOptions, Subset("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", name=_MODEL)
     ] = _SMALL
-    batch_size: Annotated[int, Option("Images per step.", flags=("--batch-size", "-b"), min=1)] = 16
+    batch_size: Annotated[int, Option("Images per step.", flags=("--batch-size", "-b"), min=1, max=10_000)] = 16
     repeats: Annotated[int, Option("Number of rounds, of which the median is reported.", min=1)] = 5
     subjects: Annotated[
         tuple[str, ...],

@@ -90,6 +90,14 @@ in_model = partial(Option, panel="Model")
 in_method = partial(Option, panel="Method")
 in_answers = partial(Option, panel="Answers and guard")
 in_output = partial(Option, panel="Output and running")
+output_folder = partial(
+    in_output,
+    "Folder for the results.",
+    flags=("--output", "-o"),
+    metavar="DIR",
+    default="runs/<UTC time>",
+    common=True,
+)
 
 
 class Fixed:

@@ -53,7 +53,7 @@ class LiveOptions:
         check_options(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StreamOptions:
     """The frames of a source to read, and their order.
 

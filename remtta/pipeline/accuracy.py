@@ -26,6 +26,11 @@ WINDOW = 500
 MIN_FRAMES = 100
 """Minimum number of frames for an estimate."""
 
+MIN_GAIN_FRAMES = 200
+"""Minimum number of frames of both models for an estimate of their difference."""
+
+_GAIN_ERRORS = 0.03, 0.45  # standard error of the difference beyond that of sampling: constant and relative
+_SHUFFLED = -5.0  # nats of evidence for order, below which classes are shuffled
 _LIKELIEST = 10
 _WEIGHTS = (2.8, -1.4, 0.65)  # of confidence among the likeliest, among all, and of diversity
 _ORDERED_WEIGHT = 1.44  # of confidence among the likeliest, if labels persist and diversity is meaningless
@@ -154,11 +159,25 @@ class Estimator(Callback):
 
     @property
     def estimates(self) -> dict[str, float]:
-        """Accuracies of `source`, `adapted` and `answers` (of both: the better one's) in the last frames, if known."""
+        """Accuracies of `source`, `adapted` and `answers` (of both: the better one's) in the last frames, if known.
+
+        Where the evidence holds, also the adapted model's `gain` over the source model, and half its 95 % interval.
+        """
         found = {name: self._of(window) for name, window in self._windows.items() if len(window) >= MIN_FRAMES}
         if answering := [accuracy for name, accuracy in found.items() if self._weight > 0 or name == "source"]:
             found["answers"] = max(answering)
-        return {name: round(accuracy, 4) for name, accuracy in found.items()}
+        return {name: round(value, 4) for name, value in (found | self._gain(found)).items()}
+
+    def _gain(self, found: Mapping[str, float]) -> dict[str, float]:
+        windows = self._windows.values()
+        known = self.calibration.images and min(map(len, windows)) >= MIN_GAIN_FRAMES
+        if not known or self._filter.evidence > _SHUFFLED:
+            return {}
+        weights = torch.tensor(_WEIGHTS[:2], dtype=torch.float64)
+        sampling = sum(float((window[:, :2] @ weights).var()) / len(window) for window in windows)
+        constant, relative = _GAIN_ERRORS
+        gain = found["adapted"] - found["source"]
+        return {"gain": gain, "gain_error": 2 * math.sqrt(sampling + constant**2 + (relative * gain) ** 2)}
 
     def _of(self, window: Tensor) -> float:
         known = self.calibration

@@ -62,6 +62,8 @@ class Series:
         self.entropy.append(row["entropy"])
         self.weight.append(0.0 if row.get("answered_by") == "source" else row.get("weight", 1.0))
         for name, estimate in (row.get("estimate") or {}).items():
+            if name.startswith("gain"):
+                continue
             points = self.estimates.setdefault(name, [])
             if not points or points[-1][1] != estimate:
                 points.append((row["index"], estimate))

@@ -22,6 +22,11 @@ _MEMORY = 0.3  # weight of the newest batch in the expected duration of an updat
 _SHORTEST_S, _LONGEST_S, _BINS = 1e-4, 1e4, 512  # range of latencies, on a logarithmic scale: exact to within 4 %
 _EDGES_S = [_SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS) for number in range(1, _BINS + 1)]
 
+_PASSES = {"remtta": 7.0, "rem": 5.0, "rem-n1": 4.0, "tent": 3.0, "light": 2.0, "fast": 1.0, "source": 1.0}
+"""Approximate cost of an image in forward passes (docs/performance.md)."""
+_FRAMES_MEASURED, _BATCHES_MEASURED = 8, 2
+_SLOWER = 0.9  # below this share of its rate, a source is too fast
+
 _log = logging.getLogger("remtta")
 
 
@@ -105,13 +110,58 @@ class TimeBudget:
         return now - self._origin - last <= max(last - first, first - before)
 
 
+class RateCheck:
+    """Warns once, after the first batches, if a live source gives frames faster than the method takes them.
+
+    Args:
+        method: Its name, to name a faster one.
+        stride: Every stride-th frame of the source is used; the numbers of frames count all of them.
+        skips_updates: Whether updates are skipped to keep up, so that only predictions may be too slow.
+    """
+
+    def __init__(self, method: str, stride: int, *, skips_updates: bool = False) -> None:
+        self._method, self._stride, self._skips_updates = method, stride, skips_updates
+        self._first: DecodedFrame | None = None  # of the frames measured, after a first batch, which is slower
+        self._batches, self._frames, self._seconds = 0, 0, 0.0
+
+    def note(self, result: BatchResult) -> None:
+        """Record a batch."""
+        arrived = [frame for frame in result.batch.readable if frame.read_at]  # not those of a finite video
+        measured = self._frames >= _FRAMES_MEASURED and self._batches >= _BATCHES_MEASURED
+        if not arrived or measured or (self._skips_updates and result.adapted):
+            return
+        if self._first is None:
+            self._first = arrived[-1]
+            return
+        self._batches, self._frames = self._batches + 1, self._frames + len(result.batch.frames)
+        self._seconds += result.seconds
+        if self._frames < _FRAMES_MEASURED or self._batches < _BATCHES_MEASURED:
+            return
+        first, last = self._first, arrived[-1]
+        seconds = max((last.time_s or 0.0) - (first.time_s or 0.0), 1e-9)
+        rate = ((last.number or 0) - (first.number or 0)) / self._stride / seconds
+        speed = self._frames / max(self._seconds, 1e-9)
+        if speed < _SLOWER * rate:
+            text = "%s takes %.1f frames/s here, and the source gives %.1f: it cannot keep up; %s"
+            _log.warning(text, self._method, speed, rate, self._remedy(speed, rate))
+
+    def _remedy(self, speed: float, rate: float) -> str:
+        # Plain forward passes per second.
+        forward = 0.0 if self._skips_updates else speed * _PASSES.get(self._method, 0)
+        for method in ("light", "fast"):
+            passes = _PASSES[method]
+            if method != self._method and forward > rate * passes:
+                return f"--method {method} --latency --realtime would (about {forward / passes:.1f} frames/s)"
+        return f"use a smaller model, or --frame-stride {math.ceil(self._stride * rate / speed)}"
+
+
 class LearnableFrames(LearningPolicy):
     """Learns from all but black and repeated frames, while there is time; stores the fingerprint of the last readable
     video frame in the place.
     """
 
-    def __init__(self, progress: RunProgress, budget: TimeBudget) -> None:
-        self._progress, self._budget = progress, budget
+    def __init__(self, progress: RunProgress, budget: TimeBudget, rate: RateCheck | None = None) -> None:
+        self._progress, self._budget, self._rate = progress, budget, rate
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         reasons = not_to_learn_from(batch.frames, self._progress.fingerprint)
@@ -125,3 +175,5 @@ class LearnableFrames(LearningPolicy):
         if video and video[-1] is not None:
             self._progress.fingerprint = fingerprint(video[-1])
         self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)
+        if self._rate:
+            self._rate.note(result)

@@ -88,9 +88,15 @@ def aligned(rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> list
 
 
 def shown_estimates(estimates: Mapping[str, float]) -> str:
-    """Return estimated accuracies of `answers`, `adapted` and `source`, those there are, in words."""
-    names = [name for name in ("answers", "adapted", "source") if name in estimates]
-    return ", ".join(f"{name} {100 * estimates[name]:.0f} %" for name in names)
+    """Return the estimated accuracy of the predictions, and the gain of adaptation if it is known, in words."""
+    accuracy = f"{100 * estimates['answers']:.0f} %" if "answers" in estimates else "not known yet"
+    if "adapted" not in estimates:
+        return accuracy
+    gain, error = (100 * estimates.get(name, 0.0) for name in ("gain", "gain_error"))  # old runs have none
+    interval = f"{gain:+.0f} ± {error:.0f} points over the source model" if error else ""
+    if abs(gain) > error:
+        return f"{accuracy}; adapted {interval}"
+    return f"{accuracy}; cannot tell whether adaptation helps" + (f" ({interval})" if error else "")
 
 
 def printable(text: str) -> str:

@@ -15,7 +15,7 @@ from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, StreamError, UsageError, counted
 from remtta.pipeline.accuracy import WINDOW
 from remtta.pipeline.smoothing import Smoother
-from remtta.runs.budget import LearnableFrames, TimeBudget
+from remtta.runs.budget import LearnableFrames, RateCheck, TimeBudget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.loop import AdaptationLoop
 from remtta.runs.manifest import RunContext, RunManifest
@@ -61,7 +61,15 @@ class Run:
             context.pipeline,
             context.card,
             progress,
-            policy=LearnableFrames(progress, TimeBudget(options.max_ms, options.realtime)),
+            policy=LearnableFrames(
+                progress,
+                TimeBudget(options.max_ms, options.realtime),
+                RateCheck(
+                    context.method,
+                    context.stream.options.frame_stride,
+                    skips_updates=options.realtime or options.max_ms is not None,
+                ),
+            ),
             callback=self._writer,
             interrupts=interrupts,
             reset_every=options.reset_every,

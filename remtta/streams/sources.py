@@ -92,7 +92,7 @@ def open_stream(
         live = LiveOptions(reconnect_for=reconnect_for)
     if buffer is not None:
         live = replace(live or LiveOptions(), buffer=buffer)
-    options = StreamOptions(limit, frame_stride, sort, null_separated, live)
+    options = StreamOptions(limit=limit, frame_stride=frame_stride, sort=sort, null=null_separated, live=live)
     return open_with(source, options, wait_at_start=wait_at_start)
 
 

@@ -153,6 +153,9 @@ def test_a_saved_delta_says_what_was_learned_and_starts_another_adapter(tmp_path
     resumed.load_state_dict(adapter.state_dict())
     resumed(second)
     resumed.save_delta(path)
+    with pytest.raises(UsageError, match=r"delta\.safetensors exists; choose another file, or leave out overwrite"):
+        adapter.save_delta(path, overwrite=False)
+    assert repr(resumed) == "Adapter(unknown, method='remtta', updates=2, frozen=False)"
     delta = load_delta(path)
     assert (delta.method, delta.frames, delta.updates) == ("remtta", 10, 2) and delta.hyperparameters["batch_size"] == 5
     assert same_tensors(resumed.delta(), delta.tensors)

@@ -54,12 +54,14 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
         record = record_of(tmp_path / "demo" / method)
         assert ("mask_ratios" in record["method"]) == (method == "remtta")
         assert result.errors(method)["noise"] == pytest.approx(100 * sum(wrong[4:8]) / 4)
-    assert remtta.load_delta(result.delta).updates == math.ceil(4 * len(CONDITIONS) / 20)
-    with Image.open(result.picture) as picture:
+    assert remtta.load_delta(result.output / "remtta" / "delta.safetensors").updates == math.ceil(
+        4 * len(CONDITIONS) / 20
+    )
+    with Image.open(result.output / "demo.png") as picture:
         assert picture.width == 960
     assert "4 frames of each condition are few for the picture, whose curve is a mean over 80" in caplog.text
     assert seen == [20, 24, 20, 24]
-    tree = open_dataset(result.labelled, num_classes=len(CLASS_NAMES), labels=CLASS_NAMES)
+    tree = open_dataset(result.output / "labelled", num_classes=len(CLASS_NAMES), labels=CLASS_NAMES)
     assert {domain.name for domain in tree.domains} == set(CONDITIONS)
     labelled = [pair for domain in tree.domains for pair in zip(domain.sources, domain.labels.tolist(), strict=True)]
     numbers = {Path(path).read_bytes(): label for path, label in labelled}

@@ -12,6 +12,7 @@ from remtta.methods.settings import method_config
 from remtta.options import RunOptions
 from remtta.pipeline.accuracy import WINDOW, Calibration, Estimator
 from remtta.pipeline.harm import describe
+from remtta.runs.reading import shown_estimates
 from tests.conftest import draw_folder
 from tests.pipeline.helpers import notify
 from tests.records import json_of, record_of, rows_of
@@ -86,6 +87,33 @@ def test_labels_that_persist_are_no_collapse() -> None:
     assert estimator.estimates["answers"] == pytest.approx(accuracy(logits, classes), abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("count", "source", "order", "images", "told"),
+    [
+        (200, 2.0, "shuffled", True, "; adapted +"),
+        (200, 4.0, "shuffled", True, "; cannot tell whether adaptation helps ("),  # both models are as good
+        (199, 2.0, "shuffled", True, "; cannot tell whether adaptation helps"),  # few frames
+        (200, 2.0, "by class", True, "; cannot tell whether adaptation helps"),
+        (200, 2.0, "shuffled", False, "; cannot tell whether adaptation helps"),  # not calibrated
+    ],
+)
+def test_a_gain_is_reported_only_where_the_evidence_holds(
+    count: int, source: float, order: str, images: bool, told: str
+) -> None:
+    labels = np.random.default_rng(5).integers(CLASSES, size=count)
+    labels = np.sort(labels) if order == "by class" else labels
+    adapted, classes = seen(count, labels=labels)
+    logits = seen(count, signal=source, labels=labels, seed=1)[0]
+    estimator = Estimator(calibrated() if images else Calibration.unseen(0.9, CLASSES), CLASSES)
+    notify(estimator, 3 * adapted, raw_adapted=3 * adapted, raw_source=3 * logits, weight=0.5)
+    found = estimator.estimates
+    text = shown_estimates(found).partition(" %")[2]
+    assert text.startswith(told) if told[-1] in "+(" else text == told
+    if "gain" in found:
+        true = accuracy(adapted, classes) - accuracy(logits, classes)
+        assert 0.06 < found["gain_error"] < 0.6 and abs(found["gain"] - true) < found["gain_error"]
+
+
 def test_there_is_no_estimate_of_a_few_frames() -> None:
     estimator = new_estimator()
     notify(estimator, seen(99)[0])
@@ -124,7 +152,7 @@ def test_a_run_tells_its_accuracy_and_continues_as_calibrated(tmp_path: Path, ca
     assert rows[-1]["estimate"] == record["accuracy"]["last"] == json_of(health)["estimate"] == summary.estimates
     assert set(rows[-1]["estimate"]) == {"answers", "adapted", "source"}
     assert record["accuracy"]["calibration"]["images"] == 40 and (whole / "events.jsonl").exists()
-    assert "estimated accuracy of the last frames: answers" in summary.report()
+    assert "%; cannot tell whether adaptation helps\n" in summary.report()
     assert "--expire-below needs 500 frames; with 120, accuracy was not checked" in caplog.text
     light = method_config("light", {}, batch_size=40)
     adapt_tiny(

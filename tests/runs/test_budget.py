@@ -8,7 +8,10 @@ import torch
 
 from remtta import REMConfig, RunOptions, adapt_stream
 from remtta.errors import UsageError
-from remtta.runs.budget import Latencies, TimeBudget
+from remtta.pipeline.prediction import Prediction
+from remtta.runs.budget import Latencies, RateCheck, TimeBudget
+from remtta.runs.loop import BatchResult
+from remtta.streams.batches import Batch
 from remtta.streams.prefetch import DecodedFrame
 from tests.conftest import draw_video, tiny_vit
 from tests.records import record_of, rows_of
@@ -96,6 +99,42 @@ def test_a_run_that_is_behind_its_video_learns_from_the_first_batch_only(
     rows = rows_of(tmp_path / "run")
     assert [row["adapted"] for row in rows] == [True] * 3 + [not realtime] * 6
     assert {row.get("not_adapted") for row in rows[3:]} == {"out of time" if realtime else None}
+
+
+@pytest.mark.parametrize(
+    ("method", "seconds", "told"),
+    [
+        ("remtta", 0.7, "remtta takes 1.4 frames/s here, and the source gives 2.0: it cannot keep up; --method light"),
+        ("remtta", 3.0, "--method fast --latency --realtime would (about 2.3 frames/s)"),
+        ("light", 3.0, "use a smaller model, or --frame-stride 18"),  # every third frame of a camera of 6
+        ("a-plugin", 0.7, "use a smaller model, or --frame-stride 5"),
+        ("remtta", 0.45, None),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 10])
+def test_a_method_that_cannot_keep_up_with_a_camera_is_reported_once(
+    method: str, seconds: float, told: str | None, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    rate = RateCheck(method, stride=3)
+    for step in range(0, 60, size):
+        frames = [DecodedFrame(n, "0", 3 * n, n / 2, torch.zeros(1), read_at="now") for n in range(step, step + size)]
+        rate.note(BatchResult(Batch(frames), Prediction(), 0, (0, 0), seconds=(1 + (step == 0)) * seconds * size))
+        rate.note(BatchResult(Batch(batch([0.0])), Prediction(), 0, (0, 0), seconds=1e3))  # of a finite video
+    assert [told in record.getMessage() for record in caplog.records if told] == [True] * bool(told)
+
+
+def test_a_run_that_skips_updates_is_reported_if_its_predictions_are_too_slow(caplog: pytest.LogCaptureFixture) -> None:
+    rate = RateCheck("remtta", stride=1, skips_updates=True)
+    for number in range(60):
+        frame = DecodedFrame(number, "0", number, number / 2, torch.zeros(1), read_at="now")
+        adapted = number < 40
+        seconds = 9.0 if adapted else 0.8
+        rate.note(BatchResult(Batch([frame]), Prediction(), 0, (0, 0), adapted=adapted, seconds=seconds))
+        assert not (adapted and caplog.records)
+    [told] = caplog.messages
+    assert told.endswith(
+        "takes 1.2 frames/s here, and the source gives 2.0: it cannot keep up; use a smaller model, or --frame-stride 2"
+    )
 
 
 def test_latencies_are_reported_within_four_percent() -> None:

@@ -85,4 +85,4 @@ def test_a_video_that_cannot_be_made_is_reported_in_one_line(
     assert f"--annotate {within} would replace its own input {within.parent}" in line
     assert within.read_bytes() == b"seen"
     monkeypatch.setitem(sys.modules, "av", None)
-    assert 'pip install "remtta[video]"' in refusal_of(capfd, "adapt", frames, *output, tmp_path / "x.mp4")
+    assert 'pip install "av>=' in refusal_of(capfd, "adapt", frames, *output, tmp_path / "x.mp4")

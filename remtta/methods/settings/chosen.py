@@ -65,6 +65,10 @@ class MethodOptions:
     def __post_init__(self) -> None:
         if self.method in METHOD_TABLE.keys() - STREAM_METHODS.keys():
             raise UsageError(f"{self.method} needs labels, and a stream has none; use it in remtta eval")
+        if "+" in self.method:
+            raise UsageError(
+                f"{self.method}: suffixes are for remtta eval; use --guard rollback, --answer both or --smooth auto"
+            )
         check_method(self.method, STREAM_METHODS)
 
     def config(self, batch_size: int) -> MethodConfig:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from remtta.errors import UsageError
+from remtta.errors import UsageError, unknown
 from remtta.methods.settings import METHOD_TABLE, check_method
 from remtta.options import Action, Answer
 
@@ -78,10 +78,13 @@ def check_method_names(names: Sequence[str]) -> None:
         raise UsageError(f"no method is named; choose {', '.join(METHOD_TABLE)}")
     labels = [label_of(name) for name in names if "=" in name]
     for name in names:
-        added, label = set(_added(name)), label_of(name)
+        added, label = _added(name), label_of(name)
         check_method(method_of(name), METHOD_TABLE)
-        if not added <= set(_ADDITIONS) or len(added) < len(_added(name)):
-            raise UsageError(f"{name}: add +guard, +both and +smooth to a method, once each")
+        for addition in added:
+            if addition not in _ADDITIONS:
+                raise unknown("suffix", f"+{addition}", [f"+{known}" for known in _ADDITIONS])
+            if added.count(addition) > 1:
+                raise UsageError(f"{name}: +{addition} is there twice; leave one out")
         if "@" in name and (name.partition("@")[2].partition("+")[0] != "cifar" or method_of(name) not in CIFAR):
             raise UsageError(f"{name}: @cifar, for settings for CIFAR, goes with {', '.join(CIFAR)}")
         if names.count(name) > 1:
