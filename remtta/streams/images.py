@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,9 +188,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and not image.has_transparency_data:  # RGB may have a transparent colour
         return image
     if image.mode.startswith("I") or image.mode == "F":
-        white_level = _white_level(image)
-        return _in_bands(image, lambda band: _to_eight_bits(band, white_level))
-    if image.has_transparency_data:
+        white_level, is_negative = _white_level(image), _tiff_tag(image, "PHOTOMETRIC_INTERPRETATION") == 0
+        return _in_bands(image, lambda band: _to_eight_bits(band, white_level, is_negative))
+    # Alpha that is zero everywhere is unused, as in many 32-bit BMP files: the colours are meant to be seen.
+    if image.has_transparency_data and any(_alpha(band).getbbox() for band, _ in _bands(image)):
         return _in_bands(image, _on_white)
     return image.convert("RGB")
 
@@ -210,6 +212,10 @@ def _bands(image: Image.Image) -> Iterator[tuple[Image.Image, int]]:
         yield image.crop((0, top, image.width, min(top + rows, image.height))), top
 
 
+def _alpha(image: Image.Image) -> Image.Image:
+    return image.convert("RGBA").getchannel("A")
+
+
 def _on_white(image: Image.Image) -> Image.Image:
     layer = image.convert("RGBA")
     white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
@@ -219,20 +225,21 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _white_level(image: Image.Image) -> float:
     """Return the white level of greys beyond 8 bits: from the mode if it implies one, else from the values."""
     if image.mode.startswith("I;16"):
-        bits = (
-            image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))
-            if isinstance(image, TiffImagePlugin.TiffImageFile)
-            else (16,)
-        )
-        return 2.0 ** bits[0] - 1
+        return 2.0 ** (_tiff_tag(image, "BITSPERSAMPLE") or (16,))[0] - 1
     peak = max(float(_values(band).max(initial=0.0)) for band, _ in _bands(image))
     return next((limit for limit in (1.0, 255.0, 65535.0) if image.mode == "F" or limit > 1 if peak <= limit), peak)
+
+
+def _tiff_tag(image: Image.Image, name: str) -> Any:
+    is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
+    return image.tag_v2.get(getattr(TiffImagePlugin, name)) if is_tiff else None
 
 
 def _values(image: Image.Image) -> NDArray[np.float64]:
     return np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _to_eight_bits(image: Image.Image, white_level: float) -> Image.Image:
+def _to_eight_bits(image: Image.Image, white_level: float, is_negative: bool) -> Image.Image:
+    """Convert greys to RGB; in a negative, such as a TIFF whose zero is white, white becomes black."""
     levels = (_values(image) / white_level * 255).round().clip(0, 255).astype(np.uint8)
-    return Image.fromarray(levels).convert("RGB")
+    return Image.fromarray(255 - levels if is_negative else levels).convert("RGB")

@@ -28,7 +28,10 @@ _MAX_HEADER_BYTES = 256 * _MIB  # WebP and AVIF are read completely before their
 _BLOCK_BYTES = 64 * _MIB  # glibc returns blocks above 32 MiB to the system; smaller ones stay with their thread
 _MAX_BYTES_PER_PIXEL = 32
 _UNLIMITED_READS = ("QOI", "DDS")  # decoded in Python, reading no more than that
+_NATIVE_MODES = {"F;32BF": "F;32NF", "I;32BS": "I;32NS", "I;16BS": "I;16NS"}
 MAX_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
+_PNG_METADATA = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")  # skipped, as Pillow refuses images in which these are large
+_XMP, _MAX_XMP_BYTES = b"XML:com.adobe.xmp\0", 2**20  # the iTXt that may hold the orientation
 _EXCLUDED_FORMATS = {
     *("BUFR", "GRIB", "HDF5", "MPEG"),  # which Pillow only recognises
     "EPS",  # a program, which Ghostscript would run
@@ -76,8 +79,14 @@ def opened(path: Path) -> Iterator[Image.Image]:
             )
         if image.tile and image.tile[0][0] == "fits_gzip":  # decoded in Python, in ten times the memory of its pixels
             raise FrameError("a compressed FITS file; decompress it (funpack)")
+        if image.tile and image.tile[0][0] == "libtiff":  # which swaps bytes itself, while Pillow does it once more
+            image.tile = [tile._replace(args=_in_native_order(*tile.args)) for tile in image.tile]
         file.header_is_read(image)
         yield image
+
+
+def _in_native_order(mode: str, *more: object) -> tuple[object, ...]:
+    return _NATIVE_MODES.get(mode, mode), *more
 
 
 class _LimitedFile(io.BufferedReader):
@@ -89,6 +98,7 @@ class _LimitedFile(io.BufferedReader):
         self._reads_left, self._bytes_left = MAX_READS, _MAX_HEADER_BYTES
         self._scans_left: int | None = None
         self._began = time.thread_time()
+        self._is_png = self.peek(8).startswith(b"\x89PNG")
 
     def header_is_read(self, image: Image.Image) -> None:
         """Limit further reads according to the number of pixels."""
@@ -105,10 +115,17 @@ class _LimitedFile(io.BufferedReader):
             size = remaining if size is None or size < 0 else min(size, remaining)
         self._count(size)
         data = super().read(size)
+        while self._is_png and len(data) == 8 and data[4:] in _PNG_METADATA and not self._is_xmp(data):
+            self.seek(int.from_bytes(data[:4]) + 4, os.SEEK_CUR)  # over the chunk and its checksum
+            self._count(len(data))
+            data = super().read(size)
         if self._scans_left is not None:
             self._scans_left -= data.count(b"\xff\xda")
             self._refuse_if(self._scans_left < 0)
         return data
+
+    def _is_xmp(self, header: bytes) -> bool:
+        return self.peek(len(_XMP)).startswith(_XMP) and int.from_bytes(header[:4]) <= _MAX_XMP_BYTES
 
     def readline(self, size: int | None = -1, /) -> bytes:
         line = super().readline(_CHUNK_BYTES if size is None or size < 0 else min(size, _CHUNK_BYTES))
