@@ -27,6 +27,8 @@ PROTOCOLS = frozenset([*_PROTOCOLS.split(" "), "sftp", "file", "unix"])
 
 MAX_ALLOCATED_BYTES = 256 * 2**20  # frames of 8K video take 100 MB
 _PROBE_TIMEOUT_S = 3.0
+_CAPTURE_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+_ANALYSE_LONG = "rtsp_transport;tcp|analyzeduration;3600000000|probesize;100000000"  # the first is OpenCV's default
 _PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "rtmps": 443}
 
 
@@ -45,6 +47,8 @@ def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> ModuleT
     # Keep FFmpeg's and OpenCV's own output from mixing with the run's messages.
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+    # Packets of other streams between two pictures: a picture every few minutes has thousands of packets of sound.
+    os.environ.setdefault("OPENCV_FFMPEG_READ_ATTEMPTS", str(2**31 - 1))
     try:
         import cv2
     except ImportError as failure:
@@ -76,6 +80,12 @@ def open_capture(
     if "://" not in source:
         source = os.path.join(".", source)  # else FFmpeg takes the 10 of 10:30.mp4 as a protocol
     capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
+    if "://" not in source and capture.isOpened() and not capture.get(cv2.CAP_PROP_FRAME_WIDTH):
+        # The first picture comes after more sound than FFmpeg analyses.
+        before = os.environ.setdefault(_CAPTURE_OPTIONS, _ANALYSE_LONG)
+        capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
+        if before == _ANALYSE_LONG:
+            os.environ.pop(_CAPTURE_OPTIONS, None)
     # Files unknown to FFmpeg (image sequences, odd builds) may open with another backend.
     return capture if capture.isOpened() or "://" in source else cv2.VideoCapture(source)
 
