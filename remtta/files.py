@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import json
@@ -25,6 +26,7 @@ except ImportError:  # Windows
 JsonObject = dict[str, Any]
 """An object parsed from JSON, or ready for it."""
 
+UTF16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 LOCK = ".lock"
 _WAIT_S = 0.1  # for a lock, since another process's `is_locked` may hold it for a moment
 IN_USE = "another run is writing to {}; choose another --output, or wait for it"
@@ -50,14 +52,17 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}{advice}") from error
 
 
-def read_text(path: str | Path, option: str) -> str:
-    """Return the text of a file that an option names; raise UsageError if it cannot be read as UTF-8."""
+def read_text(path: str | Path, option: str, errors: str = "strict") -> str:
+    """Return the text of a file that an option names; raise UsageError if it cannot be read as UTF-8, or as UTF-16 with
+    a byte order mark (PowerShell's).
+    """
     try:
-        return Path(path).read_text("utf-8-sig")
+        data = Path(path).read_bytes()
+        return data.decode("utf-16" if data.startswith(UTF16_MARKS) else "utf-8-sig", errors)
     except OSError as error:
         raise UsageError(f"{option}: {path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{option}: {path} is not UTF-8 text: {error}") from error
+        raise UsageError(f"{option}: {path} is not UTF-8 text: {error}; save it as UTF-8") from error
 
 
 def check_can_hold(folder: Path, what: str, option: str) -> None:

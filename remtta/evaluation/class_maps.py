@@ -13,6 +13,7 @@ from typing import NamedTuple
 from timm.data import ImageNetInfo
 
 from remtta.errors import UsageError, counted, listed
+from remtta.files import read_text
 
 _SUBSET_BY_SIZE = {1000: "imagenet-1k", 11221: "imagenet-21k-miil", 11821: "imagenet-12k", 21841: "imagenet-22k"}
 _RESTRICTED_SETS = {"ImageNet-R": "imagenet_r_synsets.txt", "ImageNet-A": "imagenet_a_synsets.txt"}
@@ -89,8 +90,8 @@ def read_class_map(path: Path) -> dict[str, int]:
     """Read class numbers by folder name from a JSON object, or from lines of `folder number` or `folder,number`; raise
     UsageError if the file cannot be parsed.
     """
+    text = read_text(path, "--class-map")
     try:
-        text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".json":
             return {str(name): int(number) for name, number in json.loads(text).items()}
         parts = (re.split(r"[,\t ](?=[^,\t ]*$)", line.strip()) for line in text.splitlines() if line.strip())

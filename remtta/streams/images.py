@@ -21,6 +21,7 @@ from remtta.streams.pillow import formats, opened
 
 _log = logging.getLogger(__name__)
 
+_CLUTTER = {"__macosx", "@eadir", "thumbs.db", "desktop.ini", "#recycle", "@recycle", "$recycle.bin", "lost+found"}
 BAND_PIXELS = 2**18
 MIN_REDUCED_SIDE = 1024  # pixels of the short side: more than models use
 
@@ -37,6 +38,13 @@ def image_suffixes() -> frozenset[str]:
     return frozenset(suffix for suffix, format in extensions if _OPENED_AS.get(format, format) in readable)
 
 
+def is_clutter(name: str) -> bool:
+    """Return True for names of files and folders that systems leave beside pictures, and that are never images of the
+    user: hidden ones, such as the `._x.jpg` of macOS, thumbnails, and bins.
+    """
+    return name.startswith(".") or name.lower() in _CLUTTER
+
+
 def natural_key(path: str) -> tuple[list[list[str | int]], str]:
     """Return a sort key that puts frame_2 before frame_10, folder by folder."""
     parts: list[list[str | int]] = [
@@ -50,9 +58,9 @@ def natural_key(path: str) -> tuple[list[list[str | int]], str]:
 def list_files(folder: Path, suffixes: Collection[str], sort: Sort, ignored: Counter[str] | None = None) -> list[Path]:
     """List the regular files under a folder with one of these lower-case suffixes, recursively.
 
-    Linked folders are followed, once. Named pipes, sockets and devices are skipped, so nothing can hang; so are
-    hidden files, such as the `._x.jpg` that macOS leaves beside a picture. Raise UsageError if the folder itself cannot
-    be read. The other files are counted in `ignored`, by suffix, or as "hidden", "no file" or "unreadable folder".
+    Linked folders are followed, once. Named pipes, sockets and devices are skipped, so nothing can hang; so is what
+    `is_clutter` names. Raise UsageError if the folder itself cannot be read. The other files are counted in `ignored`,
+    by suffix, or as "hidden", "no file" or "unreadable folder".
     """
     found: list[Path] = []
     ignored = Counter() if ignored is None else ignored
@@ -73,16 +81,16 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, ignored: Cou
                 found.append(path)
         for name in sorted(subfolders):
             real_path = os.path.realpath(os.path.join(root, name))
-            if name.startswith("."):
+            if is_clutter(name):
                 ignored["hidden"] += 1
-            if name.startswith(".") or real_path in visited:  # a loop of links, or another path to the same folder
+            if is_clutter(name) or real_path in visited:  # a loop of links, or another path to the same folder
                 subfolders.remove(name)
             visited.add(real_path)
     return sort_files(iter(found), sort)
 
 
 def _skip_reason(path: Path, suffixes: Collection[str]) -> str | None:
-    if path.name.startswith("."):
+    if is_clutter(path.name):
         return "hidden"
     if not has_suffix(path.name, suffixes):
         return path.suffix.lower() or "no ending"

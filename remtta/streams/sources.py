@@ -19,10 +19,12 @@ from remtta.options import LiveOptions, StreamOptions
 from remtta.options.stream import Buffer, Sort
 from remtta.streams.capture import check_protocol
 from remtta.streams.frames import Frame
-from remtta.streams.images import has_suffix, image_suffixes, list_files, load_image, sort_files
+from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, load_image, sort_files
 from remtta.streams.lists import read_paths
 from remtta.streams.live import LiveSource
 from remtta.streams.video import VIDEO_SUFFIXES, iter_video
+
+_MAX_CAMERA = 9999
 
 _log = logging.getLogger(__name__)
 
@@ -153,6 +155,8 @@ def _live(options: StreamOptions, *, wait_at_start: bool) -> LiveOptions:
 
 def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
     if isinstance(source, int):
+        if not 0 <= source <= _MAX_CAMERA:  # OpenCV crashes the process
+            raise UsageError(f"there is no camera {source}; cameras are numbered from 0")
         return _of_live("camera", source, str(source), options, live)
     if not isinstance(source, (str, os.PathLike)):
         paths = (os.fspath(_checked_path(path)) for path in (source if isinstance(source, Iterable) else [source]))
@@ -170,7 +174,7 @@ def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
         check_protocol(name)
         return _of_live("url", name, without_password(name), options, live)
     if name.isdecimal():
-        return _of_live("camera", int(name), name, options, live)
+        return _open(int(name), options, live)
     if glob.has_magic(name):
         files = [str(file) for file in sort_files(_matches(name), options.sort)]
         if not files:
@@ -197,10 +201,15 @@ def _open_existing(name: str, options: StreamOptions, live: LiveOptions) -> Stre
 
 
 def _matches(pattern: str) -> Iterator[Path]:
-    """Return the files that match a pattern, by their shortest paths: `**` follows links, also in a loop."""
+    """Return the files that match a pattern, by their shortest paths: `**` follows links, also in a loop. Clutter is
+    left out, unless the pattern names it, or its dot.
+    """
     shortest: dict[tuple[str, str], str] = {}
+    named = set(pattern.split(os.sep))
     for path in filter(os.path.isfile, glob.iglob(pattern, recursive=True)):
         folder, name = os.path.split(path)
+        if any(is_clutter(part.lstrip(".")) for part in path.split(os.sep) if part not in named):
+            continue
         key = os.path.realpath(folder), name
         shortest[key] = min(shortest.get(key, path), path, key=len)
     return map(Path, shortest.values())

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import av
-import cv2
 import numpy as np
 import pytest
 import torch
 
 from remtta.runs.run_writer import View
+from remtta.streams.capture import load_opencv
 from remtta.streams.prefetch import DecodedFrame
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from tests.command import Started, refusal_of, remtta_here
@@ -21,7 +21,7 @@ from tests.records import num_rows, rows_of
 
 def pictures_of(path: Path) -> list[np.ndarray[Any, Any]]:
     """Return the frames of a video, as OpenCV reads them."""
-    video, frames = cv2.VideoCapture(str(path)), []
+    video, frames = load_opencv("reading").VideoCapture(str(path)), []
     while (read := video.read())[0]:
         frames.append(np.asarray(read[1]))
     return frames
