@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -17,6 +19,7 @@ from remtta.options import LiveOptions
 from remtta.streams.capture import VideoCapture, open_capture
 from remtta.streams.connection import Backlog, CapturedFrame, Connection, FrameBuffer, SourceSpec, Watchdog
 from remtta.streams.frames import Frame, Gap
+from remtta.streams.polling import open_polled, polling_interval
 from remtta.streams.video import video_frame, warn_if_cut
 
 _MIN_DELAY_S = 0.5
@@ -30,8 +33,8 @@ class LiveSource:
     """Frames of a camera or network stream, over as many connections as needed.
 
     Numbers count every frame received, including dropped ones, and times are seconds since the first; both continue
-    after a reconnect. If the address turns out to be a finite video, it is read completely, once, with the times in the
-    video.
+    after a reconnect. An image at an address is requested every few seconds. If the address turns out to be a finite
+    video, it is read completely, once, with the times in the video.
 
     Attributes:
         options: Timeouts, buffering and reconnection.
@@ -62,9 +65,13 @@ class LiveSource:
         self.state: Literal["opening", "running", "reconnecting"] = "opening"
         self.finite = False
         timeouts = self.options.open_timeout_s, self.options.read_timeout_s
+        self._closed = threading.Event()
+        every_s = polling_interval(source, self.options.poll)
+        if connect is None and every_s is not None and isinstance(source, str):
+            connect = partial(open_polled, source, every_s, self._closed, *timeouts)
+            self.options = replace(self.options, read_timeout_s=math.inf)  # the image may stay the same
         self._spec = SourceSpec(source, connect or partial(open_capture, source, *timeouts), stride)
         self.backlog = Backlog(newest_only=self.options.buffer == "latest")
-        self._closed = threading.Event()
         self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter
         self._connection: Connection | None = None
         self._number = 0
@@ -122,6 +129,7 @@ class LiveSource:
                 if frame is None and not self._is_over(connection):
                     connection, frame, gap = self._reconnect(connection, last)
         finally:
+            self._closed.set()
             self._disconnect()
 
     def _open(self) -> Connection:

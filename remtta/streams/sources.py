@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from remtta.errors import FrameError, StreamError, UsageError, counted, without_password
 from remtta.options import LiveOptions, StreamOptions
@@ -65,6 +67,7 @@ def open_stream(
     null_separated: bool = False,
     reconnect_for: float | None = None,
     buffer: Buffer | None = None,
+    poll: float | None = None,
     wait_at_start: bool = False,
 ) -> Stream:
     """Open a source of frames.
@@ -80,21 +83,20 @@ def open_stream(
             By default 60.
         buffer: Which frames of a camera or network stream count if the model is slower: the "latest", the default, or
             "all".
+        poll: Seconds between requests of an http:// address that serves a still image, of which an unchanged one is
+            used once. By default 1 if the address ends like one, e.g. in .jpg; else a video is expected.
         wait_at_start: Also wait for a source that is unavailable at the start, instead of failing at once.
 
     Returns:
         The stream, to be read once. Its frames are decoded only when they are loaded.
 
     Raises:
-        UsageError: If the source does not exist, a folder holds no images, a glob matches nothing, or `reconnect_for`
-            or `buffer` is given for a source that is not live.
+        UsageError: If the source does not exist, a folder holds no images, a glob matches nothing, or `reconnect_for`,
+            `buffer` or `poll` is given for a source that is not live.
     """
-    live: LiveOptions | None = None
-    if reconnect_for is not None:
-        live = LiveOptions(reconnect_for=reconnect_for)
-    if buffer is not None:
-        live = replace(live or LiveOptions(), buffer=buffer)
-    options = StreamOptions(limit, frame_stride, sort, null_separated, live)
+    chosen: dict[str, Any] = {"reconnect_for": reconnect_for, "buffer": buffer, "poll": poll}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    options = StreamOptions(limit, frame_stride, sort, null_separated, LiveOptions(**chosen) if chosen else None)
     return open_with(source, options, wait_at_start=wait_at_start)
 
 
@@ -103,9 +105,11 @@ def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = F
     stream = _open(source, options, _live(options, wait_at_start=wait_at_start))
     if not stream.live and options.live is not None:
         raise UsageError(
-            f"--reconnect-for and --buffer are for cameras and network streams, and {stream.name} is neither; leave "
-            "them out"
+            f"--reconnect-for, --buffer and --poll are for cameras and network streams, and {stream.name} is neither; "
+            "leave them out"
         )
+    if options.live and options.live.poll and not stream.name.lower().startswith(("http://", "https://")):
+        raise UsageError(f"--poll is for http:// and https:// addresses, and {stream.name} is none; leave it out")
     return stream
 
 
@@ -168,6 +172,8 @@ def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
         raise UsageError(f"-0 is for paths on standard input (-), and the source is {without_password(name)}")
     if name == "-":
         return _slice(Stream("-", "paths", _frames_of(read_paths(0, options.null))), options)
+    if name.lower().startswith("file://") and not os.path.exists(name):
+        name = url2pathname(urlsplit(name).path)
     if os.path.exists(name):  # unlike Path.exists, False for "" and for names that are too long
         return _open_existing(name, options, live)
     if "://" in name:
