@@ -17,7 +17,7 @@ from typing import Literal
 from remtta.errors import StreamError
 from remtta.options import LiveOptions
 from remtta.streams.capture import VideoCapture, open_capture
-from remtta.streams.connection import Backlog, CapturedFrame, Connection, FrameBuffer, SourceSpec, Watchdog
+from remtta.streams.connection import Backlog, CapturedFrame, Connection, name_of
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.polling import open_polled, polling_interval
 from remtta.streams.video import video_frame, warn_if_cut
@@ -70,7 +70,8 @@ class LiveSource:
         if connect is None and every_s is not None and isinstance(source, str):
             connect = partial(open_polled, source, every_s, self._closed, *timeouts)
             self.options = replace(self.options, read_timeout_s=math.inf)  # the image may stay the same
-        self._spec = SourceSpec(source, connect or partial(open_capture, source, *timeouts), stride)
+        self._source, self._stride = source, stride
+        self._connect = connect or partial(open_capture, source, *timeouts)
         self.backlog = Backlog(newest_only=self.options.buffer == "latest")
         self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter
         self._connection: Connection | None = None
@@ -80,7 +81,7 @@ class LiveSource:
     @property
     def name(self) -> str:
         """The source without a password."""
-        return self._spec.name
+        return name_of(self._source)
 
     @property
     def seconds_lost(self) -> float:
@@ -115,7 +116,7 @@ class LiveSource:
         """Yield the frames as they arrive, with the gap that a frame ended, if any."""
         try:
             connection, gap = self._open(), None
-            frame = connection.frames.take()
+            frame = connection.take()
             if frame is None and not self._closed.is_set():
                 waits = self.options.wait_at_start and self.options.reconnect_for > 0
                 if not waits or connection.hopeless:
@@ -125,7 +126,7 @@ class LiveSource:
                 self.finite = connection.promised > 0
                 self.state, self._lost_at = "running", None
                 yield frame, gap
-                last, gap, frame = frame, None, connection.frames.take()
+                last, gap, frame = frame, None, connection.take()
                 if frame is None and not self._is_over(connection):
                     connection, frame, gap = self._reconnect(connection, last)
         finally:
@@ -134,9 +135,16 @@ class LiveSource:
 
     def _open(self) -> Connection:
         self._disconnect()
-        watchdog = Watchdog(self.options.open_timeout_s, self.options.read_timeout_s, self._clock)
-        frames = FrameBuffer(self.backlog, watchdog, self._closed)
-        self._connection = Connection(self._spec, watchdog, frames, self._number)
+        self._connection = Connection(
+            self._source,
+            self._connect,
+            self.options,
+            self.backlog,
+            self._closed,
+            self._clock,
+            stride=self._stride,
+            number=self._number,
+        )
         return self._connection
 
     def _disconnect(self) -> None:
@@ -208,7 +216,7 @@ class LiveSource:
 
 
 def _first_decodable(connection: Connection, deadline: float) -> CapturedFrame | None:
-    frame = connection.frames.take(deadline)
+    frame = connection.take(deadline)
     while frame is not None and frame.pixels is None:
-        frame = connection.frames.take(deadline)
+        frame = connection.take(deadline)
     return frame

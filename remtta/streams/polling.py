@@ -5,17 +5,13 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
-from http.client import HTTPResponse
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import numpy as np
 
 from remtta.errors import FrameError
-from remtta.streams.capture import VideoCapture, open_capture
+from remtta.streams.capture import VideoCapture, open_capture, request
 from remtta.streams.images import has_suffix, image_suffixes, load_image
 
 _EVERY_S = 1.0
@@ -35,7 +31,7 @@ def open_polled(
     """Return the images at an address, requested every `every_s` seconds until `closed`; or a video, if one is served
     there, as some cameras do. Raise OSError if there is neither.
     """
-    with _requested(address, open_timeout_s) as response:
+    with request(address, open_timeout_s) as response:
         is_video = response.headers.get_content_maintype() in ("multipart", "video")
     if is_video:
         return open_capture(address, open_timeout_s, read_timeout_s)
@@ -56,7 +52,7 @@ class _PolledImage:
     def grab(self) -> bool:
         while not self._closed.wait(max(0.0, self._due - time.monotonic())):
             self._due = time.monotonic() + self._every_s
-            with _requested(self._address, self._timeout_s) as response:
+            with request(self._address, self._timeout_s) as response:
                 data = response.read(_MAX_BYTES)
             if data != self._data:
                 self._data = data
@@ -76,42 +72,3 @@ class _PolledImage:
 
     def release(self) -> None:
         pass
-
-
-def _requested(address: str, timeout_s: float) -> HTTPResponse:
-    """Request an address; its user and password are sent to its own host only. Raise OSError with the reason if that
-    fails, or a text is served.
-    """
-    parts = urlsplit(address)
-    login, _, host = parts.netloc.rpartition("@")
-    url = urlunsplit(parts._replace(netloc=host, fragment=""))
-    passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
-    if login:
-        user, _, password = login.partition(":")
-        passwords.add_password(None, f"{parts.scheme}://{host}/", unquote(user), unquote(password))
-    opener = urllib.request.build_opener(_BasicLogin(passwords), _DigestLogin(passwords))
-    try:
-        response: HTTPResponse = opener.open(url, timeout=timeout_s)
-    except urllib.error.HTTPError as error:
-        error.close()
-        raise OSError(f"the server answers {error.code} {error.reason}".rstrip()) from error
-    except urllib.error.URLError as error:
-        raise OSError(getattr(error.reason, "strerror", None) or str(error.reason)) from error
-    if (content_type := response.headers.get_content_type()).startswith("text/"):
-        response.close()
-        raise OSError(f"the server sends no image, but {content_type}")
-    return response
-
-
-class _BasicLogin(urllib.request.HTTPBasicAuthHandler):
-    def http_error_401(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        with fp:  # which urllib leaves open
-            return super().http_error_401(req, fp, code, msg, headers)
-
-
-class _DigestLogin(urllib.request.HTTPDigestAuthHandler):
-    def http_error_401(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
-        response = super().http_error_401(req, fp, code, msg, headers)
-        if response:
-            fp.close()
-        return response

@@ -67,7 +67,7 @@ def test_an_image_at_an_address_is_a_frame_whenever_it_changes(camera: Any) -> N
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(404, "the server answers 404 Not Found"), (b"page", "the server sends no image, but text/html")],
+    [(404, "the server answers 404 Not Found"), (b"page", "the server sends no picture, but text/html")],
 )
 def test_an_address_without_an_image_is_a_stream_error(content: int | bytes, reason: str, camera: Any) -> None:
     camera.contents = [content]
