@@ -239,8 +239,9 @@ def _white_level(image: Image.Image) -> float:
 
 
 def _tiff_tag(image: Image.Image, name: str) -> Any:
-    is_tiff = isinstance(image, TiffImagePlugin.TiffImageFile)
-    return image.tag_v2.get(getattr(TiffImagePlugin, name)) if is_tiff else None
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return None
+    return image.tag_v2.get(getattr(TiffImagePlugin, name))
 
 
 def _values(image: Image.Image) -> NDArray[np.float64]:
