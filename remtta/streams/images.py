@@ -199,7 +199,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
         white_level, is_negative = _white_level(image), _tiff_tag(image, "PHOTOMETRIC_INTERPRETATION") == 0
         return _in_bands(image, lambda band: _to_eight_bits(band, white_level, is_negative))
     # Alpha that is zero everywhere is unused, as in many 32-bit BMP files: the colours are meant to be seen.
-    if image.has_transparency_data and any(_alpha(band).getbbox() for band, _ in _bands(image)):
+    if image.has_transparency_data and any(band.convert("RGBA").getchannel("A").getbbox() for band, _ in _bands(image)):
         return _in_bands(image, _on_white)
     return image.convert("RGB")
 
@@ -218,10 +218,6 @@ def _bands(image: Image.Image) -> Iterator[tuple[Image.Image, int]]:
     rows = max(1, BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):
         yield image.crop((0, top, image.width, min(top + rows, image.height))), top
-
-
-def _alpha(image: Image.Image) -> Image.Image:
-    return image.convert("RGBA").getchannel("A")
 
 
 def _on_white(image: Image.Image) -> Image.Image:
