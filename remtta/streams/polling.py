@@ -6,7 +6,6 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -22,7 +21,8 @@ def polling_interval(source: str | int, every_s: float | None) -> float | None:
     """Return the seconds between requests of an address: as chosen, or 1 if it ends like an image; None for others."""
     if isinstance(source, int) or not source.lower().startswith(("http://", "https://")):
         return None
-    return every_s or (_EVERY_S if has_suffix(urlsplit(source).path, image_suffixes()) else None)
+    path = source.partition("#")[0].partition("?")[0]
+    return every_s or (_EVERY_S if has_suffix(path, image_suffixes()) else None)
 
 
 def open_polled(

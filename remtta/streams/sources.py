@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Never
-from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
 from remtta.errors import FrameError, StreamError, UsageError, counted, without_password
@@ -173,7 +172,7 @@ def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
     if name == "-":
         return _slice(Stream("-", "paths", _frames_of(read_paths(0, options.null))), options)
     if name.lower().startswith("file://") and not os.path.exists(name):
-        name = url2pathname(urlsplit(name).path)
+        name = url2pathname(name[len("file://") :].removeprefix("localhost"))
     if os.path.exists(name):  # unlike Path.exists, False for "" and for names that are too long
         return _open_existing(name, options, live)
     if "://" in name:

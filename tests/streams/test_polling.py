@@ -81,7 +81,10 @@ def test_poll_is_for_web_addresses_and_a_file_url_is_the_file(tmp_path: Path) ->
     ):
         open_stream("rtsp://host/live", poll=1)
     Image.new("RGB", (4, 3)).save(tmp_path / "a b.png")
-    [frame] = open_stream(f"file://{tmp_path}/a%20b.png").frames
-    assert frame.load().size == (4, 3)
+    for host in ("", "localhost"):
+        [frame] = open_stream(f"file://{host}{tmp_path}/a%20b.png").frames
+        assert frame.load().size == (4, 3)
+    with pytest.raises(StreamError, match=r"x\.png.*: Invalid IPv6 URL; check the camera or the network$"):
+        next(open_stream("http://[bad/x.png?size=1").frames)
     with pytest.raises(UsageError, match=r"b\.png: no such file or folder$"):
         open_stream(f"file://{tmp_path}/b.png")
