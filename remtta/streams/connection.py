@@ -97,8 +97,8 @@ class Connection:
         self._options, self._backlog, self._closed, self._clock = options, backlog, closed, clock
         self._change = threading.Condition()
         self._waiting: deque[CapturedFrame] = deque()
-        self._ended = self._abandoned = False
-        self._opened = self._stalled = False  # stalled: a single call timed out
+        self._ended = self._abandoned = self._opened = False
+        self._stalled = False  # True if a single call timed out
         self._call_began: float | None = clock()  # None while the reading thread waits for room
         self._undecodable_since: float | None = None
         self._error: Exception | None = None
@@ -136,7 +136,8 @@ class Connection:
     def reason(self) -> str:
         """Why there are no more frames."""
         if self._error:
-            return " ".join(str(self._error).split()) or type(self._error).__name__
+            reason = getattr(self._error, "strerror", None) or str(self._error)
+            return " ".join(reason.split()) or type(self._error).__name__
         return self._timed_out or self._end_reason
 
     @property

@@ -69,8 +69,9 @@ class LiveSource:
         every_s = polling_interval(source, self.options.poll)
         if connect is None and every_s is not None and isinstance(source, str):
             connect = partial(open_polled, source, every_s, self._closed, *timeouts)
-            self.options = replace(self.options, read_timeout_s=math.inf)  # the image may stay the same
         self._source, self._stride = source, stride
+        # A polled image may stay the same for any time.
+        self._connection_options = replace(self.options, read_timeout_s=math.inf) if every_s else self.options
         self._connect = connect or partial(open_capture, source, *timeouts)
         self.backlog = Backlog(newest_only=self.options.buffer == "latest")
         self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter
@@ -138,7 +139,7 @@ class LiveSource:
         self._connection = Connection(
             self._source,
             self._connect,
-            self.options,
+            self._connection_options,
             self.backlog,
             self._closed,
             self._clock,

@@ -12,6 +12,8 @@ from PIL import Image
 
 from remtta.errors import FrameError, StreamError, UsageError
 from remtta.streams.sources import open_stream
+from tests.records import rows_of
+from tests.runs.tiny import adapt_tiny
 from tests.streams.fakes import levels
 from tests.streams.servers import QuietHandler, serving
 
@@ -63,6 +65,12 @@ def test_an_image_at_an_address_is_a_frame_whenever_it_changes(camera: Any) -> N
     assert {frame.source for frame in frames} == {camera.url.replace("me:k%40y", "***")}
     with pytest.raises(FrameError, match=r"^cannot be decoded$"):
         frames[2].load()
+
+
+def test_a_run_predicts_an_image_at_an_address(camera: Any, tmp_path: Path) -> None:
+    camera.contents = [10]
+    adapt_tiny(open_stream(camera.url, limit=1), tmp_path / "run")
+    assert [row["source"] for row in rows_of(tmp_path / "run")] == [camera.url.replace("me:k%40y", "***")]
 
 
 @pytest.mark.parametrize(
