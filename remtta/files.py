@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import json
@@ -22,6 +23,7 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+UTF16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 LOCK = ".lock"
 _WAIT_S = 0.1  # for a lock, since another process's `is_locked` may hold it for a moment
 IN_USE = "another run is writing to {}; choose another --output, or wait for it"
@@ -47,14 +49,17 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}{advice}") from error
 
 
-def read_text(path: str | Path, option: str) -> str:
-    """Return the text of a file that an option names; raise UsageError if it cannot be read as UTF-8."""
+def read_text(path: str | Path, option: str, errors: str = "strict") -> str:
+    """Return the text of a file that an option names; raise UsageError if it cannot be read as UTF-8, or as UTF-16 with
+    a byte order mark (PowerShell's).
+    """
     try:
-        return Path(path).read_text("utf-8-sig")
+        data = Path(path).read_bytes()
+        return data.decode("utf-16" if data.startswith(UTF16_MARKS) else "utf-8-sig", errors)
     except OSError as error:
         raise UsageError(f"{option}: {path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{option}: {path} is not UTF-8 text: {error}") from error
+        raise UsageError(f"{option}: {path} is not UTF-8 text: {error}; save it as UTF-8") from error
 
 
 def check_can_hold(folder: Path, what: str, option: str) -> None:
@@ -79,8 +84,9 @@ def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_
     """
     if path.suffix != suffix:
         raise UsageError(f"{option} {path} must end in {suffix}")
-    if path.is_dir():
-        raise UsageError(f"{option} {path} is a folder; name a file")
+    if path.exists() and not path.is_file():
+        what = "folder" if path.is_dir() else "device or a pipe"
+        raise UsageError(f"{option} {path} is a {what}; name a file")
     will_exist = made_by_then is not None and os.path.realpath(path.parent) == os.path.realpath(made_by_then)
     if not will_exist and not path.parent.is_dir():
         raise UsageError(f"{option}: {path.parent}: no such folder; make it first")
@@ -97,15 +103,18 @@ def check_not_input(path: Path, option: str, inputs: Iterable[str | Path | None]
 
 
 def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bool = True) -> None:
-    """Call `write` on a temporary file beside `path`, then rename it; raise OutputError if the file cannot be written;
-    an existing file is left unchanged.
+    """Call `write` on a temporary file beside `path`, then rename it; raise OutputError if the file cannot be written,
+    or is a device or pipe; what exists is then left unchanged. A link stays, and its target is replaced.
 
     Args:
         write: Called with the path of the temporary file.
         durable: Sync, so that the file survives a power failure; without it, such a failure may leave an empty file.
             For thousands of small files that can be made again, syncing would take most of the time.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise OutputError(f"{path} is a device or a pipe, and cannot be replaced; name a file")
+    target = Path(os.path.realpath(path))  # unlike Path.resolve, copes with circular links
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with writing(path):
             temporary.unlink(missing_ok=True)
@@ -114,9 +123,9 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, durable: bo
             if durable:
                 with open(temporary, "r+b") as file:  # Windows only syncs files that are open for writing
                     os.fsync(file.fileno())
-            os.replace(temporary, path)
+            os.replace(temporary, target)
             if durable:
-                _sync_folder(path.parent)
+                _sync_folder(target.parent)
     finally:
         with contextlib.suppress(OSError):  # if it could not be created, it cannot be removed either
             temporary.unlink()

@@ -11,7 +11,7 @@ import pytest
 
 from remtta import RunOptions, adapt_stream
 from remtta.errors import OutputError, UsageError
-from remtta.files import FolderLock, is_locked, remove_leftovers, write_atomically, write_json
+from remtta.files import FolderLock, check_target, is_locked, remove_leftovers, write_atomically, write_json
 from remtta.runs.folder import RunFolder
 from remtta.runs.writer import RowWriter
 from tests.conftest import raising, tiny_vit
@@ -63,6 +63,38 @@ def test_a_path_that_cannot_be_a_file_is_an_output_error(name: str, tmp_path: Pa
     with pytest.raises(OutputError, match=r"cannot be written: \w+"):
         write_atomically(tmp_path / name, lambda temporary: temporary.write_text("whole"))
     assert sorted(os.listdir(tmp_path)) == ["file", "folder"]
+
+
+def test_a_link_is_followed_and_a_pipe_or_device_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.json").symlink_to(tmp_path / "folder" / "out.json")
+    for content in ({"a": 1}, {"a": 2}):
+        write_json(tmp_path / "link.json", content)
+        assert (tmp_path / "link.json").is_symlink()
+        assert json.loads((tmp_path / "folder" / "out.json").read_text()) == content
+    assert os.listdir(tmp_path / "folder") == ["out.json"]
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    for path in (tmp_path / "pipe.safetensors", Path("/dev/full")):
+        before = path.stat()
+        with pytest.raises(OutputError, match=f"^{path} is a device or a pipe, and cannot be replaced; name a file$"):
+            write_json(path, {})
+        assert path.stat() == before
+    with pytest.raises(UsageError, match=r"^--output .* is a device or a pipe; name a file$"):
+        check_target(tmp_path / "pipe.safetensors", "--output", ".safetensors", overwrite=True)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_rows_that_are_deleted_while_they_are_written_are_an_error(replaced: bool, tmp_path: Path) -> None:
+    writer = RowWriter(tmp_path / "rows.jsonl")
+    writer.write([{"index": 0}])
+    (tmp_path / "rows.jsonl").unlink()
+    if replaced:
+        (tmp_path / "rows.jsonl").touch()
+    with pytest.raises(
+        OutputError, match=r"rows\.jsonl was deleted or replaced while it was written; its rows are lost"
+    ):
+        writer.write([{"index": 1}])
+    writer.close()
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o002, 0o664)])

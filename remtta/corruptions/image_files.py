@@ -8,6 +8,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
@@ -140,8 +141,17 @@ def corrupt_file(image: SourceImage, destination: Path, options: CorruptOptions,
     for written, (name, severity) in enumerate(missing):
         if stopped():
             return Outcome(image.name, written, kept, complete=False)
-        corrupted = _corrupted(image, pixels, name, severity, options)
-        _save(corrupted, format, destination / name / str(severity) / image.targets[format])
+        rng = generator_of(options.seed, name, severity, image.name)
+        try:
+            corrupted = corrupt(pixels, name, severity, rng, options.parameter_set)
+        except Exception as error:
+            detail = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise RemttaError(f"{image.path}: {name} at severity {severity} failed: {detail}") from error
+        corrupted.save(encoded := io.BytesIO(), format, quality=JPEG_QUALITY)  # PNG has none, and ignores it
+        path = destination / name / str(severity) / image.targets[format]
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, partial(Path.write_bytes, data=encoded.getbuffer()), durable=False)
     return Outcome(image.name, len(missing), kept)
 
 
@@ -188,22 +198,3 @@ def _ends_in(path: Path, marker: bytes) -> bool:
             return file.read() == marker
     except OSError:  # absent, or shorter than the marker
         return False
-
-
-def _corrupted(
-    image: SourceImage, pixels: Image.Image, name: str, severity: int, options: CorruptOptions
-) -> Image.Image:
-    rng = generator_of(options.seed, name, severity, image.name)
-    try:
-        return corrupt(pixels, name, severity, rng, options.parameter_set)
-    except Exception as error:
-        detail = f"{type(error).__name__}: {error}".removesuffix(": ")
-        raise RemttaError(f"{image.path}: {name} at severity {severity} failed: {detail}") from error
-
-
-def _save(image: Image.Image, format: str, path: Path) -> None:
-    encoded = io.BytesIO()
-    image.save(encoded, format, quality=JPEG_QUALITY)  # PNG has none, and ignores it
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, lambda temporary: temporary.write_bytes(encoded.getbuffer()), durable=False)

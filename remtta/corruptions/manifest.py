@@ -39,7 +39,6 @@ class TreeManifest:
 
     def __init__(self, destination: Path, source: Path, options: CorruptOptions) -> None:
         self._destination, self._options = destination, options
-        self._severities: dict[str, list[int]] = {}  # of each corruption in the tree
         self._settings = {
             "source": os.path.realpath(source),
             "seed": options.seed,
@@ -66,35 +65,27 @@ class TreeManifest:
                     raise UsageError(f"{folder} exists, but no {MANIFEST} says how it was made; choose another DST")
         else:
             self._refuse_other_settings(earlier["settings"])
-            self._severities = _severities_in(earlier)
-            _remove_leftovers(destination, self._severities)
-        self._add(dict.fromkeys(options.corruptions, options.severities))
+            _remove_leftovers(destination, _severities_in(earlier))
         with writing(destination):
             destination.mkdir(parents=True, exist_ok=True)
-        self._write({"exit_reason": "unfinished"})
+        self.write({"exit_reason": "unfinished"})
 
-    def finish(self, outcome: Mapping[str, object]) -> None:
-        """Write the manifest with the outcome of the run, and what another run has added to the tree meanwhile. Raise
+    def write(self, outcome: Mapping[str, object]) -> None:
+        """Write the manifest with the outcome of the run, and with what other runs have added to the tree. Raise
         OutputError if it cannot be written; UsageError if it was replaced by something that is not a manifest.
         """
-        current = _read(self._destination)
-        self._add({} if current is None else _severities_in(current))
-        self._write(outcome)
-
-    def _add(self, severities: Mapping[str, Sequence[int]]) -> None:
-        before = self._severities
-        names = in_standard_order([*before, *severities])
-        self._severities = {name: sorted({*before.get(name, ()), *severities.get(name, ())}) for name in names}
-
-    def _write(self, outcome: Mapping[str, object]) -> None:
+        current, options = _read(self._destination), self._options
+        severities = {} if current is None else _severities_in(current)
+        for name in options.corruptions:
+            severities[name] = sorted({*severities.get(name, ()), *options.severities})
         content = {
             "remtta": __version__,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
             "settings": self._settings,
             "corruptions": {
-                name: {"severities": severities, **_parameters(name)} for name, severities in self._severities.items()
+                name: {"severities": severities[name], **_parameters(name)} for name in in_standard_order(severities)
             },
-            "limit": self._options.limit,
+            "limit": options.limit,
             **outcome,
         }
         write_json(self._destination / MANIFEST, content)
@@ -147,6 +138,7 @@ def _remove_tree(destination: Path, severities: Mapping[str, Sequence[int]]) -> 
                     shutil.rmtree(destination / name / str(severity))
             with contextlib.suppress(OSError):  # keep a folder that holds other files
                 (destination / name).rmdir()
+        (destination / MANIFEST).unlink()
 
 
 def _remove_leftovers(destination: Path, severities: Mapping[str, Sequence[int]]) -> None:

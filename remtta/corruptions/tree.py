@@ -114,7 +114,7 @@ def corrupt_tree(
     except Stopped as stop:
         summary.signum = stop.signum
     with interrupts.finishing():
-        manifest.finish(summary.outcome())
+        manifest.write(summary.outcome())
     if len(summary.skipped) == summary.num_images:
         name, error = summary.skipped[0]
         raise StreamError(f"no readable image ({summary.num_images} failed); the first, {name}: {error}")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from timm.data import ImageNetInfo
 
 from remtta.errors import UsageError, counted, listed
+from remtta.files import read_text
 from remtta.options.evaluation import ClassOrder
 from remtta.streams.images import natural_key
 
@@ -138,8 +139,8 @@ def read_class_map(path: Path) -> dict[str, int]:
     """Read class numbers by folder name: lines of `folder number` or `folder,number`, timm's class map (a folder per
     line, in the order of classes), or JSON, which may be a model's `id2label`; raise UsageError if that fails.
     """
+    text = read_text(path, "--class-map")
     try:
-        text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".json":
             content = json.loads(text)
             content = _numbered(content) if isinstance(content, list) else content.get("id2label", content)

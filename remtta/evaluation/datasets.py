@@ -23,7 +23,7 @@ from remtta.evaluation.stored import LABELS, find_arrays, find_shards, open_arra
 from remtta.evaluation.tally import image_name
 from remtta.files import read_text
 from remtta.options.evaluation import ClassOrder
-from remtta.streams.images import has_suffix, image_suffixes, natural_key
+from remtta.streams.images import has_suffix, image_suffixes, is_clutter, natural_key
 
 ClassFolders = dict[str, Path]
 Tree = dict[str, dict[int | None, ClassFolders]]
@@ -201,16 +201,21 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
 
 
 def _first_with_images(root: Path) -> Path | None:
-    suffixes = image_suffixes()
+    """Return the first folder with images, or None. A folder with as few images as subfolders, such as a root with an
+    overview.png, is one only if there is no other.
+    """
+    suffixes, stray = image_suffixes(), None
     for folder, subfolders, files in os.walk(root, followlinks=True):
-        subfolders[:] = sorted((name for name in subfolders if not name.startswith(".")), key=natural_key)
-        if any(has_suffix(name, suffixes) for name in files):
+        subfolders[:] = sorted((name for name in subfolders if not is_clutter(name)), key=natural_key)
+        num_images = sum(has_suffix(name, suffixes) and not is_clutter(name) for name in files)
+        if num_images > len(subfolders):
             return Path(folder)
-    return None
+        stray = stray or (Path(folder) if num_images else None)
+    return stray
 
 
 def _subfolders(folder: Path) -> dict[str, Path]:
-    names = [entry.name for entry in os.scandir(folder) if isdir(entry.path) and not entry.name.startswith(".")]
+    names = [entry.name for entry in os.scandir(folder) if isdir(entry.path) and not is_clutter(entry.name)]
     return {composed(name): folder / name for name in sorted(names, key=natural_key)}
 
 
@@ -286,7 +291,7 @@ def _images(folder: Path) -> list[str]:
     """Return the images directly in a folder, in natural order."""
     suffixes = image_suffixes()
     files = (entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False) or isfile(entry.path))
-    paths = [entry.path for entry in files if not entry.name.startswith(".")]
+    paths = [entry.path for entry in files if not is_clutter(entry.name)]
     return sorted((path for path in paths if has_suffix(path, suffixes)), key=natural_key)
 
 

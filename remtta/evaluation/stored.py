@@ -21,7 +21,8 @@ from remtta.corruptions.parameters import SEVERITIES
 from remtta.errors import FrameError, StreamError, UsageError
 from remtta.evaluation.class_maps import composed, restricted_set, wnids
 from remtta.evaluation.domains import Dataset, Domain, image_sizes
-from remtta.streams.images import natural_key
+from remtta.files import read_text
+from remtta.streams.images import is_clutter, natural_key
 from remtta.streams.pillow import formats
 
 LABELS = "labels.npy"
@@ -44,7 +45,7 @@ def _check_labels(labels: np.ndarray, num_classes: int, path: Path) -> None:
 
 def find_arrays(root: Path) -> dict[str, Path]:
     """Return the array files by corruption; raise UsageError if there is none."""
-    arrays = {path.stem: path for path in root.glob("*.npy") if path.name != LABELS}
+    arrays = {path.stem: path for path in root.glob("*.npy") if path.name != LABELS and not is_clutter(path.name)}
     if not arrays:
         raise UsageError(f"{root} has {LABELS} but no <corruption>.npy")
     return arrays
@@ -132,7 +133,8 @@ def _load_member(members: Sequence[_Member], position: int) -> Image.Image:
 
 def find_shards(root: Path) -> list[Path]:
     """Return the tar files of a stored stream in natural order; none if the first is another archive, as a tree's."""
-    shards = sorted(root.glob("*.tar"), key=lambda path: natural_key(path.name))
+    shards = [path for path in root.glob("*.tar") if not is_clutter(path.name)]
+    shards.sort(key=lambda path: natural_key(path.name))
     if shards:
         with contextlib.suppress(OSError, tarfile.TarError), tarfile.open(shards[0]) as tar:  # reported when it is read
             if not any(member.name.endswith((_IMAGE, _CLASS)) for member in islice(tar, _FIRST)):
@@ -222,10 +224,7 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
 
 def _entries(file: Path) -> list[tuple[str, str]]:
     """Return the path and class of each line."""
-    try:
-        text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
-    except OSError as error:
-        raise UsageError(f"--labels-file: {file} cannot be read: {error.strerror}") from error
+    text = read_text(file, "--labels-file", "surrogateescape")
     lines = [_SPACE.sub(r"\1\t\2", line.strip()) for line in text.split("\n") if line.strip()]
     entries = [line.partition("\t" if "\t" in line else ",") for line in lines]
     invalid = next((image for image, _, label in entries if not (image.strip() and label.strip())), None)

@@ -24,6 +24,7 @@ class LiveOptions:
         buffer: "latest" drops frames for which the model is too slow, oldest first; "all" makes the source wait. A
             source that cannot wait then loses frames in its driver or on the network, or disconnects and is opened
             again.
+        poll: Seconds between requests of an address that serves a still image; by default 1 if it ends like one.
         open_timeout_s: Seconds that a source may take to open.
         read_timeout_s: Seconds without a decodable frame.
         wait_at_start: Also wait for the source before its first frame, instead of failing at once.
@@ -45,6 +46,16 @@ class LiveOptions:
     buffer: Annotated[
         Buffer, in_stream("Which frames of a live source to use if it is faster than the model.", default="latest")
     ] = "latest"
+    poll: Annotated[
+        float | None,
+        in_stream(
+            "Seconds between requests of an http:// address that serves a still image; an unchanged one is used once.",
+            metavar="SECONDS",
+            above=0,
+            below=math.inf,
+            default="1 for .jpg, .png, ...; else a video is expected",
+        ),
+    ] = None
     open_timeout_s: float = OPEN_TIMEOUT_S
     read_timeout_s: float = READ_TIMEOUT_S
     wait_at_start: bool = False

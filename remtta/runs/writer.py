@@ -115,6 +115,8 @@ class RowWriter:
             return
         try:
             with writing(self._path):
+                if not self._is_in_place():
+                    raise OutputError(f"{self._path} was deleted or replaced while it was written; its rows are lost")
                 view = memoryview(self._lines)
                 while view:
                     view = view[os.write(self._file.fileno(), view) :]
@@ -126,6 +128,13 @@ class RowWriter:
             raise
         self._size += len(self._lines)
         self._digest.update(self._lines)
+
+    def _is_in_place(self) -> bool:
+        """Return True if the path still leads to the open file."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+        except FileNotFoundError:
+            return False
 
     @property
     def size(self) -> int:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import ctypes
-import http.client
 import os
 import socket
+import urllib.error
+import urllib.request
+from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote, urlsplit, urlunsplit
 
 from remtta.errors import RemttaError, StreamError, UsageError, without_password
 from remtta.options.stream import OPEN_TIMEOUT_S, READ_TIMEOUT_S
@@ -27,7 +28,13 @@ PROTOCOLS = frozenset([*_PROTOCOLS.split(" "), "sftp", "file", "unix"])
 
 MAX_ALLOCATED_BYTES = 256 * 2**20  # frames of 8K video take 100 MB
 _PROBE_TIMEOUT_S = 3.0
+_CAPTURE_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+_ANALYSE_LONG = "rtsp_transport;tcp|analyzeduration;3600000000|probesize;100000000"  # the first is OpenCV's default
 _PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "rtmps": 443}
+
+
+class NotServed(OSError):
+    """A web server serves no picture at an address; the message says what it does."""
 
 
 class VideoCapture(Protocol):
@@ -45,6 +52,8 @@ def load_opencv(purpose: str, error: type[RemttaError] = RemttaError) -> ModuleT
     # Keep FFmpeg's and OpenCV's own output from mixing with the run's messages.
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     os.environ.setdefault("OPENCV_FFMPEG_LOGLEVEL", "-8")
+    # Packets of other streams between two pictures: a picture every few minutes has thousands of packets of sound.
+    os.environ.setdefault("OPENCV_FFMPEG_READ_ATTEMPTS", str(2**31 - 1))
     try:
         import cv2
     except ImportError as failure:
@@ -76,6 +85,12 @@ def open_capture(
     if "://" not in source:
         source = os.path.join(".", source)  # else FFmpeg takes the 10 of 10:30.mp4 as a protocol
     capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
+    if "://" not in source and capture.isOpened() and not capture.get(cv2.CAP_PROP_FRAME_WIDTH):
+        # The first picture comes after more sound than FFmpeg analyses.
+        before = os.environ.setdefault(_CAPTURE_OPTIONS, _ANALYSE_LONG)
+        capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
+        if before == _ANALYSE_LONG:
+            os.environ.pop(_CAPTURE_OPTIONS, None)
     # Files unknown to FFmpeg (image sequences, odd builds) may open with another backend.
     return capture if capture.isOpened() or "://" in source else cv2.VideoCapture(source)
 
@@ -149,30 +164,53 @@ def why_not_open(address: str) -> str | None:
         return None
     try:
         if parts.scheme.lower() in ("http", "https"):
-            return _why_not_served(parts)
-        if port and parts.scheme.lower() in _PORTS:
+            request(address, _PROBE_TIMEOUT_S).close()
+        elif port and parts.scheme.lower() in _PORTS:
             socket.create_connection((host, port), timeout=_PROBE_TIMEOUT_S).close()
+    except NotServed as error:
+        return str(error)
     except ConnectionRefusedError:
         return "the connection is refused: is the port right, and the server running?"
     except socket.gaierror:
         return "there is no host of that name"
-    except (OSError, ValueError, http.client.HTTPException):  # inconclusive
+    except (OSError, ValueError, HTTPException):  # inconclusive
         return None
     return None
 
 
-def _why_not_served(parts: SplitResult) -> str | None:
-    """Request the first bytes, without following redirects, which could leak the password."""
-    connect = http.client.HTTPSConnection if parts.scheme.lower() == "https" else http.client.HTTPConnection
-    login, _, _ = parts.netloc.rpartition("@")
-    token = base64.b64encode(unquote(login).encode()).decode()
-    with contextlib.closing(connect(parts.hostname or "", parts.port, timeout=_PROBE_TIMEOUT_S)) as connection:
-        target = urlunsplit(("", "", parts.path or "/", parts.query, ""))
-        connection.request("GET", target, headers={"Authorization": f"Basic {token}"} if login else {})
-        response = connection.getresponse()
-        status, content_type = response.status, response.headers.get_content_type()
-    if status >= 400:
-        return f"the server answers {status} {http.client.responses.get(status, '')}".rstrip()
-    return (
-        f"the server sends no video, but {content_type}" if status < 300 and content_type.startswith("text/") else None
-    )
+def request(address: str, timeout_s: float) -> HTTPResponse:
+    """Request an http address; its user and password are sent to its own host only. Raise NotServed if the server
+    refuses, or sends a text; another OSError if there is no connection.
+    """
+    parts = urlsplit(address)
+    login, _, host = parts.netloc.rpartition("@")
+    user, _, password = login.partition(":")
+    passwords = urllib.request.HTTPPasswordMgrWithDefaultRealm()
+    passwords.add_password(None, f"{parts.scheme}://{host}/", unquote(user), unquote(password))
+    opener = urllib.request.build_opener(_BasicLogin(passwords), _DigestLogin(passwords))
+    try:
+        url = urlunsplit(parts._replace(netloc=host, fragment=""))
+        response: HTTPResponse = opener.open(url, timeout=timeout_s)
+    except urllib.error.HTTPError as error:
+        error.close()
+        raise NotServed(f"the server answers {error.code} {error.reason}".rstrip()) from error
+    except urllib.error.URLError as error:
+        raise error.reason if isinstance(error.reason, OSError) else OSError(str(error.reason)) from error
+    if (content_type := response.headers.get_content_type()).startswith("text/"):
+        response.close()
+        raise NotServed(f"the server sends no picture, but {content_type}")
+    return response
+
+
+class _BasicLogin(urllib.request.HTTPBasicAuthHandler):
+    def http_error_401(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        with fp:  # which urllib leaves open
+            return super().http_error_401(req, fp, code, msg, headers)
+
+
+class _DigestLogin(urllib.request.HTTPDigestAuthHandler):
+    def http_error_401(self, req: Any, fp: Any, code: int, msg: str, headers: Any) -> Any:
+        response = super().http_error_401(req, fp, code, msg, headers)
+        if response:
+            fp.close()
+        return response

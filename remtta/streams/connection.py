@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from remtta.errors import RemttaError, StreamError, without_password
+from remtta.options import LiveOptions
 from remtta.streams.capture import VideoCapture, cannot_open, codec_of, load_opencv, no_frame, why_not_open
 from remtta.streams.video import MAX_REFUSED, position_s
 
@@ -30,18 +31,9 @@ _HANGING = 1.1
 """A call that takes this multiple of the timeout hangs, and FFmpeg's own timeout failed."""
 
 
-@dataclass(frozen=True)
-class SourceSpec:
-    """A live source, and how to read it."""
-
-    source: str | int  # camera index, device or URL
-    connect: Callable[[], VideoCapture]
-    stride: int  # only every stride-th frame is used; the others are not converted
-
-    @property
-    def name(self) -> str:
-        """A path, camera or URL without a password."""
-        return f"camera {self.source}" if isinstance(self.source, int) else without_password(self.source)
+def name_of(source: str | int) -> str:
+    """Return a camera's number, or a path or URL without its password, for messages."""
+    return f"camera {source}" if isinstance(source, int) else without_password(source)
 
 
 @dataclass(frozen=True)
@@ -49,7 +41,7 @@ class CapturedFrame:
     """A frame as received."""
 
     number: int
-    arrived: float  # by the watchdog's clock
+    arrived: float  # by the source's clock
     pixels: np.ndarray | None  # (H, W, 3) uint8, BGR; None if it could not be decoded
     read_at: str | None  # UTC; None in a finite video, so that its rows are reproducible
     position_s: float | None = None  # in a finite video
@@ -73,85 +65,49 @@ class Backlog:
         return self.newest_only and frame.read_at is not None
 
 
-class Watchdog:
-    """Times the calls of one connection: detects a source that hangs, or sends nothing that can be decoded.
-
-    Set by the reading thread, queried by the consuming thread as well.
+class Connection:
+    """A connection to a source, read by a thread, which is left running if a read hangs.
 
     Attributes:
+        number: Number of the next frame.
+        promised: Total number of frames according to a finite video's header; else 0.
+
+    Args:
+        source: Camera index, device or URL.
+        connect: Opens it.
+        closed: Set when no more frames of the source are wanted.
         clock: Returns seconds from an arbitrary origin.
-        opened: True once the source is open.
-        reason: What timed out; None so far.
-        stalled: True if a single call timed out.
+        stride: Only every stride-th frame is used; the others are not converted.
     """
 
-    def __init__(self, open_timeout_s: float, read_timeout_s: float, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.opened = self.stalled = False
-        self.reason: str | None = None
-        self._open_timeout_s, self._read_timeout_s = open_timeout_s, read_timeout_s
-        self._created = clock()
-        self._undecodable_since: float | None = None
-        self._call_began: float | None = self._created  # None while the reading thread waits for room
-
-    def begin_call(self) -> float:
-        """Record that a call begins; return the time."""
-        self._call_began = now = self.clock()
-        return now
-
-    def pause(self) -> None:
-        """Record that no call is made until `begin_call`."""
-        self._call_began = None
-
-    def is_hanging(self) -> bool:
-        """Return True if a call hangs."""
-        began = self._call_began
-        return began is not None and self._took(_HANGING, began)
-
-    def timed_out(self, began: float | None = None) -> bool:
-        """Return True if a call, by default the opening, used up FFmpeg's timeout."""
-        return self._took(_TIMED_OUT, self._created if began is None else began)
-
-    def starved(self, since: float) -> bool:
-        """Return True if there has been no decodable frame for longer than the timeout."""
-        if self.clock() - since < self._read_timeout_s:
-            return False
-        self.reason = f"no frame that could be decoded within {self._read_timeout_s:g} s"
-        return True
-
-    def starved_after(self, decodable: bool) -> bool:
-        """Return `starved`, after a frame that could or could not be decoded."""
-        if decodable:
-            self._undecodable_since = None
-            return False
-        if self._undecodable_since is None:
-            self._undecodable_since = self.clock()
-        return self.starved(self._undecodable_since)
-
-    def _took(self, multiple: float, began: float) -> bool:
-        missing, limit_s = ("frame", self._read_timeout_s) if self.opened else ("answer", self._open_timeout_s)
-        if self.clock() - began < multiple * limit_s:
-            return False
-        self.reason, self.stalled = f"no {missing} within {limit_s:g} s", True
-        return True
-
-
-class FrameBuffer:
-    """Hands frames from the thread that reads a connection to the thread that consumes them.
-
-    The watchdog pauses while there is no room; `closed` is set when no more frames of the source are wanted.
-    """
-
-    def __init__(self, backlog: Backlog, watchdog: Watchdog, closed: threading.Event) -> None:
-        self._backlog, self._watchdog, self._closed = backlog, watchdog, closed
+    def __init__(
+        self,
+        source: str | int,
+        connect: Callable[[], VideoCapture],
+        options: LiveOptions,
+        backlog: Backlog,
+        closed: threading.Event,
+        clock: Callable[[], float],
+        *,
+        stride: int,
+        number: int,
+    ) -> None:
+        self.number, self.promised = number, 0
+        self._source, self._connect, self._stride = source, connect, stride
+        self._options, self._backlog, self._closed, self._clock = options, backlog, closed, clock
         self._change = threading.Condition()
         self._waiting: deque[CapturedFrame] = deque()
-        self._ended = self._abandoned = False
-
-    @property
-    def is_wanted(self) -> bool:
-        """True while there is a consumer."""
-        return not (self._abandoned or self._closed.is_set())
+        self._ended = self._abandoned = self._opened = False
+        self._stalled = False  # True if a single call timed out
+        self._call_began: float | None = clock()  # None while the reading thread waits for room
+        self._undecodable_since: float | None = None
+        self._error: Exception | None = None
+        self._timed_out: str | None = None  # what was missing for too long
+        self._why_not_open: str | None = None
+        self._position_s: float | None = None  # of the last frame, in a finite video
+        self._end_reason, self._codec = "the connection ended", ""
+        self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
+        self._thread.start()
 
     def take(self, deadline: float = math.inf) -> CapturedFrame | None:
         """Return the next frame; None at the end, at the deadline, or if a read hangs."""
@@ -162,78 +118,32 @@ class FrameBuffer:
                     return self._waiting.popleft()
                 if self._ended:
                     return None
-                if self._watchdog.is_hanging() or self._watchdog.clock() >= deadline:
+                began = self._call_began
+                if (began is not None and self._took(_HANGING, began)) or self._clock() >= deadline:
                     self._abandoned = True
                     return None
                 self._change.wait(_POLL_S)
         return None
 
-    def put(self, frame: CapturedFrame) -> None:
-        """Add a frame, as soon as there is room."""
-        capacity = self._backlog.capacity(frame)
-        with self._change:
-            while self._backlog.drops_for(frame) and len(self._waiting) >= capacity:
-                self._waiting.popleft()
-                self._backlog.dropped += 1
-            while len(self._waiting) >= capacity and self.is_wanted:
-                self._watchdog.pause()
-                self._change.wait(_POLL_S)
-            self._watchdog.begin_call()
-            self._waiting.append(frame)
-            self._change.notify_all()
-
-    def end(self) -> None:
-        """Mark the end: no more frames will be added."""
-        with self._change:
-            self._ended = True
-            self._change.notify_all()
-
-    def abandon(self) -> None:
-        """Mark that no more frames will be taken."""
+    def close(self, wait_s: float = 0.0) -> None:
+        """Ask the thread to end once its current call returns, and wait for that up to `wait_s` seconds."""
         with self._change:
             self._abandoned = True
             self._change.notify_all()
-
-
-class Connection:
-    """A connection to a source, read by a thread.
-
-    A hanging read can be abandoned: the thread is left running, and a new connection opened.
-
-    Attributes:
-        frames: Receives the frames.
-        number: Number of the next frame.
-        promised: Total number of frames according to a finite video's header; else 0.
-    """
-
-    def __init__(self, spec: SourceSpec, watchdog: Watchdog, frames: FrameBuffer, number: int) -> None:
-        self.number = number
-        self.promised = 0
-        self.frames = frames
-        self._spec, self._watchdog = spec, watchdog
-        self._error: Exception | None = None
-        self._why_not_open: str | None = None
-        self._position_s: float | None = None  # of the last frame, in a finite video
-        self._end_reason, self._codec = "the connection ended", ""
-        self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
-        self._thread.start()
-
-    def close(self, wait_s: float = 0.0) -> None:
-        """Ask the thread to end once its current call returns, and wait for that up to `wait_s` seconds."""
-        self.frames.abandon()
         self._thread.join(wait_s)
 
     @property
     def reason(self) -> str:
         """Why there are no more frames."""
         if self._error:
-            return " ".join(str(self._error).split()) or type(self._error).__name__
-        return self._watchdog.reason or self._end_reason
+            reason = getattr(self._error, "strerror", None) or str(self._error)
+            return " ".join(reason.split()) or type(self._error).__name__
+        return self._timed_out or self._end_reason
 
     @property
     def failed(self) -> bool:
         """True if it ended abnormally."""
-        return self._error is not None or self._watchdog.reason is not None
+        return self._error is not None or self._timed_out is not None
 
     @property
     def hopeless(self) -> bool:
@@ -242,77 +152,116 @@ class Connection:
 
     def failure(self) -> StreamError:
         """Return the error to raise if the first connection gave no frame."""
-        name = self._spec.name
+        name = name_of(self._source)
         if isinstance(self._error, RemttaError):
             return StreamError(str(self._error))
-        if self._error or self._watchdog.stalled:
+        if self._error or self._stalled:
             return StreamError(f"{name}: {self.reason}; check the camera or the network")
-        if not self._watchdog.opened:
-            return StreamError(cannot_open(self._spec.source, self._why_not_open))
+        if not self._opened:
+            return StreamError(cannot_open(self._source, self._why_not_open))
         return no_frame(name, self._codec)
 
     def _run(self) -> None:
         try:
-            self._connect()
+            self._open_and_read()
         except Exception as error:  # mostly OpenCV's own
             self._error = error
-        self.frames.end()
+        with self._change:
+            self._ended = True
+            self._change.notify_all()
 
-    def _connect(self) -> None:
+    def _open_and_read(self) -> None:
         cv2 = load_opencv("video", StreamError)
-        capture = self._spec.connect()
+        began = self._clock()
+        capture = self._connect()
         try:
             if capture.isOpened():
                 self._codec = codec_of(capture)
                 self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
                 self._read(capture)
-            elif not self._watchdog.timed_out():
-                self._why_not_open = why_not_open(str(self._spec.source)) if "://" in self._spec.name else None
+            elif not self._took(_TIMED_OUT, began):
+                self._why_not_open = why_not_open(str(self._source)) if "://" in str(self._source) else None
                 self._end_reason = self._why_not_open or "it cannot be opened"
         finally:
             capture.release()  # before the end is announced: a camera can be opened only once
 
     def _read(self, capture: VideoCapture) -> None:
-        watchdog, finite = self._watchdog, self.promised > 0
-        watchdog.opened = True
-        arrived = watchdog.clock()
-        refused, max_refused = 0, MAX_REFUSED if "://" in self._spec.name and not finite else 1
-        while self.frames.is_wanted:
-            began = watchdog.begin_call()
-            grabbed, now = capture.grab(), watchdog.clock()
-            stalled = not finite and watchdog.timed_out(began)
+        finite = self.promised > 0
+        self._opened = True
+        arrived = self._clock()
+        refused, max_refused = 0, MAX_REFUSED if "://" in str(self._source) and not finite else 1
+        while self._is_wanted:
+            self._call_began = began = self._clock()
+            grabbed, now = capture.grab(), self._clock()
+            stalled = not finite and self._took(_TIMED_OUT, began)
             if not grabbed:
                 refused += 1
-                if stalled or refused >= max_refused or watchdog.starved(arrived):
+                if stalled or refused >= max_refused or self._is_starved(arrived):
                     return
                 continue
             arrived = began if stalled else now
             for _ in range(refused):  # packets that the decoder rejected; the stream goes on
-                if self._is_used():
-                    self.frames.put(CapturedFrame(self.number, arrived, None, self._utc(arrived)))
+                if self.number % self._stride == 0:
+                    self._put(CapturedFrame(self.number, arrived, None, self._utc(arrived)))
                 self.number += 1
             refused = 0
-            if self._is_used():
+            if self.number % self._stride == 0:
                 frame = self._decoded(capture, arrived)
-                self.frames.put(frame)
-                stalled |= watchdog.starved_after(finite or frame.pixels is not None)
+                self._put(frame)
+                if finite or frame.pixels is not None:
+                    self._undecodable_since = None
+                elif self._undecodable_since is None:
+                    self._undecodable_since = self._clock()
+                stalled |= self._undecodable_since is not None and self._is_starved(self._undecodable_since)
             self.number += 1
             if stalled:
                 return
 
-    def _is_used(self) -> bool:
-        return self.number % self._spec.stride == 0
+    @property
+    def _is_wanted(self) -> bool:
+        return not (self._abandoned or self._closed.is_set())
+
+    def _put(self, frame: CapturedFrame) -> None:
+        """Hand a frame to the consumer, as soon as there is room."""
+        capacity = self._backlog.capacity(frame)
+        with self._change:
+            while self._backlog.drops_for(frame) and len(self._waiting) >= capacity:
+                self._waiting.popleft()
+                self._backlog.dropped += 1
+            while len(self._waiting) >= capacity and self._is_wanted:
+                self._call_began = None
+                self._change.wait(_POLL_S)
+            self._call_began = self._clock()
+            self._waiting.append(frame)
+            self._change.notify_all()
 
     def _decoded(self, capture: VideoCapture, arrived: float) -> CapturedFrame:
         decoded, pixels = capture.retrieve()
         pixels = pixels if decoded and pixels is not None and pixels.size > 0 else None
         if self.promised:
-            self._position_s = position_s(capture, self._position_s, self._spec.stride)
+            self._position_s = position_s(capture, self._position_s, self._stride)
         return CapturedFrame(self.number, arrived, pixels, self._utc(arrived), self._position_s)
 
     def _utc(self, clock_time: float) -> str | None:
         """Convert a time of the clock to UTC; return None in a finite video."""
         if self.promised:
             return None
-        then = datetime.now(UTC) - timedelta(seconds=self._watchdog.clock() - clock_time)
+        then = datetime.now(UTC) - timedelta(seconds=self._clock() - clock_time)
         return then.isoformat(timespec="milliseconds")
+
+    def _took(self, multiple: float, began: float) -> bool:
+        """Return True, and note it, if a call has taken this multiple of its timeout."""
+        opened, options = self._opened, self._options
+        missing, limit_s = ("frame", options.read_timeout_s) if opened else ("answer", options.open_timeout_s)
+        if self._clock() - began < multiple * limit_s:
+            return False
+        self._timed_out, self._stalled = f"no {missing} within {limit_s:g} s", True
+        return True
+
+    def _is_starved(self, since: float) -> bool:
+        """Return True, and note it, if there has been no decodable frame for longer than the timeout."""
+        limit_s = self._options.read_timeout_s
+        if self._clock() - since < limit_s:
+            return False
+        self._timed_out = f"no frame that could be decoded within {limit_s:g} s"
+        return True

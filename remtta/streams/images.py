@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from remtta.streams.pillow import formats, opened
 
 _log = logging.getLogger(__name__)
 
+_CLUTTER = {"__macosx", "@eadir", "thumbs.db", "desktop.ini", "#recycle", "@recycle", "$recycle.bin", "lost+found"}
 BAND_PIXELS = 2**18
 MIN_REDUCED_SIDE = 1024  # pixels of the short side: more than models use
 
@@ -36,6 +38,13 @@ def image_suffixes() -> frozenset[str]:
     return frozenset(suffix for suffix, format in extensions if _OPENED_AS.get(format, format) in readable)
 
 
+def is_clutter(name: str) -> bool:
+    """Return True for names of files and folders that systems leave beside pictures, and that are never images of the
+    user: hidden ones, such as the `._x.jpg` of macOS, thumbnails, and bins.
+    """
+    return name.startswith(".") or name.lower() in _CLUTTER
+
+
 def natural_key(path: str) -> tuple[list[list[str | int]], str]:
     """Return a sort key that puts frame_2 before frame_10, folder by folder."""
     parts: list[list[str | int]] = [
@@ -49,9 +58,9 @@ def natural_key(path: str) -> tuple[list[list[str | int]], str]:
 def list_files(folder: Path, suffixes: Collection[str], sort: Sort, ignored: Counter[str] | None = None) -> list[Path]:
     """List the regular files under a folder with one of these lower-case suffixes, recursively.
 
-    Linked folders are followed, once. Named pipes, sockets and devices are skipped, so nothing can hang; so are
-    hidden files, such as the `._x.jpg` that macOS leaves beside a picture. Raise UsageError if the folder itself cannot
-    be read. The other files are counted in `ignored`, by suffix, or as "hidden", "no file" or "unreadable folder".
+    Linked folders are followed, once. Named pipes, sockets and devices are skipped, so nothing can hang; so is what
+    `is_clutter` names. Raise UsageError if the folder itself cannot be read. The other files are counted in `ignored`,
+    by suffix, or as "hidden", "no file" or "unreadable folder".
     """
     found: list[Path] = []
     ignored = Counter() if ignored is None else ignored
@@ -72,16 +81,16 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, ignored: Cou
                 found.append(path)
         for name in sorted(subfolders):
             real_path = os.path.realpath(os.path.join(root, name))
-            if name.startswith("."):
+            if is_clutter(name):
                 ignored["hidden"] += 1
-            if name.startswith(".") or real_path in visited:  # a loop of links, or another path to the same folder
+            if is_clutter(name) or real_path in visited:  # a loop of links, or another path to the same folder
                 subfolders.remove(name)
             visited.add(real_path)
     return sort_files(iter(found), sort)
 
 
 def _skip_reason(path: Path, suffixes: Collection[str]) -> str | None:
-    if path.name.startswith("."):
+    if is_clutter(path.name):
         return "hidden"
     if not has_suffix(path.name, suffixes):
         return path.suffix.lower() or "no ending"
@@ -187,9 +196,10 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and not image.has_transparency_data:  # RGB may have a transparent colour
         return image
     if image.mode.startswith("I") or image.mode == "F":
-        white_level = _white_level(image)
-        return _in_bands(image, lambda band: _to_eight_bits(band, white_level))
-    if image.has_transparency_data:
+        white_level, is_negative = _white_level(image), _tiff_tag(image, "PHOTOMETRIC_INTERPRETATION") == 0
+        return _in_bands(image, lambda band: _to_eight_bits(band, white_level, is_negative))
+    # Alpha that is zero everywhere is unused, as in many 32-bit BMP files: the colours are meant to be seen.
+    if image.has_transparency_data and any(band.convert("RGBA").getchannel("A").getbbox() for band, _ in _bands(image)):
         return _in_bands(image, _on_white)
     return image.convert("RGB")
 
@@ -219,20 +229,22 @@ def _on_white(image: Image.Image) -> Image.Image:
 def _white_level(image: Image.Image) -> float:
     """Return the white level of greys beyond 8 bits: from the mode if it implies one, else from the values."""
     if image.mode.startswith("I;16"):
-        bits = (
-            image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (16,))
-            if isinstance(image, TiffImagePlugin.TiffImageFile)
-            else (16,)
-        )
-        return 2.0 ** bits[0] - 1
+        return 2.0 ** (_tiff_tag(image, "BITSPERSAMPLE") or (16,))[0] - 1
     peak = max(float(_values(band).max(initial=0.0)) for band, _ in _bands(image))
     return next((limit for limit in (1.0, 255.0, 65535.0) if image.mode == "F" or limit > 1 if peak <= limit), peak)
+
+
+def _tiff_tag(image: Image.Image, name: str) -> Any:
+    if not isinstance(image, TiffImagePlugin.TiffImageFile):
+        return None
+    return image.tag_v2.get(getattr(TiffImagePlugin, name))
 
 
 def _values(image: Image.Image) -> NDArray[np.float64]:
     return np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _to_eight_bits(image: Image.Image, white_level: float) -> Image.Image:
+def _to_eight_bits(image: Image.Image, white_level: float, is_negative: bool) -> Image.Image:
+    """Convert greys to RGB; in a negative, such as a TIFF whose zero is white, white becomes black."""
     levels = (_values(image) / white_level * 255).round().clip(0, 255).astype(np.uint8)
-    return Image.fromarray(levels).convert("RGB")
+    return Image.fromarray(255 - levels if is_negative else levels).convert("RGB")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from remtta.errors import UsageError
-from remtta.files import read_text
+from remtta.files import UTF16_MARKS, read_text
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FORM = "name=address on each line"
@@ -52,16 +52,21 @@ def read_sources(path: Path) -> dict[str, str]:
 
 
 def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
-    """Yield paths from a pipe as soon as they are complete; bytes that are not UTF-8 are preserved.
+    """Yield paths from a pipe as soon as they are complete; bytes that are not UTF-8 are preserved, and UTF-16 with a
+    byte order mark is read as well.
 
     The descriptor is read without Python's buffering, whose lock would hang the interpreter's exit.
     """
     separator = b"\0" if null_separated else b"\n"
     rest, separated, first = b"", False, True
-    while chunk := os.read(descriptor, _PIPE_CHUNK_BYTES):
+    utf16 = None
+    while chunk := _read(descriptor):
         if first and _SIGNATURE.match(chunk):
             raise UsageError(_NO_PATHS)
+        if first and chunk.startswith(UTF16_MARKS):  # from PowerShell
+            utf16 = codecs.getincrementaldecoder("utf-16")("replace")
         chunk = chunk.removeprefix(codecs.BOM_UTF8) if first else chunk
+        chunk = utf16.decode(chunk).encode("utf-8", "surrogatepass") if utf16 else chunk
         first = False
         *complete, rest = (rest + chunk).split(separator)
         separated |= bool(complete)
@@ -70,6 +75,13 @@ def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
     if null_separated and not separated and rest.endswith(b"\n"):
         raise UsageError("the paths on standard input end in newline, not in NUL; leave -0 out")
     yield from _decoded([rest], null_separated)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, _PIPE_CHUNK_BYTES)
+    except OSError as error:
+        raise UsageError(f"standard input cannot be read ({error.strerror}); pipe paths into it") from error
 
 
 def _decoded(paths: Sequence[bytes], null_separated: bool) -> Iterator[str]:
@@ -84,7 +96,9 @@ def _check_separator(path: bytes, null_separated: bool) -> None:
     if b"\0" in path and _CONTROL.search(path):
         raise UsageError(_NO_PATHS)
     if b"\0" in path:
-        raise UsageError("the paths on standard input end in NUL, not in newline; add -0")
+        raise UsageError(
+            "the paths on standard input end in NUL, not in newline; add -0 (if they are UTF-16, write them as UTF-8)"
+        )
     if len(path) > _MAX_PATH_BYTES:
         advice = "do they end in newline? Then leave -0 out" if null_separated else "write one per line"
         raise UsageError(f"a path on standard input is longer than {_MAX_PATH_BYTES} bytes; {advice}")

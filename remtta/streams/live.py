@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from remtta.errors import StreamError
 from remtta.options import LiveOptions
 from remtta.streams.capture import VideoCapture, open_capture
-from remtta.streams.connection import Backlog, CapturedFrame, Connection, FrameBuffer, SourceSpec, Watchdog
+from remtta.streams.connection import Backlog, CapturedFrame, Connection, name_of
 from remtta.streams.frames import Frame, Gap
+from remtta.streams.polling import open_polled, polling_interval
 from remtta.streams.video import video_frame, warn_if_cut
 
 _MIN_DELAY_S = 0.5
@@ -30,8 +33,8 @@ class LiveSource:
     """Frames of a camera or network stream, over as many connections as needed.
 
     Numbers count every frame received, including dropped ones, and times are seconds since the first; both continue
-    after a reconnect. If the address turns out to be a finite video, it is read completely, once, with the times in the
-    video.
+    after a reconnect. An image at an address is requested every few seconds. If the address turns out to be a finite
+    video, it is read completely, once, with the times in the video.
 
     Attributes:
         options: Timeouts, buffering and reconnection.
@@ -62,9 +65,15 @@ class LiveSource:
         self.state: Literal["opening", "running", "reconnecting"] = "opening"
         self.finite = False
         timeouts = self.options.open_timeout_s, self.options.read_timeout_s
-        self._spec = SourceSpec(source, connect or partial(open_capture, source, *timeouts), stride)
-        self.backlog = Backlog(newest_only=self.options.buffer == "latest")
         self._closed = threading.Event()
+        every_s = polling_interval(source, self.options.poll)
+        if connect is None and every_s is not None and isinstance(source, str):
+            connect = partial(open_polled, source, every_s, self._closed, *timeouts)
+        self._source, self._stride = source, stride
+        # A polled image may stay the same for any time.
+        self._connection_options = replace(self.options, read_timeout_s=math.inf) if every_s else self.options
+        self._connect = connect or partial(open_capture, source, *timeouts)
+        self.backlog = Backlog(newest_only=self.options.buffer == "latest")
         self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter
         self._connection: Connection | None = None
         self._number = 0
@@ -73,7 +82,7 @@ class LiveSource:
     @property
     def name(self) -> str:
         """The source without a password."""
-        return self._spec.name
+        return name_of(self._source)
 
     @property
     def seconds_lost(self) -> float:
@@ -108,7 +117,7 @@ class LiveSource:
         """Yield the frames as they arrive, with the gap that a frame ended, if any."""
         try:
             connection, gap = self._open(), None
-            frame = connection.frames.take()
+            frame = connection.take()
             if frame is None and not self._closed.is_set():
                 waits = self.options.wait_at_start and self.options.reconnect_for > 0
                 if not waits or connection.hopeless:
@@ -118,17 +127,25 @@ class LiveSource:
                 self.finite = connection.promised > 0
                 self.state, self._lost_at = "running", None
                 yield frame, gap
-                last, gap, frame = frame, None, connection.frames.take()
+                last, gap, frame = frame, None, connection.take()
                 if frame is None and not self._is_over(connection):
                     connection, frame, gap = self._reconnect(connection, last)
         finally:
+            self._closed.set()
             self._disconnect()
 
     def _open(self) -> Connection:
         self._disconnect()
-        watchdog = Watchdog(self.options.open_timeout_s, self.options.read_timeout_s, self._clock)
-        frames = FrameBuffer(self.backlog, watchdog, self._closed)
-        self._connection = Connection(self._spec, watchdog, frames, self._number)
+        self._connection = Connection(
+            self._source,
+            self._connect,
+            self._connection_options,
+            self.backlog,
+            self._closed,
+            self._clock,
+            stride=self._stride,
+            number=self._number,
+        )
         return self._connection
 
     def _disconnect(self) -> None:
@@ -200,7 +217,7 @@ class LiveSource:
 
 
 def _first_decodable(connection: Connection, deadline: float) -> CapturedFrame | None:
-    frame = connection.frames.take(deadline)
+    frame = connection.take(deadline)
     while frame is not None and frame.pixels is None:
-        frame = connection.frames.take(deadline)
+        frame = connection.take(deadline)
     return frame

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent import futures
 from dataclasses import dataclass, field
-from functools import partial
 
 from PIL import Image
 from torch import Tensor
@@ -44,8 +43,6 @@ class DecodedFrame:
 PAUSE = DecodedFrame(index=-1, source="", number=None, time_s=None, image=None)
 """Yielded in place of a frame while the source pauses."""
 
-_Ready = queue.SimpleQueue[futures.Future[DecodedFrame] | Exception | None]
-
 
 def prefetch(
     frames: Iterable[Frame],
@@ -72,7 +69,7 @@ def prefetch(
         wait: Called every 0.1 s while no frame is ready; may raise to stop waiting.
         paused: Called as often; while it returns true, `PAUSE` is yielded.
     """
-    ready: _Ready = queue.SimpleQueue()
+    ready: queue.SimpleQueue[futures.Future[DecodedFrame] | Exception | None] = queue.SimpleQueue()
     room = threading.Semaphore(max(1, ahead))
     stop = threading.Event()
     num_workers = workers or min(8, num_cores())
@@ -80,11 +77,26 @@ def prefetch(
     pool = futures.ThreadPoolExecutor(num_workers, thread_name_prefix="remtta-decode")
     budget = memory or Budget()
 
-    def submit(index: int, frame: Frame, read_s: float) -> futures.Future[DecodedFrame]:
-        return pool.submit(_decode, transform, budget, index, frame, read_s)
+    def read() -> None:
+        try:
+            numbered = enumerate(frames, first)
+            while demand is None or _acquire(demand, stop):
+                began = time.monotonic()
+                index, frame = next(numbered, (0, None))
+                read_s = time.monotonic() - began
+                if frame is None:
+                    break
+                if not (_acquire(room, stop) and _acquire(undecoded, stop)):
+                    return
+                decoded = pool.submit(_decode, transform, budget, index, frame, read_s)
+                decoded.add_done_callback(lambda _: undecoded.release())
+                ready.put(decoded)
+        except Exception as error:  # raised again in the consumer's thread
+            ready.put(error)
+            return
+        ready.put(None)
 
     # A daemon thread: a reader blocked on a pipe or a camera must not keep the process alive.
-    read = partial(_read, enumerate(frames, first), submit, ready, room, undecoded, demand, stop)
     reader = threading.Thread(target=contextvars.copy_context().run, args=(read,), daemon=True)
     reader.start()
     try:
@@ -110,34 +122,6 @@ def prefetch(
         reader.join(_JOIN_TIMEOUT_S)  # OpenCV aborts a process that ends in the middle of a call
         if reader.is_alive():
             atexit.register(reader.join, _EXIT_TIMEOUT_S)
-
-
-def _read(
-    numbered: Iterable[tuple[int, Frame]],
-    submit: Callable[[int, Frame, float], futures.Future[DecodedFrame]],
-    ready: _Ready,
-    room: threading.Semaphore,
-    undecoded: threading.Semaphore,
-    demand: threading.Semaphore | None,
-    stop: threading.Event,
-) -> None:
-    try:
-        frames = iter(numbered)
-        while demand is None or _acquire(demand, stop):
-            began = time.monotonic()
-            index, frame = next(frames, (0, None))
-            read_s = time.monotonic() - began
-            if frame is None:
-                break
-            if not (_acquire(room, stop) and _acquire(undecoded, stop)):
-                return
-            decoded = submit(index, frame, read_s)
-            decoded.add_done_callback(lambda _: undecoded.release())
-            ready.put(decoded)
-    except Exception as error:  # raised again in the consumer's thread
-        ready.put(error)
-        return
-    ready.put(None)
 
 
 def _acquire(semaphore: threading.Semaphore, stop: threading.Event) -> bool:

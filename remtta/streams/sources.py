@@ -12,17 +12,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Never
+from typing import Any, Never
+from urllib.request import url2pathname
 
 from remtta.errors import FrameError, StreamError, UsageError, counted, without_password
 from remtta.options import LiveOptions, StreamOptions
 from remtta.options.stream import Buffer, Sort
 from remtta.streams.capture import check_protocol
 from remtta.streams.frames import Frame
-from remtta.streams.images import has_suffix, image_suffixes, list_files, load_image, sort_files
+from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, load_image, sort_files
 from remtta.streams.lists import read_paths
 from remtta.streams.live import LiveSource
 from remtta.streams.video import VIDEO_SUFFIXES, iter_video
+
+_MAX_CAMERA = 9999
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ def open_stream(
     null_separated: bool = False,
     reconnect_for: float | None = None,
     buffer: Buffer | None = None,
+    poll: float | None = None,
     wait_at_start: bool = False,
 ) -> Stream:
     """Open a source of frames.
@@ -78,20 +82,20 @@ def open_stream(
             By default 60.
         buffer: Which frames of a camera or network stream count if the model is slower: the "latest", the default, or
             "all".
+        poll: Seconds between requests of an http:// address that serves a still image, of which an unchanged one is
+            used once. By default 1 if the address ends like one, e.g. in .jpg; else a video is expected.
         wait_at_start: Also wait for a source that is unavailable at the start, instead of failing at once.
 
     Returns:
         The stream, to be read once. Its frames are decoded only when they are loaded.
 
     Raises:
-        UsageError: If the source does not exist, a folder holds no images, a glob matches nothing, or `reconnect_for`
-            or `buffer` is given for a source that is not live.
+        UsageError: If the source does not exist, a folder holds no images, a glob matches nothing, or `reconnect_for`,
+            `buffer` or `poll` is given for a source that is not live.
     """
-    live: LiveOptions | None = None
-    if reconnect_for is not None:
-        live = LiveOptions(reconnect_for=reconnect_for)
-    if buffer is not None:
-        live = replace(live or LiveOptions(), buffer=buffer)
+    chosen: dict[str, Any] = {"reconnect_for": reconnect_for, "buffer": buffer, "poll": poll}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    live = LiveOptions(**chosen) if chosen else None
     options = StreamOptions(limit=limit, frame_stride=frame_stride, sort=sort, null=null_separated, live=live)
     return open_with(source, options, wait_at_start=wait_at_start)
 
@@ -101,9 +105,11 @@ def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = F
     stream = _open(source, options, _live(options, wait_at_start=wait_at_start))
     if not stream.live and options.live is not None:
         raise UsageError(
-            f"--reconnect-for and --buffer are for cameras and network streams, and {stream.name} is neither; leave "
-            "them out"
+            f"--reconnect-for, --buffer and --poll are for cameras and network streams, and {stream.name} is neither; "
+            "leave them out"
         )
+    if options.live and options.live.poll and not stream.name.lower().startswith(("http://", "https://")):
+        raise UsageError(f"--poll is for http:// and https:// addresses, and {stream.name} is none; leave it out")
     return stream
 
 
@@ -153,6 +159,8 @@ def _live(options: StreamOptions, *, wait_at_start: bool) -> LiveOptions:
 
 def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
     if isinstance(source, int):
+        if not 0 <= source <= _MAX_CAMERA:  # OpenCV crashes the process
+            raise UsageError(f"there is no camera {source}; cameras are numbered from 0")
         return _of_live("camera", source, str(source), options, live)
     if not isinstance(source, (str, os.PathLike)):
         paths = (os.fspath(_checked_path(path)) for path in (source if isinstance(source, Iterable) else [source]))
@@ -164,13 +172,15 @@ def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
         raise UsageError(f"-0 is for paths on standard input (-), and the source is {without_password(name)}")
     if name == "-":
         return _slice(Stream("-", "paths", _frames_of(read_paths(0, options.null))), options)
+    if name.lower().startswith("file://") and not os.path.exists(name):
+        name = url2pathname(name[len("file://") :].removeprefix("localhost"))
     if os.path.exists(name):  # unlike Path.exists, False for "" and for names that are too long
         return _open_existing(name, options, live)
     if "://" in name:
         check_protocol(name)
         return _of_live("url", name, without_password(name), options, live)
     if name.isdecimal():
-        return _of_live("camera", int(name), name, options, live)
+        return _open(int(name), options, live)
     if glob.has_magic(name):
         files = [str(file) for file in sort_files(_matches(name), options.sort)]
         if not files:
@@ -197,10 +207,15 @@ def _open_existing(name: str, options: StreamOptions, live: LiveOptions) -> Stre
 
 
 def _matches(pattern: str) -> Iterator[Path]:
-    """Return the files that match a pattern, by their shortest paths: `**` follows links, also in a loop."""
+    """Return the files that match a pattern, by their shortest paths: `**` follows links, also in a loop. Clutter is
+    left out, unless the pattern names it, or its dot.
+    """
     shortest: dict[tuple[str, str], str] = {}
+    named = set(pattern.split(os.sep))
     for path in filter(os.path.isfile, glob.iglob(pattern, recursive=True)):
         folder, name = os.path.split(path)
+        if any(is_clutter(part.lstrip(".")) for part in path.split(os.sep) if part not in named):
+            continue
         key = os.path.realpath(folder), name
         shortest[key] = min(shortest.get(key, path), path, key=len)
     return map(Path, shortest.values())

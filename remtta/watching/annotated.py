@@ -86,7 +86,8 @@ class AnnotatedVideo:
     def _open(self, width: int, height: int) -> tuple[OutputContainer, VideoStream]:
         import av
 
-        container = av.open(str(self._path), "w", options=_MP4)
+        # An absolute path, as FFmpeg takes the 10 of 10:30.mp4 for a protocol.
+        container = av.open(str(self._path.absolute()), "w", options=_MP4)
         options = {"preset": "veryfast", "tune": "zerolatency"}  # zerolatency outputs each frame at once
         stream = container.add_stream("libx264", rate=1000 // _FRAME_MS, options=options)
         stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"

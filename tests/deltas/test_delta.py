@@ -227,19 +227,21 @@ def test_zero_is_a_value_but_empty_is_not() -> None:
     assert base_options(delta, ModelOptions(crop_pct=0.0)) == expected
 
 
-def test_a_missing_file_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"delta\.safetensors: no such delta file$"):
-        load_delta(tmp_path / "delta.safetensors")
-    with pytest.raises(UsageError, match=r"no such delta file; a run that learns nothing has none$"):
-        load_delta(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["deltas/rem_seed0.safetensors", "yard/delta.safetensors"])
-def test_a_folder_of_several_runs_tells_where_their_deltas_are(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).parent.mkdir()
-    (tmp_path / name).touch()
-    with pytest.raises(UsageError, match=rf"no such delta file; there are deltas in {(tmp_path / name).parent}$"):
-        load_delta(tmp_path)
+@pytest.mark.parametrize(
+    ("path", "present", "hint"),
+    [
+        ("delta.safetensors", None, ""),
+        (".", None, "; a run that learns nothing has none"),
+        (".", "deltas/rem_seed0.safetensors", "; there are deltas in .*deltas"),
+        (".", "yard/delta.safetensors", "; there are deltas in .*yard"),
+    ],
+)
+def test_a_missing_file_is_a_usage_error(path: str, present: str | None, hint: str, tmp_path: Path) -> None:
+    if present:
+        (tmp_path / present).parent.mkdir()
+        (tmp_path / present).touch()
+    with pytest.raises(UsageError, match=rf"delta\.safetensors: no such delta file{hint}$"):
+        load_delta(tmp_path / path)
 
 
 def test_a_centred_heads_bias_tells_which_classes_it_says_more_or_less_often() -> None:

@@ -60,10 +60,23 @@ def test_domains_have_the_fields_order(names: list[str], all_: bool, expected: l
         (["fog"], (5,), ["1", "2"], "ImageNet-C tree", ["fog5"]),
     ],
 )
+@pytest.mark.parametrize("cluttered", [False, True])
 def test_layouts_are_told_apart(
-    domains: list[str], severities: tuple[int, ...], classes: list[str], layout: str, titles: list[str], tmp_path: Path
+    domains: list[str],
+    severities: tuple[int, ...],
+    classes: list[str],
+    layout: str,
+    titles: list[str],
+    cluttered: bool,
+    tmp_path: Path,
 ) -> None:
-    dataset = open_tree(write_tree(tmp_path / "data", domains, severities, classes))
+    root = write_tree(tmp_path / "data", domains, severities, classes)
+    for name in ("__MACOSX/fog/._0.png", "@eaDir/0.png", "._0.png", "Thumbs.db", "overview.png") if cluttered else ():
+        for folder in (root, next(path for path in root.rglob(classes[0]))):
+            if name != "overview.png" or folder == root:
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(b"no picture")
+    dataset = open_tree(root)
     assert (dataset.layout, [domain.title for domain in dataset.domains]) == (layout, titles)
 
 

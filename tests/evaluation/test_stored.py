@@ -28,6 +28,7 @@ def write_arrays(root: Path, rows: int = 4, short_labels: bool = False) -> Path:
     rng = np.random.default_rng(0)
     for name in ("fog", "gaussian_noise"):
         np.save(root / f"{name}.npy", rng.integers(256, size=(5 * rows, 32, 32, 3), dtype=np.uint8))
+    (root / "._fog.npy").write_bytes(b"left by macOS")
     np.save(root / "labels.npy", np.tile(np.arange(rows), 1 if short_labels else 5).astype(np.uint8))
     return root
 

@@ -52,7 +52,7 @@ def server() -> Iterator[str]:
         ("", "/private", "the server answers 401 Unauthorized"),
         ("me:no@", "/private", "the server answers 401 Unauthorized"),
         ("me:k%40y@", "/private", None),
-        ("", "/page", "the server sends no video, but text/html"),
+        ("", "/page", "the server sends no picture, but text/html"),
         ("", "/video", None),
     ],
 )
@@ -90,11 +90,10 @@ def test_a_password_does_not_go_to_a_server_that_is_redirected_to(server: str, m
     with serving(_Server) as other:
         monkeypatch.setattr(_Server, "away", f"http://127.0.0.1:{other.server_port}")
         address = f"http://admin:secret@{server}/away"
-        assert why_not_open(address) is None
-        assert [target for target, _ in _Server.requests] == [server.partition(":")[2] + "/away"]
+        assert why_not_open(address) == "the server answers 401 Unauthorized"
         open_capture(address).release()
     logins = [login for target, login in _Server.requests if target == f"{other.server_port}/private"]
-    assert logins and set(logins) == {None}
+    assert len(logins) >= 2 and set(logins) == {None}
 
 
 @pytest.mark.parametrize(

@@ -26,19 +26,22 @@ def decoded(budget: Budget, *paths: Path) -> list[DecodedFrame]:
 PREPROCESSING = ((32, 32), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "center")
 
 
-def test_a_limit_on_the_process_leaves_a_quarter_to_decoding() -> None:
-    assert decoding_bytes(8 * 2**30) == 2 * 2**30
-    assert decoding_bytes(100 * MIB) == 256 * MIB  # a photograph has to fit
-
-
 @pytest.mark.parametrize(
-    ("total", "expected"), [(64 * 2**30, 2048), (4 * 2**30, 1024), (512 * MIB, 256), (0, 1024)], ids=str
+    ("limit", "total", "expected"),
+    [
+        (8 * 2**30, 0, 2048),
+        (100 * MIB, 0, 256),  # a photograph has to fit
+        (None, 64 * 2**30, 2048),
+        (None, 4 * 2**30, 1024),
+        (None, 512 * MIB, 256),
+        (None, 0, 1024),
+    ],
 )
-def test_without_a_limit_the_budget_is_a_quarter_of_the_machines_memory(
-    total: int, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_the_budget_is_a_quarter_of_the_limit_or_of_the_machines_memory(
+    limit: int | None, total: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decoding_budget, "machine_bytes", lambda: total)
-    assert decoding_bytes(None) == expected * MIB
+    assert decoding_bytes(limit) == expected * MIB
 
 
 def test_images_decode_together_only_while_there_is_room() -> None:

@@ -1,5 +1,6 @@
 import os
 import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import cv2
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from remtta.errors import FrameError
 from remtta.options.stream import Sort
@@ -140,6 +142,12 @@ def test_exif_orientation_is_applied(tmp_path: Path, orientation: int, expected:
     assert pixels(path) == [(level,) * 3 for level in expected]
 
 
+def test_the_orientation_in_a_png_xmp_is_applied(tmp_path: Path) -> None:
+    (metadata := PngInfo()).add_itxt("XML:com.adobe.xmp", 'tiff:Orientation="3"')
+    row([RED, BLUE], "RGB").save(tmp_path / "a.png", pnginfo=metadata)
+    assert pixels(tmp_path / "a.png") == [BLUE, RED]
+
+
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
 def test_broken_exif_does_not_hide_the_image(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a{suffix}"
@@ -147,12 +155,66 @@ def test_broken_exif_does_not_hide_the_image(suffix: str, tmp_path: Path) -> Non
     assert load_image(path).size == (40, 20)
 
 
-def test_white_of_a_twelve_bit_tiff_is_white(tmp_path: Path) -> None:
-    tags = {256: 2, 257: 1, 258: 12, 259: 1, 262: 1, 273: 122, 277: 1, 278: 1, 279: 3}
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    head = b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4)
-    (tmp_path / "a.tif").write_bytes(head + b"\xff\xf8\x00")  # 4095 and 2048
-    assert pixels(tmp_path / "a.tif") == [(255,) * 3, (128,) * 3]
+@pytest.mark.parametrize(
+    ("order", "bits", "sample_format", "photometric", "values", "expected"),
+    [
+        ("<", 12, 1, 1, b"\xff\xf8\x00", [255, 128]),  # 4095 and 2048
+        ("<", 16, 1, 0, np.array([0, 155 * 257]), [255, 100]),  # zero is white
+        ("<", 32, 3, 0, np.array([0.0, 1.0]), [255, 0]),
+        (">", 32, 3, 1, np.array([0.2, 1.0]), [51, 255]),
+        (">", 32, 2, 1, np.array([100, 255]), [100, 255]),
+        (">", 16, 2, 1, np.array([100, 255]), [100, 255]),
+    ],
+)
+@pytest.mark.parametrize("compression", [1, 8])  # none, and deflate
+def test_every_sample_format_of_a_tiff_is_read(
+    order: str,
+    bits: int,
+    sample_format: int,
+    photometric: int,
+    values: Any,
+    expected: list[int],
+    compression: int,
+    tmp_path: Path,
+) -> None:
+    kind = "_uif"[sample_format]
+    data = values if isinstance(values, bytes) else values.astype(f"{order}{kind}{bits // 8}").tobytes()
+    data = zlib.compress(data) if compression == 8 else data
+    tags = {256: 2, 257: 1, 258: bits, 259: compression, 262: photometric, 273: 134, 277: 1, 278: 1, 279: len(data)}
+    tags[339] = sample_format
+    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
+    magic = b"II*\0" if order == "<" else b"MM\0*"
+    head = magic + struct.pack(f"{order}IH", 8, len(tags)) + entries + bytes(4)
+    (tmp_path / "a.tif").write_bytes(head + data)
+    assert pixels(tmp_path / "a.tif") == [(level,) * 3 for level in expected]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tga", ".tiff", ".webp", ".bmp"])
+def test_alpha_that_is_zero_everywhere_is_ignored(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"a{suffix}"
+    image = row([(200, 100, 50, 0), (*BLUE, 0)], "RGBA")
+    if suffix == ".bmp":  # with a mask for alpha, which Pillow reads but does not write
+        masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+        header = struct.pack("<IiiHHIIiiII", 108, 2, 1, 1, 32, 3, 8, 0, 0, 0, 0) + masks + b"BGRs" + bytes(48)
+        path.write_bytes(b"BM" + struct.pack("<IHHI", 130, 0, 0, 122) + header + image.tobytes("raw", "BGRA"))
+    else:
+        image.save(path, lossless=True, exact=True)
+    with Image.open(path) as stored:
+        assert stored.mode == "RGBA"
+    assert pixels(path) == [(200, 100, 50), BLUE]
+
+
+@pytest.mark.parametrize("position", [33, -12])  # before the pixels and after them
+@pytest.mark.parametrize("chunk", [b"tEXt", b"zTXt", b"iTXt", b"iCCP"])
+def test_a_png_is_read_whatever_the_size_of_its_metadata(chunk: bytes, position: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    row(COLOURS, "RGB").save(path)
+    text = bytes(70_000_000) if chunk == b"tEXt" else zlib.compress(bytes(2_000_000))
+    data = b"k\0" + {b"tEXt": b"", b"iTXt": b"\1\0\0\0"}.get(chunk, b"\0") + text
+    whole = struct.pack(">I", len(data)) + chunk + data + struct.pack(">I", zlib.crc32(chunk + data))
+    png = path.read_bytes()
+    path.write_bytes(png[:position] + whole + png[position:])
+    assert pixels(path) == COLOURS
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".gif", ".tiff", ".webp"])

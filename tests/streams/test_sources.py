@@ -116,6 +116,25 @@ def test_a_glob_goes_below_with_two_stars(tmp_path: Path) -> None:
     assert names(open_stream(f"{tmp_path}/**/*.png")) == ["a.png", "c.png", "e.png"]
 
 
+@pytest.mark.parametrize("source", ["", "/**/*.png", "/*/*.png"])
+def test_thumbnails_and_hidden_files_are_no_frames(source: str, tmp_path: Path) -> None:
+    draw(tmp_path, "day/a.png", *(f"day/{name}/a.png" for name in ("@eaDir", "__MACOSX", ".cache")), "day/._a.png")
+    (tmp_path / "day" / "Thumbs.db").touch()
+    assert names(open_stream(f"{tmp_path}{source}")) == ["a.png"]
+    assert names(open_stream(f"{tmp_path}/day/@eaDir/*.png")) == ["a.png"]  # as named
+
+
+@pytest.mark.parametrize("source", [-1, 2**31, "99999999999"])
+def test_a_number_that_is_no_camera_is_refused(source: int | str) -> None:
+    with pytest.raises(UsageError, match=f"^there is no camera {source}; cameras are numbered from 0$"):
+        open_stream(source)
+
+
+def test_a_standard_input_that_cannot_be_read_is_a_usage_error() -> None:
+    with open(os.devnull, "wb") as unreadable, pytest.raises(UsageError, match=r"^standard input cannot be read \(Bad"):
+        list(read_paths(unreadable.fileno()))
+
+
 @pytest.mark.parametrize(
     ("stride", "limit", "expected"), [(1, 5, [0, 1, 2, 3, 4]), (5, None, [0, 5, 10]), (5, 2, [0, 5]), (100, 100, [0])]
 )
@@ -178,8 +197,10 @@ def test_a_file_whose_name_is_not_utf8_is_loaded(tmp_path: Path) -> None:
     assert frame.load().size == (4, 3)
 
 
-def test_a_byte_order_mark_is_not_part_of_a_path() -> None:
-    assert paths_in(b"\xef\xbb\xbfa.png\r\nb.png\r\n") == ["a.png", "b.png"]
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_byte_order_mark_is_not_part_of_a_path(encoding: str) -> None:
+    assert paths_in("ä.png\r\nb.png\r\n".encode(encoding)) == ["ä.png", "b.png"]
+    assert paths_in("ä.png\0b.png\0".encode(encoding), null_separated=True) == ["ä.png", "b.png"]
 
 
 @pytest.mark.parametrize(
@@ -226,10 +247,12 @@ def test_the_wrong_separator_is_reported_at_once() -> None:
             paths_in(written, null_separated=null_separated)
 
 
-def test_a_list_has_names_and_addresses_in_its_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_list_has_names_and_addresses_in_its_order(encoding: str, tmp_path: Path) -> None:
     path = tmp_path / "cams.txt"
     path.write_text(
-        "\ufeff# the yard\n\nyard=rtsp://user:pw@10.0.0.7/live?channel=1#main\r\n  gate-2 = my clips/a=b.mp4 \n0=0\n"
+        "# the yard\n\nyard=rtsp://user:pw@10.0.0.7/live?channel=1#main\r\n  gate-2 = my clips/a=b.mp4 \n0=0\n",
+        encoding,
     )
     assert list(read_sources(path).items()) == [
         ("yard", "rtsp://user:pw@10.0.0.7/live?channel=1#main"),
@@ -250,7 +273,7 @@ def test_a_list_has_names_and_addresses_in_its_order(tmp_path: Path) -> None:
         (b"site.json=secret", "line 1: a name has at most 64"),
         (b"a=1\n\nA=secret\n", "line 3: there is a stream called A already"),
         (b"a=-\n", "a cannot be standard input"),
-        (b"\xff\xfe\x00", "is not UTF-8 text"),
+        (b"\xff\xfe\x00", "is not UTF-8 text.*; save it as UTF-8"),
         (None, "cams.txt is not a file; --streams takes a list of sources"),
     ],
 )

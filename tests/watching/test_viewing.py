@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import av
-import cv2
 import numpy as np
 import pytest
 import torch
 
 from remtta.runs.run_writer import View
+from remtta.streams.capture import load_opencv
 from remtta.streams.prefetch import DecodedFrame
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from tests.command import Started, refusal_of, remtta_here
@@ -21,7 +21,7 @@ from tests.records import num_rows, rows_of
 
 def pictures_of(path: Path) -> list[np.ndarray[Any, Any]]:
     """Return the frames of a video, as OpenCV reads them."""
-    video, frames = cv2.VideoCapture(str(path)), []
+    video, frames = load_opencv("reading").VideoCapture(str(path)), []
     while (read := video.read())[0]:
         frames.append(np.asarray(read[1]))
     return frames
@@ -39,12 +39,13 @@ def test_a_video_shows_each_frame_above_what_was_said_of_it(frames: Path, tiny: 
     assert abs(seen.astype(int) - pictures[1][:320]).mean() > 5
 
 
-def test_frames_keep_their_times_over_videos_bursts_and_images(tmp_path: Path) -> None:
-    video, image = AnnotatedVideo(tmp_path / "out.mp4"), torch.zeros(3, 32, 32, dtype=torch.uint8)
+def test_frames_keep_their_times_over_videos_bursts_and_images(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    video, image = AnnotatedVideo(Path("12:30.mp4")), torch.zeros(3, 32, 32, dtype=torch.uint8)
     for time_s in (0.0, 0.0001, 0.4, 0.04, 0.08, None, None, 0.0, 0.5):
         video(View([DecodedFrame(0, "", 0, time_s, image)], [{"class": 0, "label": None, "prob": 1.0}], None))
     video.close()
-    with av.open(str(tmp_path / "out.mp4")) as written:
+    with av.open(str(tmp_path / "12:30.mp4")) as written:
         times = [round(1000 * frame.time) for frame in written.decode(video=0)]
     assert times == [0, 1, 400, 500, 540, 640, 740, 840, 1340]
 
