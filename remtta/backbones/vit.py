@@ -16,7 +16,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.backbones.tokens import BlockArguments, Transformer, gather_patches
+from remtta.backbones.tokens import BlockArguments, Transformer, defined, gather_patches
 
 
 class ViT(Transformer):
@@ -39,10 +39,10 @@ class ViT(Transformer):
     @property
     def num_tokens_read(self) -> int | None:
         """The number of leading tokens that the head reads; None if it reads others too, or that is unknown."""
-        vit, cls = self.module, type(self.module)
-        if cls.forward_head is VisionTransformerDistilled.forward_head:
+        vit, head = self.module, defined(self.module, "forward_head")
+        if head is VisionTransformerDistilled.forward_head:
             return 2  # the class token and the distillation token
-        plain = cls.forward_head is VisionTransformer.forward_head and cls.pool is VisionTransformer.pool
+        plain = head is VisionTransformer.forward_head and defined(vit, "pool") is VisionTransformer.pool
         return 1 if plain and vit.attn_pool is None and vit.global_pool == "token" else None
 
     def enter(self, patches: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[BlockArguments]]:

@@ -10,6 +10,7 @@ import torch
 from timm.layers import BatchNormAct2d, freeze_batch_norm_2d
 from torch import Tensor, nn
 
+from remtta import Adapter
 from remtta.backbones.batchnorm import HALF_LIFE, BatchStatistics, batch_norms, running_statistics
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
@@ -201,6 +202,46 @@ def test_running_statistics_that_move_are_part_of_delta_state_and_reset() -> Non
     assert all(torch.equal(tensor, through.state_dict()[key]) for key, tensor in resumed.state_dict().items())
     through.reset()
     assert all(torch.equal(tensor, source[key]) for key, tensor in through.method.model.model.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["remtta", "fast", "norm", "tent"])
+def test_after_reset_and_freeze_each_image_gets_the_source_models_prediction(method: str) -> None:
+    adapter, images = Adapter(tiny("resnet"), method, batch_size=5), pictures(6, 9)
+    for seed in range(2):
+        adapter(pictures(5, seed))
+    adapter.reset()
+    adapter.freeze()
+    expected = tiny("resnet")(images).softmax(-1)
+    torch.testing.assert_close(adapter(images), expected)
+    torch.testing.assert_close(torch.cat([adapter(image.unsqueeze(0)) for image in images]), expected)
+
+
+@pytest.mark.parametrize("method", ["remtta", "fast"])
+def test_a_frozen_adapter_predicts_image_by_image_by_the_statistics_it_has(method: str) -> None:
+    adapter, images = Adapter(tiny("resnet"), method, batch_size=5), pictures(6, 9)
+    adapter(pictures(5))
+    adapter.freeze()
+    together = adapter(images)
+    torch.testing.assert_close(torch.cat([adapter(image.unsqueeze(0)) for image in images]), together)
+    again = Adapter(tiny("resnet"), method, batch_size=5)
+    again.load_state_dict(adapter.state_dict())
+    assert torch.equal(again(images), together)
+    assert not torch.allclose(together, tiny("resnet")(images).softmax(-1), atol=1e-3)
+
+
+@pytest.mark.parametrize("method", ["remtta", "tent"])
+def test_layers_put_back_into_training_mode_change_nothing(method: str) -> None:
+    model, other = tiny("resnet", drop_rate=0.5), tiny("resnet", drop_rate=0.5)
+    source = tiny("resnet", drop_rate=0.5).state_dict()
+    adapter, plain = Adapter(model, method, batch_size=5), Adapter(other, method, batch_size=5)
+    for seed in range(2):
+        for layer in model.modules():
+            layer.training = not list(layer.children())
+        assert torch.equal(adapter(pictures(5, seed)), plain(pictures(5, seed)))
+    model.train()(pictures(5))  # which moves the running statistics
+    adapter.reset()
+    state = model.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in source.items() if tensor.is_floating_point())
 
 
 def test_running_statistics_follow_those_of_the_plain_view() -> None:
