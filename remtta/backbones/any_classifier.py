@@ -121,7 +121,11 @@ class AnyClassifier(Backbone):
             return self.forward(embedded)
         prefix = self._structure.num_prefix_tokens
         if prefix is None:
-            return self.forward(paint_out(embedded, kept, self._grid(embedded)))
+            # The paper masks a CNN's input, but not with what value; zero after normalisation is the mean colour.
+            # If the grid does not divide H or W, patches differ in size by a pixel.
+            grid = self._grid(embedded)
+            mask = embedded.new_zeros(len(kept), math.prod(grid)).scatter_(1, kept, 1.0)
+            return self.forward(embedded * F.interpolate(mask.view(-1, 1, *grid), embedded.shape[2:], mode="nearest"))
         return logits_of_kept(self._model, self.blocks[0], embedded, kept, prefix)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -238,13 +242,3 @@ class StagedClassifier(AnyClassifier):
     def input_size(self) -> Size | None:
         embed = getattr(self.module, "patch_embed", None)
         return tuple(embed.img_size) if embed is not None and getattr(embed, "strict_img_size", False) else None
-
-
-def paint_out(images: Tensor, kept: Tensor, grid: Size) -> Tensor:
-    """Set the patches of images (B, 3, H, W) to zero except those kept (B, K), indices on the grid in row-major order.
-
-    The paper says that CNNs mask pixels or patches of the input, but not with what value; zero after normalisation is
-    the mean colour of the preprocessing. If the grid does not divide H or W, patches differ in size by a pixel.
-    """
-    mask = images.new_zeros(len(kept), math.prod(grid)).scatter_(1, kept, 1.0)
-    return images * F.interpolate(mask.view(-1, 1, *grid), size=images.shape[2:], mode="nearest")

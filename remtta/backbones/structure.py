@@ -31,14 +31,17 @@ def infer_structure(model: UnwrappedModel, blocks: Sequence[str], stem: Sequence
     trace, size = model.trace, model.trace.inner_size
     norms = [path for path in trace.shapes if is_norm(model.module.get_submodule(path))]
     if not blocks:
-        blocks, stem = _blocks_and_stem(norms, trace.head or "")
+        blocks = _blocks(norms, trace.head or "")
+        first = next((number for number, path in enumerate(norms) if blocks and _is_in(path, blocks[0])), 0)
+        stem = [path for path in norms[:first] if not any(_is_in(path, block) for block in blocks)]
     patch_size = model.wrapped.patch_size if isinstance(model.wrapped, ModelWithMetadata) else None
     tokens = _tokens(model, blocks)
     if tokens is not None:
         num_prefix, grid = tokens
         if patch_size in (None, tuple(side // count for side, count in zip(size, grid, strict=True))):
-            attends = num_prefix > 0 and _attends(model, num_prefix + math.prod(grid))
-            return Structure(blocks, stem, grid, num_prefix, attends)
+            with torch.no_grad(), AttentionRows(num_prefix + math.prod(grid)) as attention:
+                model.logits(floating_weight(model.module).new_zeros(1, 3, *size))
+            return Structure(blocks, stem, grid, num_prefix, attends=num_prefix > 0 and bool(attention.rows))
     path, axis = _last_map(trace.shapes, blocks, norms, size)
     if patch_size is None and path is not None:
         grid = positions(trace.shapes[path][1], axis)
@@ -63,12 +66,6 @@ def with_input(model: UnwrappedModel, layer: nn.Module, images: Tensor) -> tuple
     entered: list[Tensor] = []
     with layer.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs[0])):
         return model.logits(images), entered[-1]
-
-
-def _blocks_and_stem(norms: Sequence[str], head: str) -> tuple[Sequence[str], Sequence[str]]:
-    blocks = _blocks(norms, head)
-    first = next((number for number, path in enumerate(norms) if blocks and _is_in(path, blocks[0])), 0)
-    return blocks, [path for path in norms[:first] if not any(_is_in(path, block) for block in blocks)]
 
 
 def _blocks(norms: Sequence[str], head: str, level: str = "") -> list[str]:
@@ -142,13 +139,6 @@ def _runs_with_fewer(
         return False
     same = torch.allclose(whole, plain, atol=_TOLERANCE * max(1.0, float(plain.abs().max())))
     return same and bool(torch.isfinite(part).all())
-
-
-def _attends(model: UnwrappedModel, num_tokens: int) -> bool:
-    size, weight = model.trace.inner_size, floating_weight(model.module)
-    with torch.no_grad(), AttentionRows(num_tokens) as attention:
-        model.logits(weight.new_zeros(1, 3, *size))
-    return bool(attention.rows)
 
 
 def _grid_of(count: int, size: Size) -> Size | None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -122,27 +121,14 @@ class BEiT(Transformer):
             return block(tokens, shared)
         if block.attn.relative_position_bias_table is None:
             return block.forward(tokens, shared)
-        whole_bias = block.attn._get_rel_pos_bias
-
-        def kept_bias() -> Tensor:
-            return gather_bias(whole_bias(), kept, self.num_prefix_tokens)
-
-        with _patched_method(block.attn, "_get_rel_pos_bias", kept_bias):
-            return block.forward(tokens, shared)  # not compiled, which would bypass the patch
-
-
-@contextlib.contextmanager
-def _patched_method(module: nn.Module, name: str, function: Callable[..., Tensor]) -> Iterator[None]:
-    """Replace a method of this module alone within the block."""
-    earlier = vars(module).get(name)
-    vars(module)[name] = function
-    try:
-        yield
-    finally:
-        if earlier is None:
-            del vars(module)[name]
-        else:
-            vars(module)[name] = earlier
+        bias = gather_bias(block.attn._get_rel_pos_bias(), kept, self.num_prefix_tokens)
+        attributes, earlier = vars(block.attn), vars(block.attn).copy()
+        attributes["_get_rel_pos_bias"] = lambda: bias
+        try:
+            return block.forward(tokens, shared)  # not compiled, which would bypass the replaced method
+        finally:
+            del attributes["_get_rel_pos_bias"]
+            attributes.update(earlier)
 
 
 def _is_plain(layer: nn.Module, expected: type[nn.Module]) -> bool:
