@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -22,9 +23,9 @@ from torch.nn import functional as F
 from remtta.backbones.attention import AttentionRows
 from remtta.backbones.backbone import Backbone, BatchNorm, Scores
 from remtta.backbones.batchnorm import batch_norms
-from remtta.backbones.structure import infer_structure, logits_of_kept, with_input
+from remtta.backbones.structure import Structure, infer_structure, logits_of_kept, with_input
 from remtta.errors import ModelError
-from remtta.models.metadata import Size, Structure, metadata_of
+from remtta.models.metadata import Size
 from remtta.models.unwrapping import UnwrappedModel
 
 _LIVE_TENSORS = 4  # of the largest size that a layer holds at a time
@@ -55,12 +56,9 @@ class AnyClassifier(Backbone):
     def __init__(self, model: UnwrappedModel, blocks: Sequence[str] = (), stem: Sequence[str] = ()) -> None:
         self.module, self._model, self._blocks, self._stem = model.module, model, blocks, stem
 
-    @property
+    @cached_property
     def _structure(self) -> Structure:
-        known = metadata_of(self._model.wrapped)
-        if known.structure is None:
-            known.structure = infer_structure(self._model, self._blocks, self._stem)
-        return known.structure
+        return infer_structure(self._model, self._blocks, self._stem)
 
     @property
     def blocks(self) -> Sequence[nn.Module]:

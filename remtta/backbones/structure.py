@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from remtta.backbones.attention import AttentionRows
 from remtta.backbones.norms import is_norm
 from remtta.backbones.tokens import gather_patches
-from remtta.models.metadata import ModelWithMetadata, Shape, Size, Structure
+from remtta.models.metadata import ModelWithMetadata, Shape, Size
 from remtta.models.unwrapping import UnwrappedModel, floating_weight
 
 _PATCH = 16  # pixels
@@ -22,6 +23,19 @@ _MAIN = 0.8  # a part with at least this share of a level's norms is looked into
 _TOLERANCE = 1e-4  # of the largest logit
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The parts of a classifier that adaptation and masking refer to."""
+
+    blocks: Sequence[str]  # module paths of its blocks, in the order of the forward pass
+    stem: Sequence[str]  # module paths of the norms before the first block
+    grid: Size  # rows and columns of patches in an image of the model's own size
+    num_prefix_tokens: int | None = None  # tokens before the patch tokens; None if images are masked, not tokens
+    attends: bool = False  # whether the first token attends to the patch tokens by a softmax
+    feature_map: str | None = None  # module path of the layer that returns the last feature map, if there is one
+    channel_axis: int = 1  # of this map
 
 
 def infer_structure(model: UnwrappedModel, blocks: Sequence[str], stem: Sequence[str]) -> Structure:

@@ -93,7 +93,7 @@ class AdaptedModel:
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return self.backbone.device
+        return next(self.backbone.module.parameters()).device
 
     @property
     def num_classes(self) -> int:

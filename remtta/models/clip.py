@@ -224,14 +224,12 @@ class ImageTower:
 
 def timm_tower(visual: TimmTower | ModifiedResNet | ClipTransformer, name: str) -> ImageTower:
     """Convert open_clip's image tower to a timm model; raise ModelError if timm has no equivalent."""
-    architecture = type(visual).__name__
     if hasattr(visual, "trunk"):
         return _own_trunk(visual, name)
-    if architecture == "ModifiedResNet":
-        return _modified_resnet(visual, name)
-    if architecture != "VisionTransformer":
-        raise ModelError(f"{name} has an image tower that remtta cannot convert: {architecture}")
-    return _vision_transformer(visual, name)
+    convert = {"ModifiedResNet": _modified_resnet, "VisionTransformer": _vision_transformer}.get(type(visual).__name__)
+    if convert is None:
+        raise ModelError(f"{name} has an image tower that remtta cannot convert: {type(visual).__name__}")
+    return convert(visual, name)
 
 
 def _own_trunk(visual: TimmTower, name: str) -> ImageTower:
