@@ -169,22 +169,16 @@ def _content(path: Path) -> object:
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
+        name = re.search(r"GLOBAL (\S+)", str(error))
         raise CheckpointError(
-            f"{path} holds more than weights ({_unsafe_names(path)}) and could run code, so it was not loaded; "
+            f"{path} holds more than weights ({name[1] if name else 'pickled objects'}) and could run code, so it was "
+            "not loaded; "
             "save it again with torch.save(model.state_dict(), ...) or as safetensors"
         ) from error
     except Exception as error:  # zipfile, struct, pickle and torch share no base class
         reason = first_line(error)  # of TorchScript, torch would suggest to run the file's code
         reason = "it is a TorchScript program; save its state_dict()" if "TorchScript" in reason else reason
         raise CheckpointError(f"{path} is not a readable PyTorch checkpoint: {reason}") from error
-
-
-def _unsafe_names(path: Path) -> str:
-    try:
-        names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
-        return ", ".join(names[:_SHOWN]) or "pickled objects"
-    except Exception:  # the legacy format, or a damaged file, cannot be listed
-        return "pickled objects"
 
 
 def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
