@@ -96,29 +96,17 @@ def test_tensors_that_are_left_out_are_named(tmp_path: Path, caplog: pytest.LogC
     assert "left out, as their names do not begin with net.: loss.w" in caplog.text
 
 
-def test_averaged_weights_under_the_key_ema_are_loaded_on_request(tmp_path: Path) -> None:
-    torch.save({"model": _state(), "ema": _state(5)}, tmp_path / "vit.pth")
-    for use_ema, seed in ((False, 0), (True, 5)):
-        load_checkpoint(model := _vit(1), tmp_path / "vit.pth", use_ema=use_ema)
-        assert _holds(model, _state(seed))
-
-
 @pytest.mark.parametrize("family", ["swin", "swinv2"])
 def test_an_earlier_swin_is_read_without_its_buffers(family: str, tmp_path: Path) -> None:
-    source, model = tiny(family, seed=1), tiny(family)
-    state: Any = source.state_dict()
-    earlier = {
-        re.sub(r"layers\.(\d)\.down", lambda m: f"layers.{int(m[1]) - 1}.down", name): state[name] for name in state
-    }
-    earlier = {name.replace("head.fc.", "head."): tensor for name, tensor in earlier.items()}
-    attn = "layers.0.blocks.0.attn."
-    buffers = {
-        f"{attn}relative_position_index": torch.ones(4, 4, dtype=torch.long),
-        "layers.0.blocks.0.attn_mask": torch.ones(2),
-    }
+    state: Any = tiny(family, seed=1).state_dict()
+    renamed = [(re.sub(r"s\.(\d)\.down", lambda m: f"s.{int(m[1]) - 1}.down", name), state[name]) for name in state]
+    earlier = {name.replace("head.fc.", "head."): tensor for name, tensor in renamed}
+    buffers = _under(
+        "layers.0.blocks.0.attn.", {"relative_position_index": torch.ones(4, 4), "attn_mask": torch.ones(2)}
+    )
     for saved in (earlier, state):
         save_file({**saved, **buffers}, tmp_path / "swin.safetensors")
-        load_checkpoint(model, tmp_path / "swin.safetensors")
+        load_checkpoint(model := tiny(family), tmp_path / "swin.safetensors")
         assert _holds(model, state)
 
 
@@ -130,32 +118,28 @@ def test_weights_in_8_bits_are_widened(dtype: torch.dtype, tmp_path: Path) -> No
     assert _holds(model, {name: tensor.float() for name, tensor in state.items()})
 
 
-def _timm_training_checkpoint(path: Path, state: State, averaged: State | None, **options: Any) -> None:
-    model = _vit()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+def _timm_training_checkpoint(path: Path, state: State, averaged: dict[str, State], **options: Any) -> None:
     args = argparse.Namespace(lr=1e-3, **{"mean": None, "interpolation": "", "model_kwargs": {"depth": 3}, **options})
-    content = {"epoch": 7, "arch": "vit_tiny_patch16_224", "state_dict": state, "optimizer": optimizer.state_dict()}
+    optimizer = {"state": {0: {"step": torch.ones(()), "exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 1e-3}]}
+    content = {"epoch": 7, "arch": "vit_tiny_patch16_224", "state_dict": state, "optimizer": optimizer}
     content |= {"version": 2, "args": args, "metric": 71.2, "amp_scaler": {"scale": 65536.0, "growth_interval": 2000}}
-    torch.save(content if averaged is None else {**content, "state_dict_ema": averaged}, path)
+    torch.save({**content, **averaged}, path)
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("averaged", "options", "expected"),
     [
-        ({}, {}),
-        ({"mean": [0.4], "std": [0.1, 0.2, 0.3]}, {"mean": (0.4,) * 3, "std": (0.1, 0.2, 0.3)}),
-        ({"interpolation": "bilinear"}, {"interpolation": "bilinear"}),
-        ({"mean": [123.7, 116.3, 103.5]}, {}),  # another script's
+        ("model_ema", {}, {}),
+        ("state_dict_ema", {"mean": [0.4], "std": [0.1, 0.2, 0.3]}, {"mean": (0.4,) * 3, "std": (0.1, 0.2, 0.3)}),
+        ("state_dict_ema", {"interpolation": "bilinear"}, {"interpolation": "bilinear"}),
+        ("ema", {"mean": [123.7, 116.3, 103.5]}, {}),  # another script's
     ],
 )
 def test_a_timm_training_checkpoint_gives_the_weights_asked_for_and_the_preprocessing_it_was_given(
-    options: Any, expected: Any, tmp_path: Path
+    averaged: str, options: Any, expected: Any, tmp_path: Path
 ) -> None:
     states = _state(2), _state(3)
-    _timm_training_checkpoint(tmp_path / "last.pth.tar", *states, **options)
+    _timm_training_checkpoint(tmp_path / "last.pth.tar", states[0], {averaged: states[1]}, **options)
     for use_ema, state in zip((False, True), states, strict=True):
         model = _vit(1)
         assert load_checkpoint(model, tmp_path / "last.pth.tar", use_ema=use_ema) == expected
@@ -163,7 +147,7 @@ def test_a_timm_training_checkpoint_gives_the_weights_asked_for_and_the_preproce
 
 
 KINDS: dict[str, Callable[[Path], object]] = {
-    "last.pth.tar": lambda path: _timm_training_checkpoint(path, _state(), None),
+    "last.pth.tar": lambda path: _timm_training_checkpoint(path, _state(), {}),
     "vit.safetensors": lambda path: save_file(_state(), path),
     "vit.npz": lambda path: np.savez(path, **_google_arrays(_vit())),
 }
