@@ -6,12 +6,13 @@ import argparse
 import copy
 import logging
 import math
+import os
 import pickle
 import re
 import traceback
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,7 +26,7 @@ from remtta.models.metadata import PretrainedConfig
 from remtta.models.preprocessing import check_preprocessing
 from remtta.models.tensor_files import UNREADABLE, read_tensors
 from remtta.models.unwrapping import classifiers_of, config_of
-from remtta.models.weight_names import COMPUTED, NOT_SMOOTHED, TORCHVISION_PREPROCESSING, to_timm_names
+from remtta.models.weight_names import COMPUTED, NOT_SMOOTHED, TORCHVISION_PREPROCESSING, WITH_PREFIX, to_timm_names
 
 _log = logging.getLogger(__name__)
 
@@ -235,21 +236,24 @@ def without_wrappers(state: Mapping[str, Tensor], model: nn.Module, path: Path) 
     Of several such prefixes, it is the one under which most of the model's weights are; tensors without it are left
     out, and named in the log.
     """
-    known = model.state_dict().keys()
-    stripped = {name: tensor for name, tensor in state.items() if name != _AVERAGED}
-    starts = ((name, start) for name in stripped for start in (0, *(dot.end() for dot in re.finditer(r"\.", name))))
+    used = {name: tensor for name, tensor in state.items() if name != _AVERAGED}
+    prefix = _prefix([*used], model.state_dict().keys())
+    if left := [name for name in used if not name.startswith(prefix)]:
+        _log.info("%s: left out, as their names do not begin with %s: %s", path, prefix, listed(left, _SHOWN))
+    return {name.removeprefix(prefix): tensor for name, tensor in used.items() if name.startswith(prefix)}
+
+
+def _prefix(names: Sequence[str], known: Collection[str]) -> str:
+    """Return the prefix behind which most names are known, or are of another library; else what all begin with."""
+    starts = ((name, start) for name in names for start in (0, *(dot.end() for dot in re.finditer(r"\.", name))))
     found = Counter(name[:start] for name, start in starts if name[start:] in known)
-    prefix = max(found, key=lambda p: (found[p], not _IS_AVERAGED.search(p), -len(p)), default="")
-    if found[prefix] >= len(known) / 2:
-        if left := [name for name in stripped if not name.startswith(prefix)]:
-            _log.info("%s: left out, as their names do not begin with %s: %s", path, prefix, listed(left, _SHOWN))
-        return {name.removeprefix(prefix): stripped[name] for name in stripped if name.startswith(prefix)}
-    while not stripped.keys() & known:  # names of another library
-        parts = [name.partition(".") for name in stripped]
-        if len({first for first, _, _ in parts}) != 1 or not all(rest for _, _, rest in parts):
-            break
-        stripped = {rest: stripped[first + dot + rest] for first, dot, rest in parts}
-    return stripped
+    best = max(found, key=lambda prefix: (found[prefix], not _IS_AVERAGED.search(prefix), -len(prefix)), default="")
+    if found[best] >= len(known) / 2:
+        return best
+    if match := next(filter(None, map(WITH_PREFIX.match, names)), None):
+        return match[1]
+    common = os.path.commonprefix(names)  # noqa: RUF071 - cut at its last dot
+    return "" if found[""] else common[: common.rfind(".") + 1]
 
 
 def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransformer | Eva) -> None:

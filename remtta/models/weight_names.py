@@ -130,6 +130,10 @@ _TRANSFORMERS = {
 }
 """By the prefix of all names except the classifier's, which is also the model_type of config.json."""
 
+_MARKS = "|".join([*map(re.escape, _TORCHVISION), *(rf"{prefix}\.embeddings\." for prefix in _TRANSFORMERS)])
+WITH_PREFIX = re.compile(rf"(.+\.)(?:{_MARKS})")
+"""Matches a name of torchvision or transformers behind a prefix, its first group."""
+
 
 def to_timm_names(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Library | None]:
     """Return the weights under timm's names, without unused ones, and the library whose names they had, if any.
