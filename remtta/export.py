@@ -245,23 +245,17 @@ def write_timm(adapted: ExportableModel, folder: Path) -> None:
     adapted.check("timm", reloaded)
 
 
-@dataclass(frozen=True)
-class _Writer:
-    write: Callable[[ExportableModel, Path], None]
-    packages: Sequence[str]  # optional dependencies
-    main_file: str
-
-
-_WRITERS: dict[Format, _Writer] = {
-    "onnx": _Writer(write_onnx, ("onnx", "onnxruntime", "onnxscript"), _ONNX_FILE),
-    "peft": _Writer(write_peft, ("peft",), "adapter_config.json"),
-    "timm": _Writer(write_timm, (), "config.json"),
+_WRITERS: dict[Format, tuple[Callable[[ExportableModel, Path], None], Sequence[str], str]] = {
+    "onnx": (write_onnx, ("onnx", "onnxruntime", "onnxscript"), _ONNX_FILE),
+    "peft": (write_peft, ("peft",), "adapter_config.json"),
+    "timm": (write_timm, (), "config.json"),
 }
+"""A function for each format, the packages that it needs, and the name of its main file."""
 
 
 def check_packages(format: Format) -> None:
     """Raise UsageError if a package that a format needs is missing."""
-    for package in _WRITERS[format].packages:
+    for package in _WRITERS[format][1]:
         check_installed(package, "export", "an export")
 
 
@@ -271,20 +265,19 @@ def export_model(adapted: ExportableModel, format: Format, output: Path, *, over
     folder, or the format cannot hold the model; OutputError if a file cannot be written; RemttaError if the export
     fails, or its logits differ from the model's.
     """
-    writer = _WRITERS[format]
-    main_file = output / writer.main_file
+    write, _, main_file = _WRITERS[format]
     check_packages(format)
     check_can_hold(output, "the folder of an export", "--output")
-    if not overwrite and main_file.exists():  # checked before the work, other files after it
-        raise UsageError(f"{main_file} exists; choose another --output or add --overwrite")
+    if not overwrite and (output / main_file).exists():  # checked before the work, other files after it
+        raise UsageError(f"{output / main_file} exists; choose another --output or add --overwrite")
     with writing(output), _hidden_folder(output) as folder:
         try:
-            writer.write(adapted, folder)
+            write(adapted, folder)
         except SafetensorError as error:  # what safetensors raises on a full disk
             raise OutputError(f"{output} cannot be written: {error}") from error
         files = sorted(folder.iterdir())
         for path in files:  # safetensors makes files that only their owner can read
-            shutil.copymode(folder / writer.main_file, path)
+            shutil.copymode(folder / main_file, path)
         existing = [output / path.name for path in files if (output / path.name).exists()]
         if existing and not overwrite:
             raise UsageError(f"{existing[0]} exists; choose another --output or add --overwrite")

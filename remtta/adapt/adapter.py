@@ -158,7 +158,11 @@ class Adapter:
             yield
 
     def freeze(self) -> None:
-        """Only predict from now on, with the weights as they are; batch norms still normalise by each call's images."""
+        """Only predict from now on, with the weights as they are; after `reset`, exactly as the source model does.
+
+        Each image is predicted independently of the others, except by methods with batch norms of the batch's
+        statistics (`bn="batch"`) that have learned.
+        """
         self.pipeline.frozen = True
 
     def reset(self) -> None:

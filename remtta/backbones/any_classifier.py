@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -22,9 +23,9 @@ from torch.nn import functional as F
 from remtta.backbones.attention import AttentionRows
 from remtta.backbones.backbone import Backbone, BatchNorm, Scores
 from remtta.backbones.batchnorm import batch_norms
-from remtta.backbones.structure import infer_structure, logits_of_kept, with_input
+from remtta.backbones.structure import Structure, infer_structure, logits_of_kept, with_input
 from remtta.errors import ModelError
-from remtta.models.metadata import Size, Structure, metadata_of
+from remtta.models.metadata import Size
 from remtta.models.unwrapping import UnwrappedModel
 
 _LIVE_TENSORS = 4  # of the largest size that a layer holds at a time
@@ -55,12 +56,9 @@ class AnyClassifier(Backbone):
     def __init__(self, model: UnwrappedModel, blocks: Sequence[str] = (), stem: Sequence[str] = ()) -> None:
         self.module, self._model, self._blocks, self._stem = model.module, model, blocks, stem
 
-    @property
+    @cached_property
     def _structure(self) -> Structure:
-        known = metadata_of(self._model.wrapped)
-        if known.structure is None:
-            known.structure = infer_structure(self._model, self._blocks, self._stem)
-        return known.structure
+        return infer_structure(self._model, self._blocks, self._stem)
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -121,7 +119,11 @@ class AnyClassifier(Backbone):
             return self.forward(embedded)
         prefix = self._structure.num_prefix_tokens
         if prefix is None:
-            return self.forward(paint_out(embedded, kept, self._grid(embedded)))
+            # The paper masks a CNN's input, but not with what value; zero after normalisation is the mean colour.
+            # If the grid does not divide H or W, patches differ in size by a pixel.
+            grid = self._grid(embedded)
+            mask = embedded.new_zeros(len(kept), math.prod(grid)).scatter_(1, kept, 1.0)
+            return self.forward(embedded * F.interpolate(mask.view(-1, 1, *grid), embedded.shape[2:], mode="nearest"))
         return logits_of_kept(self._model, self.blocks[0], embedded, kept, prefix)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -238,13 +240,3 @@ class StagedClassifier(AnyClassifier):
     def input_size(self) -> Size | None:
         embed = getattr(self.module, "patch_embed", None)
         return tuple(embed.img_size) if embed is not None and getattr(embed, "strict_img_size", False) else None
-
-
-def paint_out(images: Tensor, kept: Tensor, grid: Size) -> Tensor:
-    """Set the patches of images (B, 3, H, W) to zero except those kept (B, K), indices on the grid in row-major order.
-
-    The paper says that CNNs mask pixels or patches of the input, but not with what value; zero after normalisation is
-    the mean colour of the preprocessing. If the grid does not divide H or W, patches differ in size by a pixel.
-    """
-    mask = images.new_zeros(len(kept), math.prod(grid)).scatter_(1, kept, 1.0)
-    return images * F.interpolate(mask.view(-1, 1, *grid), size=images.shape[2:], mode="nearest")

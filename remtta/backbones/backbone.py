@@ -74,11 +74,6 @@ class Backbone(Protocol):
         return classes_of_timm(self.module)
 
     @property
-    def device(self) -> torch.device:
-        """The device of its weights."""
-        return next(self.module.parameters()).device
-
-    @property
     def classifiers(self) -> Mapping[str, nn.Module]:
         """The layers that return the logits, by module path; empty if unknown."""
         return classifiers_of(self.module)

@@ -50,7 +50,7 @@ class BatchStatistics(TorchFunctionMode):
     `F.batch_norm` with a layer's tensors; hooks of modules see neither.
 
     Attributes:
-        mixes: True if an image's logits depend on the rest of its batch.
+        fixed: Set to True to use the running statistics, where these follow the recent ones.
         moves: True if the running statistics follow the recent ones.
         norms: The batch norms affected, by name.
 
@@ -70,11 +70,16 @@ class BatchStatistics(TorchFunctionMode):
         self.norms, self._prior = norms, prior
         self._names = {id(norm.running_mean): name for name, norm in norms.items()}
         self._blends = kind == "batch" and bool(norms)
-        self.mixes = mixes or (kind != "running" and bool(norms))
+        self._mixes, self.fixed = mixes, False
         self.moves = kind == "recent" and bool(norms)
         self._source = {name: _running(norm, RECENT if prior is None else prior) for name, norm in norms.items()}
         self._warned_of_few = self._warned_of_parts = False
         self.forget()
+
+    @property
+    def mixes(self) -> bool:
+        """True if an image's logits depend on the rest of its batch."""
+        return self._mixes or self._blends or (self.moves and not self.fixed)
 
     def forget(self) -> None:
         """Begin with no recent images, or with the model's running statistics if they are no longer the source's."""
@@ -161,7 +166,8 @@ class BatchStatistics(TorchFunctionMode):
         eps: float = 1e-5,
     ) -> Tensor:
         name = self._names.get(id(running_mean))
-        if name is None or running_mean is None or running_var is None or training:  # not one of these batch norms
+        fixed = training or (self.moves and self.fixed)
+        if name is None or running_mean is None or running_var is None or fixed:  # not one of these batch norms
             return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
         prior = max(0, FEW - len(input)) if self._prior is None else self._prior
         if self.moves:

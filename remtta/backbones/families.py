@@ -14,7 +14,7 @@ from torch import nn
 
 from remtta.backbones.any_classifier import STAGES, AnyClassifier, StagedClassifier
 from remtta.backbones.backbone import Backbone
-from remtta.backbones.tokens import Transformer
+from remtta.backbones.tokens import Transformer, defined
 from remtta.backbones.vit import BEiT, RotaryViT, ViT
 from remtta.errors import ModelError, UsageError
 from remtta.models.unwrapping import unwrap_model
@@ -45,11 +45,11 @@ def backbone_of(model: nn.Module) -> Backbone:
 
 
 def _overrides_forward(module: VisionTransformer, backbone: Builder) -> bool:
-    """Return True if a subclass of timm's transformer has a forward pass of its own, or hooks change it."""
+    """Return True if a transformer, or its class, has a forward pass other than timm's, or hooks change it."""
     if not (isinstance(backbone, type) and issubclass(backbone, Transformer)):
         return False
-    cls, base = type(module), backbone.architecture
-    overridden = cls.forward is not base.forward or cls.forward_features is not base.forward_features
+    base = backbone.architecture
+    overridden = any(defined(module, name) is not getattr(base, name) for name in ("forward", "forward_features"))
     return overridden or bool(module._forward_pre_hooks or module._forward_hooks)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from remtta.backbones.attention import AttentionRows
 from remtta.backbones.norms import is_norm
 from remtta.backbones.tokens import gather_patches
-from remtta.models.metadata import ModelWithMetadata, Shape, Size, Structure
+from remtta.models.metadata import ModelWithMetadata, Shape, Size
 from remtta.models.unwrapping import UnwrappedModel, floating_weight
 
 _PATCH = 16  # pixels
@@ -24,6 +25,19 @@ _TOLERANCE = 1e-4  # of the largest logit
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Structure:
+    """The parts of a classifier that adaptation and masking refer to."""
+
+    blocks: Sequence[str]  # module paths of its blocks, in the order of the forward pass
+    stem: Sequence[str]  # module paths of the norms before the first block
+    grid: Size  # rows and columns of patches in an image of the model's own size
+    num_prefix_tokens: int | None = None  # tokens before the patch tokens; None if images are masked, not tokens
+    attends: bool = False  # whether the first token attends to the patch tokens by a softmax
+    feature_map: str | None = None  # module path of the layer that returns the last feature map, if there is one
+    channel_axis: int = 1  # of this map
+
+
 def infer_structure(model: UnwrappedModel, blocks: Sequence[str], stem: Sequence[str]) -> Structure:
     """Find the blocks and the norms before them, unless their module paths are given; then what can be masked, and by
     which scores.
@@ -31,14 +45,17 @@ def infer_structure(model: UnwrappedModel, blocks: Sequence[str], stem: Sequence
     trace, size = model.trace, model.trace.inner_size
     norms = [path for path in trace.shapes if is_norm(model.module.get_submodule(path))]
     if not blocks:
-        blocks, stem = _blocks_and_stem(norms, trace.head or "")
+        blocks = _blocks(norms, trace.head or "")
+        first = next((number for number, path in enumerate(norms) if blocks and _is_in(path, blocks[0])), 0)
+        stem = [path for path in norms[:first] if not any(_is_in(path, block) for block in blocks)]
     patch_size = model.wrapped.patch_size if isinstance(model.wrapped, ModelWithMetadata) else None
     tokens = _tokens(model, blocks)
     if tokens is not None:
         num_prefix, grid = tokens
         if patch_size in (None, tuple(side // count for side, count in zip(size, grid, strict=True))):
-            attends = num_prefix > 0 and _attends(model, num_prefix + math.prod(grid))
-            return Structure(blocks, stem, grid, num_prefix, attends)
+            with torch.no_grad(), AttentionRows(num_prefix + math.prod(grid)) as attention:
+                model.logits(floating_weight(model.module).new_zeros(1, 3, *size))
+            return Structure(blocks, stem, grid, num_prefix, attends=num_prefix > 0 and bool(attention.rows))
     path, axis = _last_map(trace.shapes, blocks, norms, size)
     if patch_size is None and path is not None:
         grid = positions(trace.shapes[path][1], axis)
@@ -63,12 +80,6 @@ def with_input(model: UnwrappedModel, layer: nn.Module, images: Tensor) -> tuple
     entered: list[Tensor] = []
     with layer.register_forward_pre_hook(lambda layer, inputs: entered.append(inputs[0])):
         return model.logits(images), entered[-1]
-
-
-def _blocks_and_stem(norms: Sequence[str], head: str) -> tuple[Sequence[str], Sequence[str]]:
-    blocks = _blocks(norms, head)
-    first = next((number for number, path in enumerate(norms) if blocks and _is_in(path, blocks[0])), 0)
-    return blocks, [path for path in norms[:first] if not any(_is_in(path, block) for block in blocks)]
 
 
 def _blocks(norms: Sequence[str], head: str, level: str = "") -> list[str]:
@@ -142,13 +153,6 @@ def _runs_with_fewer(
         return False
     same = torch.allclose(whole, plain, atol=_TOLERANCE * max(1.0, float(plain.abs().max())))
     return same and bool(torch.isfinite(part).all())
-
-
-def _attends(model: UnwrappedModel, num_tokens: int) -> bool:
-    size, weight = model.trace.inner_size, floating_weight(model.module)
-    with torch.no_grad(), AttentionRows(num_tokens) as attention:
-        model.logits(weight.new_zeros(1, 3, *size))
-    return bool(attention.rows)
 
 
 def _grid_of(count: int, size: Size) -> Size | None:

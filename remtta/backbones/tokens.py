@@ -169,6 +169,11 @@ class Transformer(Backbone):
         return self._run(self.blocks[-1], tokens, arguments)
 
 
+def defined(module: nn.Module, method: str) -> object:
+    """Return the function that a method of a module runs: that of its class, unless one is set on the module itself."""
+    return vars(module).get(method, getattr(type(module), method))
+
+
 def gather_patches(tokens: Tensor, indices: Tensor, num_prefix_tokens: int) -> Tensor:
     """Select the P prefix tokens and the patch tokens at indices (B, K) from (B, P + N, D): (B, P + K, D)."""
     patch_tokens = tokens[:, num_prefix_tokens:]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -16,7 +15,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.backbones.tokens import BlockArguments, Transformer, gather_patches
+from remtta.backbones.tokens import BlockArguments, Transformer, defined, gather_patches
 
 
 class ViT(Transformer):
@@ -39,10 +38,10 @@ class ViT(Transformer):
     @property
     def num_tokens_read(self) -> int | None:
         """The number of leading tokens that the head reads; None if it reads others too, or that is unknown."""
-        vit, cls = self.module, type(self.module)
-        if cls.forward_head is VisionTransformerDistilled.forward_head:
+        vit, head = self.module, defined(self.module, "forward_head")
+        if head is VisionTransformerDistilled.forward_head:
             return 2  # the class token and the distillation token
-        plain = cls.forward_head is VisionTransformer.forward_head and cls.pool is VisionTransformer.pool
+        plain = head is VisionTransformer.forward_head and defined(vit, "pool") is VisionTransformer.pool
         return 1 if plain and vit.attn_pool is None and vit.global_pool == "token" else None
 
     def enter(self, patches: Tensor, kept: Tensor | None = None) -> tuple[Tensor, Sequence[BlockArguments]]:
@@ -122,27 +121,14 @@ class BEiT(Transformer):
             return block(tokens, shared)
         if block.attn.relative_position_bias_table is None:
             return block.forward(tokens, shared)
-        whole_bias = block.attn._get_rel_pos_bias
-
-        def kept_bias() -> Tensor:
-            return gather_bias(whole_bias(), kept, self.num_prefix_tokens)
-
-        with _patched_method(block.attn, "_get_rel_pos_bias", kept_bias):
-            return block.forward(tokens, shared)  # not compiled, which would bypass the patch
-
-
-@contextlib.contextmanager
-def _patched_method(module: nn.Module, name: str, function: Callable[..., Tensor]) -> Iterator[None]:
-    """Replace a method of this module alone within the block."""
-    earlier = vars(module).get(name)
-    vars(module)[name] = function
-    try:
-        yield
-    finally:
-        if earlier is None:
-            del vars(module)[name]
-        else:
-            vars(module)[name] = earlier
+        bias = gather_bias(block.attn._get_rel_pos_bias(), kept, self.num_prefix_tokens)
+        attributes, earlier = vars(block.attn), vars(block.attn).copy()
+        attributes["_get_rel_pos_bias"] = lambda: bias
+        try:
+            return block.forward(tokens, shared)  # not compiled, which would bypass the replaced method
+        finally:
+            del attributes["_get_rel_pos_bias"]
+            attributes.update(earlier)
 
 
 def _is_plain(layer: nn.Module, expected: type[nn.Module]) -> bool:

@@ -60,7 +60,9 @@ class AdaptedModel:
         parameters = _trained_weights(self.backbone, config, trains)
         moving = running_statistics(norms) if config.bn == "recent" else {}
         model.requires_grad_(False)
-        everything = {**dict(module.named_parameters()), **running_statistics(batch_norms(module))}
+        statistics = running_statistics(batch_norms(module))
+        self._source_statistics = [(tensor, tensor.clone()) for tensor in statistics.values()]
+        everything = {**dict(module.named_parameters()), **statistics}
         self.weights = AdaptedWeights(parameters, everything, moving)
         self.generator = torch.Generator().manual_seed(torch.initial_seed())
         self.micro_batch = config.micro_batch
@@ -74,6 +76,14 @@ class AdaptedModel:
         mixes, config = uses_batches(self.backbone.module), self._config
         self.batch_norms = BatchStatistics(norms, config.bn, config.bn_prior, mixes=mixes)
 
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Restore the source weights and running statistics, bit for bit."""
+        self.weights.reset()
+        for tensor, source in self._source_statistics:  # which the caller may have changed in training mode
+            tensor.copy_(source)
+        self.batch_norms.forget()
+
     @contextlib.contextmanager
     def context(self, device: torch.device) -> Iterator[None]:
         """Run forward passes on a device in the precision, and with the batch norms' statistics, as configured."""
@@ -83,7 +93,7 @@ class AdaptedModel:
     @property
     def device(self) -> torch.device:
         """The device of the weights."""
-        return self.backbone.device
+        return next(self.backbone.module.parameters()).device
 
     @property
     def num_classes(self) -> int:
@@ -106,7 +116,7 @@ class AdaptedModel:
         """Return the input of the classifier inside its wrappers, for images (B, 3, H, W); raise as `check` does."""
         self.check(images)
         images = images.detach()  # whatever they were computed of is the caller's
-        if self.backbone.module.training:  # the caller may have called train() since
+        if any(layer.training for layer in self.model.modules()):  # the caller may have called train() since
             self.model.eval()
         return images if self.input_transform is None else self.input_transform(images)
 

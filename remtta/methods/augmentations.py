@@ -40,7 +40,7 @@ class PixelSpace:
     """Converts between images of this mean and standard deviation per channel and pixels in [0, 1]."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        self._mean, self._std = (torch.tensor(each).view(-1, 1, 1) for each in (mean, std))
+        self._mean, self._std = (torch.tensor(each, dtype=torch.float32).view(-1, 1, 1) for each in (mean, std))
 
     def augment(self, images: Tensor, augmentation: Augmentation, generator: torch.Generator) -> Tensor:
         """Apply an augmentation of pixels to preprocessed images (..., 3, H, W)."""
@@ -89,7 +89,8 @@ def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
     sigma = uniform(generator, 0.001, 0.5)
     pixels = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[sigma, sigma])
     pixels = _flipped(T.center_crop(pixels, size), generator)
-    noise = torch.randn(pixels.shape, generator=spawn(generator, pixels.device), device=pixels.device)
+    drawn_by = spawn(generator, pixels.device)
+    noise = torch.randn(pixels.shape, generator=drawn_by, device=pixels.device, dtype=pixels.dtype)
     return (pixels + 0.005 * noise).clamp(0, 1)
 
 

@@ -76,9 +76,9 @@ class ContinualMAE(Method[ContinualMAEConfig]):
         """Return the initial mask token (D,) and the layer from tokens to HOG; always the same."""
         generator = torch.Generator().manual_seed(0)
         width, size = self._tokens.width, hog_size(self._tokens.patch_size)
-        weight = _INITIAL_STD * torch.randn(size, width, generator=generator)
+        weight = _INITIAL_STD * torch.randn(size, width, generator=generator, dtype=torch.float32)
         decoder = {_TOKEN: torch.zeros(width), _WEIGHT: weight, _BIAS: torch.zeros(size)}
-        return {name: tensor.to(self.model.device) for name, tensor in decoder.items()}
+        return {name: tensor.to(self.model.device, torch.float32) for name, tensor in decoder.items()}
 
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ def _dropped(tokens: Tensor, seeds: Tensor, rate: float) -> Tensor:
     draws = []
     for seed in seeds.tolist():
         generator = torch.Generator(tokens.device).manual_seed(seed)
-        draws.append(torch.rand(tokens.shape[1:], generator=generator, device=tokens.device))
+        draws.append(torch.rand(tokens.shape[1:], generator=generator, device=tokens.device, dtype=torch.float32))
     return tokens * (torch.stack(draws) >= rate) / (1 - rate)
 
 
@@ -155,7 +155,7 @@ def hog_patches(pixels: Tensor, patch_size: tuple[int, int]) -> Tensor:
     dy = down[..., :-2] + 2 * down[..., 1:-1] + down[..., 2:]
     direction = (torch.atan2(dx, dy) / math.pi * _NUM_BINS).floor().long() % _NUM_BINS
     length = (dx.square() + dy.square()).sqrt()
-    votes = torch.zeros(*pixels.shape[:2], _NUM_BINS, *pixels.shape[2:], device=pixels.device)
+    votes = pixels.new_zeros(*pixels.shape[:2], _NUM_BINS, *pixels.shape[2:])
     votes.scatter_(2, direction.unsqueeze(2), length.unsqueeze(2))
     cell = _cell(patch_size)
     pooled = F.avg_pool2d(votes.flatten(1, 2), cell)

@@ -75,7 +75,8 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
             networks.append(_MetaNetwork(entering.shape, leaving.shape, self.model.backbone.channel_axis))
             return leaving
 
-        images = torch.zeros(1, 3, *preprocessing_of(self.model.model).input_size, device=self.model.device)
+        size = preprocessing_of(self.model.model).input_size
+        images = torch.zeros(1, 3, *size, device=self.model.device, dtype=torch.float32)
         with torch.no_grad():
             self.run(images, measure)
         if len(networks) != len(self.parts()):

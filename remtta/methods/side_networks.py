@@ -66,7 +66,7 @@ class SideNetworks(Method[Config]):
         shapes_only = model.device.type == "meta"
         with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
             torch.manual_seed(_SEED)
-            self.networks = self.build().to(model.device).eval()
+            self.networks = self.build().to(model.device, torch.float32).eval()
         self.trained = self.learned()
         side_norms = {f"beside.{name}": norm for name, norm in batch_norms(self.networks).items()}
         model.use_batch_norms({**model.backbone.batch_norms, **side_norms})

@@ -76,8 +76,7 @@ class MethodState(Generic[Config]):
     def reset(self) -> None:
         """Restore the source weights, exactly, and everything else as before the first batch."""
         self.optimizer.zero_grad()  # the model outlives the method, and gradients are as large as weights
-        self.model.weights.reset()
-        self.model.batch_norms.forget()
+        self.model.reset()
         self.reset_learned()
 
     @torch.no_grad()

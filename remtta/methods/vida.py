@@ -107,8 +107,8 @@ class ViDA(Teacher[ViDAConfig]):
         )
         logits = torch.stack([self.in_parts(self.model.logits, view) for view in views])
         unsure = _UNSURE * logits.var(0).mean().cpu()
-        sign = torch.tensor([-1.0, 1.0]) if unsure >= self.config.threshold else torch.tensor([1.0, -1.0])
-        self._new_scales = 1 + sign * unsure
+        sign = 1 if unsure >= self.config.threshold else -1
+        self._new_scales = torch.stack([1 - sign * unsure, 1 + sign * unsure])
         folded = self._folded(self._teacher, self._new_scales)
         return (self.in_parts(lambda part: self.run(folded, part), images),)
 

@@ -23,7 +23,7 @@ from torch import nn
 from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError
 from remtta.models.checkpoints import most_bytes
 from remtta.models.embedded import EMBEDDED
-from remtta.models.huggingface import build_folder, transformers_folder
+from remtta.models.huggingface import build_folder, transformers_config
 from remtta.models.metadata import TimmModel
 from remtta.models.unwrapping import is_timm_model
 from remtta.options import ModelOptions
@@ -52,13 +52,13 @@ def create(name: str, options: ModelOptions, *, pretrained: bool) -> TimmModel:
     kwargs, size = dict(options.model_kwargs), options.input_size
     if options.num_classes is not None:
         kwargs["num_classes"] = options.num_classes
-    if (folder := transformers_folder(name)) is not None:
+    if (config := transformers_config(name)) is not None:
         if rejected := sorted(set(kwargs) - {"num_classes"}):
             raise UsageError(
                 f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
                 f"({', '.join(rejected)})"
             )
-        build = partial(build_folder, folder, kwargs.get("num_classes"), size)
+        build = partial(build_folder, name, config, kwargs.get("num_classes"), size)
         _check_size(name, options.checkpoint, build)
         model = build()
         assert is_timm_model(model)

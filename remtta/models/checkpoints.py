@@ -7,15 +7,16 @@ import contextlib
 import copy
 import logging
 import math
+import os
 import pickle
+import re
 import traceback
 import zipfile
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from timm.layers import resample_abs_pos_embed
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
@@ -24,18 +25,44 @@ from torch import Tensor, nn
 from remtta.errors import CheckpointError, UsageError, first_line, listed
 from remtta.models.metadata import PretrainedConfig
 from remtta.models.preprocessing import check_preprocessing
+from remtta.models.tensor_files import UNREADABLE, read_tensors
 from remtta.models.unwrapping import classifiers_of, config_of
-from remtta.models.weight_names import NOT_SMOOTHED, TORCHVISION_PREPROCESSING, to_timm_names
+from remtta.models.weight_names import COMPUTED, NOT_SMOOTHED, TORCHVISION_PREPROCESSING, WITH_PREFIX, to_timm_names
 
 _log = logging.getLogger(__name__)
 
-_NESTED = ("state_dict", "model", "model_state_dict")
-_NESTED_EMA = ("state_dict_ema", "model_ema")
+_NESTED = ("state_dict", "model", "model_state_dict", "net", "weights", "params", "teacher", "ema")
+_NESTED_EMA = ("state_dict_ema", "model_ema", "ema")
+_IS_AVERAGED = re.compile("ema|teacher|averag|swa")  # a prefix of weights
 _AVERAGED = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel
 _TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickle of older versions
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
+_MAX_MEMBERS = 2**16  # of a zip archive: more than tensors of any model
 _COUNTER = ".num_batches_tracked"  # of batch norms; unused where statistics are fixed
 _SHOWN = 3  # names listed in an error before "and N more"
+
+
+class PickledObject:
+    """Stands in for an object of NumPy or pathlib saved beside the weights, such as the best accuracy, and stays empty:
+    no code of these libraries runs.
+    """
+
+    def __init__(self, *args: object) -> None:
+        """Ignore the arguments."""
+
+    def __setstate__(self, state: object) -> None:
+        """Ignore the state."""
+
+
+_ARRAYS = ("multiarray.scalar", "multiarray._reconstruct", "numeric._frombuffer")
+_PATHS = ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
+_IGNORED = (
+    *(
+        f"numpy.{name}"
+        for name in ("dtype", "ndarray", *(f"{c}.{name}" for c in ("core", "_core") for name in _ARRAYS))
+    ),
+    *(f"{module}.{name}" for module in ("pathlib", "pathlib._local") for name in _PATHS),
+)
 
 
 def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> PretrainedConfig:
@@ -54,7 +81,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> P
     state, preprocessing = _read_with_timm_names(path, model, use_ema)
     if preprocessing:
         _log.info("%s implies this preprocessing, where no other is given: %s", path, preprocessing)
-    _check_values(state, model, path)
+    check_values(state, model, path)
     if isinstance(model, (VisionTransformer, Eva)):
         _resample_position_embedding(state, model)
     check_fits(state, model, path)
@@ -65,7 +92,7 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> P
 def _read_with_timm_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], PretrainedConfig]:
     """Return the weights in a file under timm's names, and the preprocessing that it implies."""
     content = _content(path)
-    state, trained = without_wrappers(_select(content, path, use_ema), model), _training_preprocessing(content)
+    state, trained = without_wrappers(_select(content, path, use_ema), model, path), _training_preprocessing(content)
     try:
         state, library = to_timm_names(state)
     except (ValueError, RuntimeError) as error:
@@ -75,6 +102,8 @@ def _read_with_timm_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[
             f"{path} has the names of transformers, whose config.json is needed too; give the folder that has both, "
             "as --model local-dir:FOLDER"
         )
+    known = model.state_dict().keys()
+    state = {name: tensor for name, tensor in state.items() if name in known or not COMPUTED.search(name)}
     return state, {**TORCHVISION_PREPROCESSING, **trained} if library == "torchvision" else trained
 
 
@@ -91,7 +120,7 @@ def _training_preprocessing(content: object) -> PretrainedConfig:
     return found
 
 
-def _check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
+def check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
     """Raise CheckpointError, naming the first tensor that is not dense, floating-point and finite."""
     weights = model.state_dict()
     for name, tensor in state.items():
@@ -99,7 +128,11 @@ def _check_values(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> 
             raise CheckpointError(f"{path} holds {name} as a sparse, quantised or empty tensor; save plain weights")
         if name in weights and weights[name].is_floating_point() and not tensor.is_floating_point():
             raise CheckpointError(f"{path} holds {name} as {tensor.dtype}; remtta takes weights in floating point")
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+        try:
+            values = tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
+        except NotImplementedError as error:  # of packed dtypes
+            raise CheckpointError(f"{path} holds {name} as {tensor.dtype}; save it in 16 or 32 bits") from error
+        if values.is_floating_point() and not torch.isfinite(values).all():
             raise CheckpointError(f"{path} holds values in {name} that are not finite numbers; it is damaged")
 
 
@@ -119,8 +152,8 @@ def read_weights(path: Path, use_ema: bool) -> Mapping[str, Tensor]:
 def _content(path: Path) -> object:
     if path.suffix.lower() == ".safetensors":
         try:
-            return load_file(path)
-        except (SafetensorError, OSError, ValueError) as error:
+            return read_tensors(path)[1]
+        except UNREADABLE as error:
             raise CheckpointError(f"{path} is not a readable safetensors file: {error}") from error
     try:
         with open(path, "rb") as file:
@@ -130,16 +163,18 @@ def _content(path: Path) -> object:
         if not start.startswith(_TORCH_STARTS):
             raise ValueError(f"it starts with {start!r}" if start else "it is empty")
         if start.startswith(b"PK"):
-            with zipfile.ZipFile(path) as archive:
-                _check_size(path, sum(member.file_size for member in archive.infolist()))
+            _check_archive(path)
         # timm's training checkpoints store their command line as an argparse.Namespace, which is harmless.
-        with torch.serialization.safe_globals([argparse.Namespace]):
+        ignored = [(PickledObject, name) for name in _IGNORED]
+        with torch.serialization.safe_globals([argparse.Namespace, *ignored]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
     except pickle.UnpicklingError as error:
+        name = re.search(r"GLOBAL (\S+)", str(error))
         raise CheckpointError(
-            f"{path} holds more than weights ({_unsafe_names(path)}) and could run code, so it was not loaded; "
+            f"{path} holds more than weights ({name[1] if name else 'pickled objects'}) and could run code, so it was "
+            "not loaded; "
             "save it again with torch.save(model.state_dict(), ...) or as safetensors"
         ) from error
     except Exception as error:  # zipfile, struct, pickle and torch share no base class
@@ -148,30 +183,30 @@ def _content(path: Path) -> object:
         raise CheckpointError(f"{path} is not a readable PyTorch checkpoint: {reason}") from error
 
 
-def _unsafe_names(path: Path) -> str:
-    try:
-        names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(str(path)))
-        return ", ".join(names[:_SHOWN]) or "pickled objects"
-    except Exception:  # the legacy format, or a damaged file, cannot be listed
-        return "pickled objects"
-
-
 def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
     """Return the state dict inside what a training script saved."""
-    found = content
-    if isinstance(content, Mapping):
-        names = [name for name in (_NESTED_EMA if use_ema else _NESTED) if isinstance(content.get(name), Mapping)]
-        if use_ema and not names:
-            raise CheckpointError(f"{path} holds no averaged weights (state_dict_ema); drop --use-ema")
-        found = content[names[0]] if names else content
-    if not isinstance(found, Mapping) or not found:
-        raise CheckpointError(f"{path} holds {type(found).__name__} instead of named weights")
-    for name, value in found.items():
+    nested = (
+        {name: value for name, value in content.items() if _is_state(value)} if isinstance(content, Mapping) else {}
+    )
+    names = [name for name in (_NESTED_EMA if use_ema else _NESTED) if name in nested]
+    if use_ema and not names:
+        raise CheckpointError(f"{path} holds no averaged weights (state_dict_ema); drop --use-ema")
+    if not names and len(nested) == 1 and not _is_state(content):
+        names = [*nested]
+    if names:
+        return _select(nested[names[0]], path, use_ema=False)
+    if not isinstance(content, Mapping) or not content:
+        raise CheckpointError(f"{path} holds {type(content).__name__} instead of named weights")
+    for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
             text = f"{path} holds {type(value).__name__} at {name!r} instead of named weights"
             raise CheckpointError(f"{text}; save the model's state_dict() alone")
-    _check_size(path, sum(value.numel() * value.element_size() for value in found.values()))
-    return found
+    _check_size(path, sum(value.numel() * value.element_size() for value in content.values()))
+    return content
+
+
+def _is_state(value: object) -> bool:
+    return isinstance(value, Mapping) and any(isinstance(weight, Tensor) for weight in value.values())
 
 
 def most_bytes(file_bytes: int) -> int:
@@ -187,16 +222,39 @@ def _check_size(path: Path, num_bytes: int) -> None:
         raise CheckpointError(f"{path} was not loaded: its weights would take {sizes}; it is damaged")
 
 
-def without_wrappers(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return a state without what DataParallel, torch.compile, averaging and Lightning put before every name."""
-    known = model.state_dict().keys()
-    stripped = {name: tensor for name, tensor in state.items() if name != _AVERAGED}
-    while not stripped.keys() & known:
-        parts = [name.partition(".") for name in stripped]
-        if len({first for first, _, _ in parts}) != 1 or not all(rest for _, _, rest in parts):
-            break
-        stripped = {rest: stripped[first + dot + rest] for first, dot, rest in parts}
-    return stripped
+def _check_archive(path: Path) -> None:
+    """Raise CheckpointError for a zip archive that would fill memory."""
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+    if len(members) > _MAX_MEMBERS:
+        raise CheckpointError(f"{path} was not loaded: it holds {len(members):,} tensors; it is damaged")
+    _check_size(path, sum(member.file_size for member in members))
+
+
+def without_wrappers(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> dict[str, Tensor]:
+    """Return a state without what DataParallel, torch.compile, averaging and Lightning put before every name.
+
+    Of several such prefixes, it is the one under which most of the model's weights are; tensors without it are left
+    out, and named in the log.
+    """
+    used = {name: tensor for name, tensor in state.items() if name != _AVERAGED}
+    prefix = _prefix([*used], model.state_dict().keys())
+    if left := [name for name in used if not name.startswith(prefix)]:
+        _log.info("%s: left out, as their names do not begin with %s: %s", path, prefix, listed(left, _SHOWN))
+    return {name.removeprefix(prefix): tensor for name, tensor in used.items() if name.startswith(prefix)}
+
+
+def _prefix(names: Sequence[str], known: Collection[str]) -> str:
+    """Return the prefix behind which most names are known, or are of another library; else what all begin with."""
+    starts = ((name, start) for name in names for start in (0, *(dot.end() for dot in re.finditer(r"\.", name))))
+    found = Counter(name[:start] for name, start in starts if name[start:] in known)
+    best = max(found, key=lambda prefix: (found[prefix], not _IS_AVERAGED.search(prefix), -len(prefix)), default="")
+    if found[best] >= len(known) / 2:
+        return best
+    if match := next(filter(None, map(WITH_PREFIX.match, names)), None):
+        return match[1]
+    common = os.path.commonprefix(names)  # noqa: RUF071 - cut at its last dot
+    return "" if found[""] else common[: common.rfind(".") + 1]
 
 
 def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransformer | Eva) -> None:
@@ -246,6 +304,8 @@ def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> Non
             0, f"{share}, so it is of another architecture or size (see --model), has other names, or is incomplete"
         )
     if problems:
+        if "fc_norm.weight" in state and "fc_norm.weight" not in weights:
+            problems.append("its fc_norm comes after average pooling: add --model-kwargs global_pool=avg")
         raise CheckpointError(f"{path} does not fit the model: {'; '.join(problems)}")
 
 
@@ -261,8 +321,8 @@ def _load_npz(model: nn.Module, path: Path, use_ema: bool) -> None:
         raise CheckpointError(f"{path}: .npz checkpoints are for VisionTransformer models")
     if not zipfile.is_zipfile(path):
         raise CheckpointError(f"{path} is not a readable .npz file")
-    with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:  # damage is reported below
-        _check_size(path, sum(member.file_size for member in archive.infolist()))
+    with contextlib.suppress(zipfile.BadZipFile):  # damage is reported below
+        _check_archive(path)
     filled = copy.deepcopy(model)  # timm's reader stops halfway if a file does not fit
     unset = {name: torch.full_like(value, torch.nan) for name, value in model.named_parameters()}
     filled.load_state_dict(unset, strict=False)

@@ -21,7 +21,7 @@ from torch import nn
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, needed
 from remtta.models.building import logging_at, reachable_or_offline
 from remtta.models.card import built_from, given_preprocessing
-from remtta.models.checkpoints import check_fits, read_weights, without_wrappers
+from remtta.models.checkpoints import check_fits, check_values, read_weights, without_wrappers
 from remtta.models.metadata import PretrainedConfig, TimmModel
 from remtta.models.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
 from remtta.models.text_tower import OnTexts, TextTower, Tokenizer
@@ -180,7 +180,7 @@ def _load(model: ClipModel, path: Path, use_ema: bool) -> None:
     from open_clip.convert import convert_state_dict
     from open_clip.model import convert_to_custom_text_state_dict, resize_pos_embed, resize_text_pos_embed
 
-    state = without_wrappers(read_weights(path, use_ema), model)
+    state = without_wrappers(read_weights(path, use_ema), model, path)
     try:
         with _quiet():
             state = convert_state_dict(model, dict(state))
@@ -193,6 +193,7 @@ def _load(model: ClipModel, path: Path, use_ema: bool) -> None:
             resize_text_pos_embed(state, model)
     except (KeyError, RuntimeError, ValueError, AttributeError, AssertionError) as error:
         raise CheckpointError(f"{path} holds inconsistent weights: {error}") from error
+    check_values(state, model, path)
     check_fits(state, model, path)
     model.load_state_dict(state)
 
@@ -223,14 +224,12 @@ class ImageTower:
 
 def timm_tower(visual: TimmTower | ModifiedResNet | ClipTransformer, name: str) -> ImageTower:
     """Convert open_clip's image tower to a timm model; raise ModelError if timm has no equivalent."""
-    architecture = type(visual).__name__
     if hasattr(visual, "trunk"):
         return _own_trunk(visual, name)
-    if architecture == "ModifiedResNet":
-        return _modified_resnet(visual, name)
-    if architecture != "VisionTransformer":
-        raise ModelError(f"{name} has an image tower that remtta cannot convert: {architecture}")
-    return _vision_transformer(visual, name)
+    convert = {"ModifiedResNet": _modified_resnet, "VisionTransformer": _vision_transformer}.get(type(visual).__name__)
+    if convert is None:
+        raise ModelError(f"{name} has an image tower that remtta cannot convert: {type(visual).__name__}")
+    return convert(visual, name)
 
 
 def _own_trunk(visual: TimmTower, name: str) -> ImageTower:

@@ -10,15 +10,15 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from timm.data import constants
 from torch import nn
 
-from remtta.errors import CheckpointError
+from remtta.errors import CheckpointError, first_line
 from remtta.models.huggingface_models import FAMILIES, SUPPORTED, Config, Family, Size, pair
 from remtta.models.preprocessing import check_preprocessing
 
@@ -26,7 +26,6 @@ _log = logging.getLogger(__name__)
 
 _PREFIX = "local-dir:"
 _WEIGHTS = ("model.safetensors", "pytorch_model.bin")
-_SHARDED = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 
 _PREPROCESSOR = "preprocessor_config.json"
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
@@ -52,47 +51,37 @@ _PROCESSORS: Mapping[str, Config] = {
 _KEEPS_RATIO = ("Bit", "CLIP", "ConvNext")  # for these, a plain number as size is that of the short side
 
 
-@dataclass(frozen=True)
-class TransformersFolder:
-    """A folder saved by transformers, and its config.json."""
-
-    path: Path
-    config: Config
-
-    @property
-    def weights(self) -> Path:
-        """The file of its weights; raise CheckpointError if there is none, or there are several."""
-        for name in _WEIGHTS:
-            if (self.path / name).is_file():
-                return self.path / name
-        if any((self.path / name).is_file() for name in _SHARDED):
-            raise CheckpointError(
-                f"the weights in {self.path} are in several files; save them as one: "
-                'model.save_pretrained(folder, max_shard_size="100GB")'
-            )
-        raise CheckpointError(f"{self.path} has no {_WEIGHTS[0]}; save the model again, or give --checkpoint")
-
-
-def transformers_folder(name: str) -> TransformersFolder | None:
-    """Return the folder that a model's name refers to, if transformers saved it; timm's own are left to timm."""
-    path = Path(name.removeprefix(_PREFIX))
-    if not name.startswith(_PREFIX) or not (path / "config.json").is_file():
-        return None
+def transformers_config(name: str) -> Config | None:
+    """Return the config.json of the folder in a model's name, if transformers saved it; timm's own are left to timm."""
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((_folder(name) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
-        return None  # reported by timm
-    if not isinstance(config, dict) or "architecture" in config or not {"model_type", "architectures"} & set(config):
-        return None
-    return TransformersFolder(path, config)
+        return None  # no folder, or reported by timm
+    saved = isinstance(config, dict) and "architecture" not in config and {"model_type", "architectures"} & set(config)
+    return config if saved and name.startswith(_PREFIX) else None
+
+
+def _folder(name: str) -> Path:
+    return Path(name.removeprefix(_PREFIX))
 
 
 def weights_file(name: str, checkpoint: str | Path | None) -> Path | None:
-    """Return the file of a model's weights, the checkpoint or its folder's; None if timm finds them."""
-    if checkpoint is not None:
-        return Path(checkpoint)
-    folder = transformers_folder(name)
-    return None if folder is None else folder.weights
+    """Return the file of a model's weights, the checkpoint or that in a folder of transformers; None if timm finds it.
+
+    Raise CheckpointError if the folder has none, or several.
+    """
+    if checkpoint is not None or transformers_config(name) is None:
+        return None if checkpoint is None else Path(checkpoint)
+    folder = _folder(name)
+    for file in _WEIGHTS:
+        if (folder / file).is_file():
+            return folder / file
+    if any((folder / f"{file}.index.json").is_file() for file in _WEIGHTS):
+        raise CheckpointError(
+            f"the weights in {folder} are in several files; save them as one: "
+            'model.save_pretrained(folder, max_shard_size="100GB")'
+        )
+    raise CheckpointError(f"{folder} has no {_WEIGHTS[0]}; save the model again, or give --checkpoint")
 
 
 def weights_place(name: str, checkpoint: str | Path | None) -> Path | None:
@@ -101,37 +90,36 @@ def weights_place(name: str, checkpoint: str | Path | None) -> Path | None:
     return Path(local) if local else None
 
 
-def build_folder(folder: TransformersFolder, num_classes: int | None, input_size: Size | None) -> nn.Module:
+def build_folder(name: str, saved: Config, num_classes: int | None, input_size: Size | None) -> nn.Module:
     """Build the timm model that a folder's config.json describes, without its weights.
 
     Preprocessing and class names are put in its `pretrained_cfg`; `model_type` there says which names its weights may
     have. Raise CheckpointError if timm has no equivalent classifier, with the reason.
     """
-    model_type = folder.config.get("model_type")
+    folder, model_type = _folder(name), saved.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise CheckpointError(
-            f"{folder.path} holds a model of type {model_type!r}; of transformers' models remtta reads "
+            f"{folder} holds a model of type {model_type!r}; of transformers' models remtta reads "
             f"{', '.join(FAMILIES)}; convert it to timm's names, for --checkpoint"
         )
     family = FAMILIES[model_type]
-    config = {**family.defaults, **folder.config}
-    path = folder.path / "config.json"
+    config, path = {**family.defaults, **saved}, folder / "config.json"
     try:
         _check_supported(path, config, family)
         labels = _labels(path, config)
         trained_size = pair(config["image_size"])
-        settings = image_settings(folder.path, model_type, trained_size)
+        settings = image_settings(folder, model_type, trained_size)
         size = input_size or settings["input_size"][1:]
         if family.fixed_size and input_size is None and size != trained_size:
             raise CheckpointError(
-                f"{folder.path}: {_PREPROCESSOR} makes images of {size[0]} x {size[1]} pixels, and "
+                f"{folder}: {_PREPROCESSOR} makes images of {size[0]} x {size[1]} pixels, and "
                 f"config.json has a model for {trained_size[0]} x {trained_size[1]}; choose with --input-size"
             )
         if model_type == "swin":
-            _check_windows(folder.path, config, size)
+            _check_windows(folder, config, size)
         model: Any = family.build(config, size, num_classes or len(labels))
     except (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, RuntimeError) as error:
-        reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}"
+        reason = f"{type(error).__name__}: {first_line(error) if str(error) else 'no reason given'}"
         raise CheckpointError(f"{path} describes no model that can be built ({reason})") from error
     placeholders = [f"LABEL_{number}" for number in range(len(labels))]
     model.pretrained_cfg = model.default_cfg = {
@@ -185,7 +173,7 @@ def image_settings(folder: Path, model_type: str, image_size: Size) -> Config:
     """
     path = folder / _PREPROCESSOR
     if not path.is_file():
-        return _usual_settings(folder, model_type, image_size)
+        return _usual_settings(path, model_type, image_size)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         processor = _processor(path, content)
@@ -200,7 +188,7 @@ def image_settings(folder: Path, model_type: str, image_size: Size) -> Config:
     return settings
 
 
-def _usual_settings(folder: Path, model_type: str, image_size: Size) -> Config:
+def _usual_settings(path: Path, model_type: str, image_size: Size) -> Config:
     """Return the preprocessing of the family's published models."""
     vit, squashes = model_type == "vit", model_type in ("vit", "swin")
     settings = {
@@ -215,7 +203,7 @@ def _usual_settings(folder: Path, model_type: str, image_size: Size) -> Config:
     _log.warning(
         "%s has no %s; where --mean, --std, --interpolation and --crop-pct do not say otherwise, images get the "
         "mean %s, the standard deviation %s and the filter %s, as is usual for %s",
-        *(folder, _PREPROCESSOR, mean, std, settings["interpolation"], model_type),
+        *(path.parent, path.name, mean, std, settings["interpolation"], model_type),
     )
     return settings
 
@@ -238,11 +226,8 @@ def _colours(path: Path, config: Config) -> Config:
         raise CheckpointError(f"{path} does not divide pixels by 255, as remtta does, so it cannot be used")
     if not config.get("do_normalize", True):
         return {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    return {"mean": _per_channel(config["image_mean"]), "std": _per_channel(config["image_std"])}
-
-
-def _per_channel(values: float | Sequence[float]) -> tuple[float, ...]:
-    return (float(values),) * 3 if isinstance(values, int | float) else tuple(map(float, values))
+    mean, std = (tuple(map(float, np.broadcast_to(config[name], 3))) for name in ("image_mean", "image_std"))
+    return {"mean": mean, "std": std}
 
 
 def _geometry(path: Path, processor: str, config: Config) -> Config:
@@ -260,20 +245,14 @@ def _geometry(path: Path, processor: str, config: Config) -> Config:
         raise CheckpointError(
             f"{path} keeps the aspect ratio of images ({size}); remtta needs one size: add a crop_size"
         )
-    crop_pct = _crop_pct(crop or resized, resized)
+    final = crop or resized
+    shares = (final[0] / (resized[0] + rest) for rest in (0, 0.5))  # timm rounds the quotient down
+    crop_pct = next((p for p in shares if p <= 1 and (int(final[0] / p), int(final[1] / p)) == resized), None)
     if crop_pct is None:
         raise CheckpointError(f"{path} crops {crop} of {resized}, which differ in aspect ratio; timm cannot do that")
     return {
-        "input_size": (3, *(crop or resized)),
+        "input_size": (3, *final),
         "crop_pct": crop_pct,
         "crop_mode": "center" if short_side is not None and crop else "squash",
         "interpolation": _FILTERS[config["resample"]],
     }
-
-
-def _crop_pct(crop: Size, resized: Size) -> float | None:
-    """Return the crop_pct with which timm resizes to `resized` and crops to `crop`; None if there is none."""
-    for share in (crop[0] / resized[0], crop[0] / (resized[0] + 0.5)):
-        if share <= 1 and all(math.floor(c / share) == r for c, r in zip(crop, resized, strict=True)):
-            return share
-    return None

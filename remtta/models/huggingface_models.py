@@ -58,15 +58,11 @@ def _vit_arguments(config: Config, size: Size, num_classes: int, mlp_width: int)
 
 
 def _vit(config: Config, size: Size, num_classes: int) -> nn.Module:
-    return VisionTransformer(**_vit_arguments(config, size, num_classes, config["intermediate_size"]))
-
-
-def _deit(config: Config, size: Size, num_classes: int) -> nn.Module:
-    """Build a DeiT: with a teacher, it has two heads; else its distillation token is a register, read by no head."""
+    """Build a ViT or DeiT: with a teacher, a DeiT has two heads; else no head reads its distillation token."""
     arguments = _vit_arguments(config, size, num_classes, config["intermediate_size"])
     if (config.get("architectures") or [""])[0].endswith("WithTeacher"):
         return VisionTransformerDistilled(**arguments)
-    return VisionTransformer(reg_tokens=1, **arguments)
+    return VisionTransformer(reg_tokens=int(config["model_type"] == "deit"), **arguments)
 
 
 class ClassAndPatches(VisionTransformer):  # type: ignore[misc]
@@ -151,7 +147,7 @@ SUPPORTED: Config = {"hidden_act": ("gelu",), "problem_type": (None, "single_lab
 FAMILIES: Mapping[str, Family] = {
     "vit": Family(("ViTForImageClassification",), _vit, _VIT, fixed_size=True),
     "deit": Family(
-        ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"), _deit, _VIT, fixed_size=True
+        ("DeiTForImageClassification", "DeiTForImageClassificationWithTeacher"), _vit, _VIT, fixed_size=True
     ),
     "dinov2": Family(("Dinov2ForImageClassification",), _dinov2, _DINOV2),
     "dinov2_with_registers": Family(

@@ -45,26 +45,12 @@ class Trace:
     not tensors."""
 
 
-@dataclass(frozen=True)
-class Structure:
-    """The parts of a classifier that adaptation and masking refer to."""
-
-    blocks: Sequence[str]  # module paths of its blocks, in the order of the forward pass
-    stem: Sequence[str]  # module paths of the norms before the first block
-    grid: Size  # rows and columns of patches in an image of the model's own size
-    num_prefix_tokens: int | None = None  # tokens before the patch tokens; None if images are masked, not tokens
-    attends: bool = False  # whether the first token attends to the patch tokens by a softmax
-    feature_map: str | None = None  # module path of the layer that returns the last feature map, if there is one
-    channel_axis: int = 1  # of this map
-
-
 @dataclass
 class ModelMetadata:
     """Facts inferred about a model, and what is kept with it; freed with the model."""
 
     trace: Trace | None = None
     traced_modules: Sequence[int] = ()  # ids of the modules that the model had then
-    structure: Structure | None = None
     bf16_weights: Bf16Weights = field(default_factory=dict)  # shared by all methods on it
     source_sha256: str | None = None  # of its weights when it was first adapted
     adapter: ReferenceType[object] | None = None  # the last Adapter made of it

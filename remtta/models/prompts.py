@@ -57,16 +57,20 @@ def templates_of(prompts: str | Sequence[str]) -> tuple[str, ...]:
     """Return templates by name, from a file with one per line, or as given; raise UsageError if the name or file does
     not exist, or a template does not have exactly one placeholder.
     """
-    if not isinstance(prompts, str):
-        return _checked(tuple(prompts), "the templates")
-    if prompts in TEMPLATES:
-        return TEMPLATES[prompts]
-    if not Path(prompts).is_file():
-        raise UsageError(
-            f'unknown prompts "{prompts}"; choose {", ".join(TEMPLATES)}, or a file with one template per line'
-        )
-    lines = read_text(prompts, "--prompts").splitlines()
-    return _checked(tuple(line.strip() for line in lines if line.strip()), prompts)
+    templates, where = tuple(prompts), "the templates"
+    if isinstance(prompts, str):
+        if prompts in TEMPLATES:
+            return TEMPLATES[prompts]
+        if not Path(prompts).is_file():
+            raise UsageError(
+                f'unknown prompts "{prompts}"; choose {", ".join(TEMPLATES)}, or a file with one template per line'
+            )
+        lines = map(str.strip, read_text(prompts, "--prompts").splitlines())
+        templates, where = tuple(filter(None, lines)), prompts
+    wrong = next((f'"{template}"' for template in templates if template.count(PLACE) != 1), "none")
+    if wrong != "none" or not templates:
+        raise UsageError(f"{where}: a template needs one {PLACE} for the class's name, got {wrong}")
+    return templates
 
 
 def is_zero_shot(name: str) -> bool:
@@ -77,11 +81,3 @@ def is_zero_shot(name: str) -> bool:
 def filled(template: str, name: str) -> str:
     """Return the sentence for a class."""
     return template.replace(PLACE, name)
-
-
-def _checked(templates: tuple[str, ...], where: str) -> tuple[str, ...]:
-    wrong = next((template for template in templates if template.count(PLACE) != 1), None)
-    if wrong is not None or not templates:
-        shown = "none" if wrong is None else f'"{wrong}"'
-        raise UsageError(f"{where}: a template needs one {PLACE} for the class's name, got {shown}")
-    return templates

@@ -26,6 +26,8 @@ CHECKSUM = "content_sha256"
 UNREADABLE = (SafetensorError, OSError, ValueError)
 """Exceptions raised on reading a file that is damaged or not a safetensors file."""
 
+_MAX_HEADER_BYTES = 2**22  # for 60,000 tensors, more than any model has
+
 
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str], *, checksum: bool = True
@@ -54,6 +56,10 @@ def read_tensors(path: str | Path, framework: Literal["pt", "np"] = "pt") -> tup
         raise OSError(errno.EINVAL, "it is not a regular file")
     if framework == "pt" and any("\udc80" <= sign <= "\udcff" for sign in str(path)):  # safetensors cannot open it
         raise OSError(errno.EINVAL, "its path is not valid UTF-8; rename it")
+    with open(path, "rb") as content:
+        header_bytes = int.from_bytes(content.read(8), "little")
+    if _MAX_HEADER_BYTES < header_bytes < Path(path).stat().st_size:  # else safetensors says what is wrong
+        raise ValueError(f"its header has {header_bytes / 2**20:,.0f} MiB, more than the tensors of a model need")
     try:
         with safe_open(path, framework=framework) as file:
             header = file.metadata() or {}

@@ -40,12 +40,18 @@ class InputTransform:
     @torch.no_grad()
     def __call__(self, images: Tensor) -> Tensor:
         """Return the classifier's input."""
-        with self._inner.register_forward_pre_hook(_stop):
-            try:
-                self._model(images.clone())  # which it may change
-            except _Reached as reached:
-                return reached.images
-        raise ModelError(f"{type(self._model).__name__} does not call the {type(self._inner).__name__} in it any more")
+        reached: list[Tensor] = []
+
+        def stop(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            reached.append(inputs[0])
+            raise _Reached
+
+        with self._inner.register_forward_pre_hook(stop), contextlib.suppress(_Reached):
+            self._model(images.clone())  # which it may change
+        if not reached:
+            names = type(self._model).__name__, type(self._inner).__name__
+            raise ModelError("{} does not call the {} in it any more".format(*names))
+        return reached[0]
 
     @torch.no_grad()
     def normalisation(self, size: Size) -> tuple[list[float], list[float]]:
@@ -317,12 +323,4 @@ def _equal(value: object, tensor: Tensor) -> bool:
 
 
 class _Reached(Exception):
-    """Raised with the images that reach the model inside, to end the forward pass there."""
-
-    def __init__(self, images: Tensor) -> None:
-        super().__init__()
-        self.images = images
-
-
-def _stop(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-    raise _Reached(inputs[0])
+    """Ends a forward pass where the images reach the model inside."""

@@ -19,9 +19,12 @@ TORCHVISION_PREPROCESSING = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224
 NOT_SMOOTHED = ("vit", "deit", "dinov2")
 """Models whose position embeddings are downsampled without antialiasing, unlike timm's."""
 
+COMPUTED = re.compile(r"\.(relative_position_index|relative_coords_table|attn_mask)$")
+"""Buffers of earlier Swins, which timm's compute."""
+
 _MAX_STAGES = 8
-_UNUSED = re.compile(r"\.mask_token$|\.pooler\.dense\.|\.relative_position_index$")
-"""Weights that classifiers save but never use, and indices that timm computes."""
+_UNUSED = re.compile(r"\.mask_token$|\.pooler\.dense\.")
+"""Weights that classifiers save but never use."""
 
 
 def _numbered_stages(stage: str, downsampling: str) -> Rules:
@@ -110,6 +113,10 @@ _CONVNEXT: Rules = (
     (r"^layernorm\.", "head.norm."),
     (r"^classifier\.", "head.fc."),
 )
+_EARLIER_SWIN: Rules = (  # Microsoft's, and timm's before 0.9: a stage ends with the downsampling for the next
+    *((rf"^layers\.{n}\.downsample\.", f"layers.{n + 1}.downsample.") for n in reversed(range(_MAX_STAGES))),
+    (r"^head\.(?!fc\.)", "head.fc."),
+)
 _TORCHVISION = {
     "encoder.layers.encoder_layer_0.ln_1.weight": _VISION_VIT,
     "features.1.0.attn.relative_position_bias_table": _VISION_SWIN,
@@ -122,6 +129,10 @@ _TRANSFORMERS = {
     "convnext": _CONVNEXT,
 }
 """By the prefix of all names except the classifier's, which is also the model_type of config.json."""
+
+_MARKS = "|".join([*map(re.escape, _TORCHVISION), *(rf"{prefix}\.embeddings\." for prefix in _TRANSFORMERS)])
+WITH_PREFIX = re.compile(rf"(.+\.)(?:{_MARKS})")
+"""Matches a name of torchvision or transformers behind a prefix, its first group."""
 
 
 def to_timm_names(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Library | None]:
@@ -139,7 +150,7 @@ def to_timm_names(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Libra
         if any(name.startswith(f"{prefix}.embeddings.") for name in state):
             made = renamed({name.removeprefix(f"{prefix}."): tensor for name, tensor in used.items()}, rules)
             return _with_timms_tensors(made, prefix), "transformers"
-    return dict(state), None
+    return renamed(state, _EARLIER_SWIN if "layers.0.downsample.reduction.weight" in state else ()), None
 
 
 def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:

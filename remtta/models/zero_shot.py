@@ -128,37 +128,23 @@ def checkpoint_state(model: nn.Module) -> dict[str, Tensor]:
     the weights.
     """
     state: dict[str, Tensor] = model.state_dict()
-    for path, head in model.named_modules():
-        if isinstance(head, ZeroShotHead):
-            return _timm_state(state, path) if head.texts.source is None else _open_clip_state(state, path, head)
-    return state
-
-
-def _timm_state(state: dict[str, Tensor], head_path: str) -> dict[str, Tensor]:
-    projection = f"{head_path}.projection."
-    return {
-        name.replace(projection, f"{head_path}."): tensor
-        for name, tensor in state.items()
-        if name.startswith(projection) or not name.startswith(f"{head_path}.")
-    }
-
-
-def _open_clip_state(state: dict[str, Tensor], head_path: str, head: ZeroShotHead) -> dict[str, Tensor]:
-    converted: dict[str, Tensor] = dict(head.texts.tower.model.state_dict())
-    names = head.texts.image_names
-    for name, tensor in state.items():
-        if name in names:
-            converted[f"visual.{names[name]}"] = _in_open_clip_shape(names[name], tensor)
-        elif not name.startswith(f"{head_path}.") and tensor.any():
-            raise ModelError(f"open_clip's image tower has no {name}, which a delta changes, and cannot be written")
+    path, head = next(((path, m) for path, m in model.named_modules() if isinstance(m, ZeroShotHead)), ("", None))
+    if head is None:
+        return state
+    projection = f"{path}.projection."
+    tower = {name: tensor for name, tensor in state.items() if not name.startswith(f"{path}.")}
+    if head.texts.source is None:
+        projected = {name.replace(projection, f"{path}."): state[name] for name in state if name.startswith(projection)}
+        return {**tower, **projected}
+    converted: dict[str, Tensor] = dict(head.texts.source.model.state_dict())
+    for name, theirs in head.texts.image_names.items():
+        tensor = state[name]
+        if theirs in ("class_embedding", "positional_embedding"):
+            tensor = tensor[0].squeeze(0)
+        converted[f"visual.{theirs}"] = tensor.T if theirs == "proj" else tensor
+    if others := [name for name in tower if name not in head.texts.image_names and tower[name].any()]:
+        raise ModelError(f"open_clip's image tower has no {others[0]}, which a delta changes, and cannot be written")
     return converted
-
-
-def _in_open_clip_shape(name: str, tensor: Tensor) -> Tensor:
-    """Convert a weight of timm's ViT to open_clip's shape."""
-    if name == "proj":
-        return tensor.T
-    return tensor[0].squeeze(0) if name in ("class_embedding", "positional_embedding") else tensor
 
 
 def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:

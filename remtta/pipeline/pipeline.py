@@ -145,6 +145,8 @@ class Pipeline(PipelineState):
     @property
     def weight(self) -> float:
         """The adapted model's present weight in predictions."""
+        if self.frozen and self.at_source:
+            return 0.0
         return 1.0 if self.guard is None else self.guard.weight
 
     @property

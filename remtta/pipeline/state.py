@@ -33,12 +33,27 @@ class PipelineState:
     """
 
     def __init__(self, method: Method[Any], guard: Guard | None, callbacks: Sequence[Callback]) -> None:
-        self.method, self.guard, self.callbacks, self.frozen = method, guard, list(callbacks), False
+        self.method, self.guard, self.callbacks = method, guard, list(callbacks)
+        self.frozen = False
         self.source_record: Mapping[str, Any] | None = None
         self.centering = LogitCentering(method.model.device, active=method.config.centre)
         self.num_source_predictions = 0
         self._num_batches = 0  # since the start or a reset, for `adapt_every`
         self._prediction: Prediction | None = None  # to be learned from
+
+    @property
+    def frozen(self) -> bool:
+        return self._frozen
+
+    @frozen.setter
+    def frozen(self, frozen: bool) -> None:
+        self._frozen = self.method.model.batch_norms.fixed = frozen
+
+    @property
+    def at_source(self) -> bool:
+        """True if nothing was learned since the start or a reset, neither weights nor offsets of the logits."""
+        delta, num_updates = self.method.model.weights.committed
+        return not num_updates and not any(t.any() for t in (*delta.values(), *self.centering.offsets.values()))
 
     def find(self, kind: type[C]) -> C | None:
         """Return the callback of a class, or None."""

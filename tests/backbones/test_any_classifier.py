@@ -5,6 +5,7 @@ import logging
 import weakref
 from itertools import pairwise
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import peft
@@ -28,7 +29,7 @@ from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256
 from tests.backbones.tiny_models import tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
-from tests.methods.making import QUICK, pipeline_of
+from tests.methods.making import QUICK, pipeline_of, predicted
 from tests.models.other_libraries import LABELS, TORCHVISION, TRANSFORMERS, randomised
 
 MEAN, STD = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1)
@@ -215,7 +216,11 @@ def own_vit(what: str, slope: float = 0.0) -> Any:
         return getattr(super(type(self), self), what)(x, **kwargs)
 
     own = tiny_vit()
-    if what == "hook":
+    if what == "instance":
+        own.forward = lambda images: type(own).forward(own, images)
+    elif what == "features of an instance":
+        own.forward_features = MethodType(type(own).forward_features, own)
+    elif what == "hook":
         own.register_forward_pre_hook(lambda module, inputs: None)
     else:
         own.__class__ = type("Own", (type(own),), {what: run})
@@ -224,12 +229,25 @@ def own_vit(what: str, slope: float = 0.0) -> Any:
     return own
 
 
-@pytest.mark.parametrize("what", ["forward", "forward_features", "hook"])
+@pytest.mark.parametrize("what", ["forward", "forward_features", "hook", "instance", "features of an instance"])
 def test_a_vit_of_ones_own_is_masked_as_timms_is(what: str) -> None:
     own = own_vit(what)
     backbone = backbone_of(own)
     assert isinstance(backbone, AnyClassifier) and backbone.input_size == (32, 32) and backbone.num_patches == 64
     assert_like_twin(own, tiny_vit(), 32)
+
+
+@pytest.mark.parametrize("method", ["tent", "rem"])
+def test_a_forward_pass_set_on_a_vit_itself_predicts(method: str) -> None:
+    own, images = tiny_vit(), images_of(32)
+    own.forward = lambda images: 2 * type(own).forward(own, images.flip(-1))
+    torch.testing.assert_close(predicted(pipeline_of(method, own), images), own(images).detach())
+
+
+def test_a_head_set_on_a_vit_itself_reads_every_token() -> None:
+    own, images = tiny_vit(), images_of(32)
+    own.forward_head = lambda tokens, **_: own.head(tokens.mean(1))
+    torch.testing.assert_close(predicted(pipeline_of("tent", own), images), own(images).detach())
 
 
 def test_a_model_without_such_scores_is_refused_with_those_that_it_has() -> None:

@@ -10,6 +10,7 @@ import torch
 from timm.layers import BatchNormAct2d, freeze_batch_norm_2d
 from torch import Tensor, nn
 
+from remtta import Adapter
 from remtta.backbones.batchnorm import HALF_LIFE, BatchStatistics, batch_norms, running_statistics
 from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
@@ -200,6 +201,41 @@ def test_running_statistics_that_move_are_part_of_delta_state_and_reset() -> Non
     assert all(torch.equal(tensor, through.state_dict()[key]) for key, tensor in resumed.state_dict().items())
     through.reset()
     assert all(torch.equal(tensor, source[key]) for key, tensor in through.method.model.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("method", "resets"), [("remtta", True), ("fast", True), ("norm", True), ("tent", True), ("remtta", False)]
+)
+def test_a_frozen_adapter_predicts_image_by_image_and_after_a_reset_as_the_source_model(
+    method: str, resets: bool
+) -> None:
+    adapter, again = (Adapter(tiny("resnet"), method, batch_size=5) for _ in range(2))
+    images = pictures(6, 9)
+    for seed in range(2):
+        adapter(pictures(5, seed))
+    if resets:
+        adapter.reset()
+    adapter.freeze()
+    together = adapter(images)
+    torch.testing.assert_close(torch.cat([adapter(image.unsqueeze(0)) for image in images]), together)
+    assert torch.allclose(together, tiny("resnet")(images).softmax(-1), atol=1e-6) == resets
+    again.load_state_dict(adapter.state_dict())
+    assert torch.equal(again(images), together)
+
+
+@pytest.mark.parametrize("method", ["remtta", "tent"])
+def test_layers_put_back_into_training_mode_change_nothing(method: str) -> None:
+    model, other = tiny("resnet", drop_rate=0.5), tiny("resnet", drop_rate=0.5)
+    source = tiny("resnet", drop_rate=0.5).state_dict()
+    adapter, plain = Adapter(model, method, batch_size=5), Adapter(other, method, batch_size=5)
+    for seed in range(2):
+        for layer in model.modules():
+            layer.training = not list(layer.children())
+        assert torch.equal(adapter(pictures(5, seed)), plain(pictures(5, seed)))
+    model.train()(pictures(5))  # which moves the running statistics
+    adapter.reset()
+    state = model.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in source.items() if tensor.is_floating_point())
 
 
 def test_running_statistics_follow_those_of_the_plain_view() -> None:

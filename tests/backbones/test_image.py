@@ -1,6 +1,7 @@
 """Every hierarchical and convolutional family: logits, masks, scores, and the layers that adapt."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +14,9 @@ from remtta.backbones.families import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
 from remtta.methods.settings import method_config
-from tests.backbones.tiny_models import FAMILIES, FIXED_SIZE, SIZE, pictures, tiny
+from tests.backbones.tiny_models import FAMILIES, FIXED_SIZE, SIZE, image_size, pictures, tiny, transformer
 from tests.conftest import tiny_vit
-from tests.methods.making import pipeline_of
+from tests.methods.making import pipeline_of, predicted
 
 MASKS: dict[str, Any] = {"mask_ratios": (0.0, 0.25, 0.5)}
 
@@ -137,14 +138,25 @@ def test_stages_are_in_order_and_the_last_ones_and_the_final_norm_do_not_adapt_b
     assert set(everything) == norms
 
 
-@pytest.mark.parametrize(("family", "masking"), [("swinv2", "auto"), ("mobilevit", "gradcam")])
-def test_only_the_chosen_norms_get_gradients_and_change(family: str, masking: str) -> None:
-    model = tiny(family)
-    settings: dict[str, Any] = {"lr": 0.01, "adapt_layers": "1,2", **MASKS, "masking": masking}
+@pytest.mark.parametrize(
+    ("make", "size", "masking", "layers"),
+    [
+        (lambda: tiny("swinv2"), SIZE, "auto", "1,2"),
+        (lambda: tiny("mobilevit"), SIZE, "gradcam", "1,2"),
+        *(
+            (partial(transformer, name), image_size(name)[0], "auto", "0")
+            for name in ("BEiT", "hybrid", "EVA-02, apart")
+        ),
+    ],
+)
+def test_only_the_chosen_norms_get_gradients_and_change(make: Any, size: int, masking: str, layers: str) -> None:
+    model = make()
+    settings: dict[str, Any] = {"lr": 0.01, "adapt_layers": layers, **MASKS, "masking": masking}
     adapter = pipeline_of("rem", model, method_config("rem", settings, batch_size=4))
     source = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    assert torch.isfinite(adapter(pictures(4))).all()
-    chosen = set(adapted_norms(backbone_of(model), "1,2"))
+    before = predicted(adapter, pictures(4, size=size))
+    assert torch.equal(adapter(pictures(4, size=size)), before)
+    chosen = set(adapted_norms(backbone_of(model), layers))
     with_gradient = {name for name, parameter in model.named_parameters() if parameter.grad is not None}
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, source[name])}
     assert changed <= chosen == set(adapter.method.trained) == with_gradient and len(changed) > len(chosen) / 2

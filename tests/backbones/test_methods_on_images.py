@@ -11,8 +11,8 @@ from remtta.errors import ModelError
 from remtta.methods.settings import MethodConfig, method_config
 from remtta.pipeline.pipeline import Pipeline
 from tests.backbones.tiny_models import pictures, tiny
-from tests.conftest import draw_folder
-from tests.methods.making import pipeline_of, predicted
+from tests.conftest import draw_folder, random_images, tiny_vit
+from tests.methods.making import QUICK, pipeline_of, predicted
 from tests.records import record_of
 from tests.runs.tiny import assert_goes_on
 
@@ -49,6 +49,23 @@ def test_a_method_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(fami
     assert torch.isfinite(resumed(pictures(1, 5))).all()
     resumed.reset()
     assert torch.equal(predicted(resumed, pictures(5, 9)), start)
+
+
+@pytest.mark.parametrize("name", ["cotta", "roid", "cmf", "memo", "vida", "continual-mae", "ecotta"])
+def test_under_a_default_of_float64_a_float32_model_predicts_the_same(name: str) -> None:
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        vit, images = tiny_vit(), random_images(5)
+        torch.set_default_dtype(dtype)
+        try:
+            pipeline = pipeline_of(name, vit, config_of(name, **QUICK.get(name, {})))
+            if pipeline.method.needs_source_data:
+                pipeline.method.use_source(pipeline.method.learn_source([images.flip(-1)]))
+            found.append([pipeline(images), pipeline(images)])
+        finally:
+            torch.set_default_dtype(torch.float32)
+    tolerance = 1.0 if name == "ecotta" else 1e-3  # its networks start from other random numbers
+    torch.testing.assert_close(*found, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["remtta", "fast"])

@@ -1,6 +1,7 @@
 import argparse
 import os
 import pickle
+import re
 import warnings
 import zipfile
 from collections.abc import Callable
@@ -53,6 +54,10 @@ def _refusal(path: Path, **changes: Any) -> str:
     return str(caught.value)
 
 
+def _under(prefix: str, state: State) -> State:
+    return {prefix + name: tensor for name, tensor in state.items()}
+
+
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -63,8 +68,17 @@ def _refusal(path: Path, **changes: Any) -> str:
         lambda state: {"state_dict": {f"_orig_mod.module.{name}": tensor for name, tensor in state.items()}},
         lambda state: {"state_dict": {f"net.{name}": tensor for name, tensor in state.items()}},
         lambda state: AveragedModel(_vit()).state_dict(),
+        lambda state: {"net": state, "best_acc": np.float64(71.2), "history": np.arange(3.0)},
+        lambda state: {"weights": state, "root": Path("runs") / "1", "optimizer": {"state": {0: {"step": 1}}}},
+        lambda state: {"student": _state(5), "teacher": state},
+        lambda state: {"ema": state, "epoch": np.int64(3)},
+        lambda state: {"anything": state, "epoch": 3},
+        lambda state: {
+            "state_dict": {**_under("model.", state), "train_acc.tp": torch.ones(3), "loss.w": torch.ones(1)}
+        },
+        lambda state: {**_under("ema_model.", _state(5)), **_under("model.", state)},
+        lambda state: {"0.mean": torch.zeros(3), "0.std": torch.ones(3), **_under("1.module.", state)},
     ],
-    ids=["bare", "state_dict", "model", "_orig_mod.", "both prefixes", "lightning", "averaged"],
 )
 def test_weights_are_found_however_they_were_saved(wrap: Callable[[State], object], tmp_path: Path) -> None:
     state = _state()
@@ -75,32 +89,57 @@ def test_weights_are_found_however_they_were_saved(wrap: Callable[[State], objec
         assert _holds(model, state)
 
 
-def _timm_training_checkpoint(path: Path, state: State, averaged: State | None, **options: Any) -> None:
-    model = _vit()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
+def test_tensors_that_are_left_out_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "remtta")
+    save_file({"loss.w": torch.ones(3), **_under("net.", _state())}, tmp_path / "vit.safetensors")
+    load_checkpoint(_vit(1), tmp_path / "vit.safetensors")
+    assert "left out, as their names do not begin with net.: loss.w" in caplog.text
+
+
+@pytest.mark.parametrize("family", ["swin", "swinv2"])
+def test_an_earlier_swin_is_read_without_its_buffers(family: str, tmp_path: Path) -> None:
+    state: Any = tiny(family, seed=1).state_dict()
+    renamed = [(re.sub(r"s\.(\d)\.down", lambda m: f"s.{int(m[1]) - 1}.down", name), state[name]) for name in state]
+    earlier = {name.replace("head.fc.", "head."): tensor for name, tensor in renamed}
+    buffers = _under(
+        "layers.0.blocks.0.attn.", {"relative_position_index": torch.ones(4, 4), "attn_mask": torch.ones(2)}
+    )
+    for saved in (earlier, state):
+        save_file({**saved, **buffers}, tmp_path / "swin.safetensors")
+        load_checkpoint(model := tiny(family), tmp_path / "swin.safetensors")
+        assert _holds(model, state)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu])
+def test_weights_in_8_bits_are_widened(dtype: torch.dtype, tmp_path: Path) -> None:
+    state = {name: tensor.to(dtype) for name, tensor in _state().items()}
+    save_file(state, tmp_path / "vit.safetensors")
+    load_checkpoint(model := _vit(1), tmp_path / "vit.safetensors")
+    assert _holds(model, {name: tensor.float() for name, tensor in state.items()})
+
+
+def _timm_training_checkpoint(path: Path, state: State, averaged: dict[str, State], **options: Any) -> None:
     args = argparse.Namespace(lr=1e-3, **{"mean": None, "interpolation": "", "model_kwargs": {"depth": 3}, **options})
-    content = {"epoch": 7, "arch": "vit_tiny_patch16_224", "state_dict": state, "optimizer": optimizer.state_dict()}
+    optimizer = {"state": {0: {"step": torch.ones(()), "exp_avg": torch.ones(3)}}, "param_groups": [{"lr": 1e-3}]}
+    content = {"epoch": 7, "arch": "vit_tiny_patch16_224", "state_dict": state, "optimizer": optimizer}
     content |= {"version": 2, "args": args, "metric": 71.2, "amp_scaler": {"scale": 65536.0, "growth_interval": 2000}}
-    torch.save(content if averaged is None else {**content, "state_dict_ema": averaged}, path)
+    torch.save({**content, **averaged}, path)
 
 
 @pytest.mark.parametrize(
-    ("options", "expected"),
+    ("averaged", "options", "expected"),
     [
-        ({}, {}),
-        ({"mean": [0.4], "std": [0.1, 0.2, 0.3]}, {"mean": (0.4,) * 3, "std": (0.1, 0.2, 0.3)}),
-        ({"interpolation": "bilinear"}, {"interpolation": "bilinear"}),
-        ({"mean": [123.7, 116.3, 103.5]}, {}),  # another script's
+        ("model_ema", {}, {}),
+        ("state_dict_ema", {"mean": [0.4], "std": [0.1, 0.2, 0.3]}, {"mean": (0.4,) * 3, "std": (0.1, 0.2, 0.3)}),
+        ("state_dict_ema", {"interpolation": "bilinear"}, {"interpolation": "bilinear"}),
+        ("ema", {"mean": [123.7, 116.3, 103.5]}, {}),  # another script's
     ],
 )
 def test_a_timm_training_checkpoint_gives_the_weights_asked_for_and_the_preprocessing_it_was_given(
-    options: Any, expected: Any, tmp_path: Path
+    averaged: str, options: Any, expected: Any, tmp_path: Path
 ) -> None:
     states = _state(2), _state(3)
-    _timm_training_checkpoint(tmp_path / "last.pth.tar", *states, **options)
+    _timm_training_checkpoint(tmp_path / "last.pth.tar", states[0], {averaged: states[1]}, **options)
     for use_ema, state in zip((False, True), states, strict=True):
         model = _vit(1)
         assert load_checkpoint(model, tmp_path / "last.pth.tar", use_ema=use_ema) == expected
@@ -108,7 +147,7 @@ def test_a_timm_training_checkpoint_gives_the_weights_asked_for_and_the_preproce
 
 
 KINDS: dict[str, Callable[[Path], object]] = {
-    "last.pth.tar": lambda path: _timm_training_checkpoint(path, _state(), None),
+    "last.pth.tar": lambda path: _timm_training_checkpoint(path, _state(), {}),
     "vit.safetensors": lambda path: save_file(_state(), path),
     "vit.npz": lambda path: np.savez(path, **_google_arrays(_vit())),
 }
@@ -195,8 +234,20 @@ def test_weights_far_larger_than_their_file_are_refused(tmp_path: Path, monkeypa
         file.writestr("zeros", bytes(2**23))
     monkeypatch.setattr(checkpoints, "most_bytes", lambda file_bytes: 2**23)
     assert "its weights would take 8 MiB" in _refusal(path)
-    np.savez_compressed(tmp_path / "vit.npz", zeros=np.zeros(2**21))
-    assert "its weights would take 16 MiB" in _refusal(tmp_path / "vit.npz")
+    np.savez_compressed(path := tmp_path / "vit.npz", zeros=np.zeros(2**20))
+    assert "its weights would take 8 MiB" in _refusal(path)
+
+
+def test_a_file_of_far_too_many_tensors_is_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = '"%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    header = ("{" + ",".join(entry % number for number in range(90_000)) + "}").encode()
+    (tmp_path / "vit.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b" ")
+    assert "its header has 5 MiB, more than the tensors of a model need" in _refusal(tmp_path / "vit.safetensors")
+    monkeypatch.setattr(checkpoints, "_MAX_MEMBERS", 20)
+    torch.save(_state(), tmp_path / "vit.pth")
+    assert re.search(r"was not loaded: it holds \d+ tensors", _refusal(tmp_path / "vit.pth"))
 
 
 def test_pickled_arrays_in_a_google_release_are_refused_and_not_run(tmp_path: Path) -> None:
@@ -308,7 +359,14 @@ REFUSED: list[tuple[str, Write, dict[str, Any], str]] = [
     ("vit.pth", _saved({}), {}, "holds dict instead of named weights"),
     ("vit.pth", _saved({"epoch": 3}), {}, "holds int at 'epoch' instead of named weights; save the model's state"),
     ("vit.pt", _scripted, {}, " is not a readable PyTorch checkpoint: it is a TorchScript program; save its state"),
-    ("vit.pth", _saved({"model": {"a": [1.0]}}), {}, "holds list at 'a' instead of named weights"),
+    ("vit.pth", _saved({"model": {"a": [1.0]}}), {}, "holds dict at 'model' instead of named weights"),
+    (
+        "vit.pth",
+        _with_head(lambda t: t.view(torch.uint8).view(torch.float4_e2m1fn_x2)),
+        {},
+        "; save it in 16 or 32 bits",
+    ),
+    ("vit.pth", lambda path: torch.save(_state(global_pool="avg"), path), {}, ": add --model-kwargs global_pool=avg"),
     ("vit.pth", _with_head(lambda t: t.to(torch.complex64)), {}, "as torch.complex64; remtta takes weights in"),
     ("vit.pth", _with_head(lambda t: t / 0), {}, "holds values in head.weight that are not finite numbers"),
     ("odd.pth", _with_head(Tensor.to_sparse), {}, "odd.pth"),

@@ -17,9 +17,8 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 @pytest.mark.parametrize("family", TORCHVISION)
 def test_logits_are_those_of_torchvision(family: str, tmp_path: Path) -> None:
     make, name, kwargs = TORCHVISION[family]
-    wrap = "module." if family == "vit" else ""
     theirs, path = randomised(make()), tmp_path / "theirs.pth"
-    torch.save({f"{wrap}{name}": tensor for name, tensor in theirs.state_dict().items()}, path)
+    torch.save({"loss.w": torch.ones(1), **{f"net.{key}": value for key, value in theirs.state_dict().items()}}, path)
     ours = load_model(name, checkpoint=path, num_classes=7, model_kwargs=kwargs)
     images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
