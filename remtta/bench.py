@@ -89,6 +89,7 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
     ]
 
 
+@torch.random.fork_rng()  # the caller's random numbers stay as they are
 def prepare(subject: str, options: BenchOptions) -> Prepared:
     """Build a subject and its step on random images. Raise UsageError if the model does not exist; CheckpointError if
     the checkpoint does not fit it.

@@ -45,7 +45,8 @@ class Adapter:
         adapter = remtta.Adapter(model)
         probs = adapter(images)  # (B, C); predicts, then learns
 
-    It may be called from any number of threads and serves one at a time. The model belongs to it: nothing else, and no
+    It may be called from any number of threads and serves one at a time; a process that is forked during a call cannot
+    use it (`multiprocessing` can "spawn"). The model belongs to it: nothing else, and no
     other adapter, may use the model, as its weights change in place and are the source's at times. If an error ends a
     call, the adapted weights are those before or after its update, and its images may count in the centering.
 
@@ -104,7 +105,7 @@ class Adapter:
         settings_of_method = method_config(method, settings, batch_size=batch_size)
         config = AdaptationConfig(method, settings_of_method, options, delta, source_data).with_guard()
         self.options = config.options
-        with _on_cpu(), torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
+        with _on_cpu():
             self.pipeline = build_pipeline(given, self.card, config)
         self._name = method
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
@@ -130,6 +131,7 @@ class Adapter:
 
         Raises:
             ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
+            RemttaError: If the model's outputs are not finite numbers; nothing is learned then.
         """
         pixels, pipeline = self.image_inputs.inputs(images), self.pipeline
         with self._alone():

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from remtta.backbones.backbone import check_images
+from remtta.backbones.backbone import check_dense, check_images
 from remtta.models.card import ModelCard
 from remtta.streams.images import to_rgb
 
@@ -36,6 +36,8 @@ class ImageInputs:
         if not isinstance(images, Tensor):
             transform = self._card.preprocessing.transform()
             images = torch.stack([transform(picture) for picture in pictures_of(images)])
+        check_dense(images)
+        images = images.detach()
         if images.dtype == torch.uint8:
             self.warn_of_guess()
             check_images(images, None, torch.uint8)  # before their channels meet the mean's

@@ -105,6 +105,7 @@ class AdaptedModel:
     def transform(self, images: Tensor) -> Tensor:
         """Return the input of the classifier inside its wrappers, for images (B, 3, H, W); raise as `check` does."""
         self.check(images)
+        images = images.detach()  # whatever they were computed of is the caller's
         if self.backbone.module.training:  # the caller may have called train() since
             self.model.eval()
         return images if self.input_transform is None else self.input_transform(images)

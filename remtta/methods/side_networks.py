@@ -65,7 +65,7 @@ class SideNetworks(Method[Config]):
         self.margin = config.entropy_margin * math.log(model.num_classes)
         shapes_only = model.device.type == "meta"
         with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
-            torch.manual_seed(_SEED)
+            torch.default_generator.manual_seed(_SEED)
             self.networks = self.build().to(model.device).eval()
         self.trained = self.learned()
         self._start: dict[str, Tensor] = {}

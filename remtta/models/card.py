@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,8 +113,12 @@ def read_labels(labels: Sequence[str] | Mapping[int, str] | str | Path | None) -
         raise UsageError(
             f"labels by number need the numbers 0 to {len(labels) - 1}, got {', '.join(map(str, labels))[:80]}"
         )
+    if labels is None:
+        return None
     if not isinstance(labels, (str, Path)):
-        return None if labels is None else _labels_in({"label_names": labels})
+        if not isinstance(labels, Iterable) or isinstance(labels, bytes):
+            raise UsageError(f"labels are class names, or a file with one per line, got {labels!r:.80}")
+        return _labels_in({"label_names": labels})
     if not (text := read_text(labels, "--labels")).strip():
         raise UsageError(f"--labels: {labels} is empty")
     return [line.removesuffix("\r") for line in text.rstrip().split("\n")]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import RemttaError
+from remtta.errors import NotFiniteError
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.pipeline.pipeline import Pipeline
@@ -186,17 +186,18 @@ class AdaptationLoop:
         pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
         learnable, excluded, skipped = self._exclusions(batch, pixels)
         started = time.monotonic()
-        prediction = self.pipeline.predict(
-            pixels, learnable, update=not skipped, latency=self._latency, early=batch.early
-        )
-        prediction.logits = prediction.logits.cpu()
-        if not torch.isfinite(prediction.logits).all():
+        try:
+            prediction = self.pipeline.predict(
+                pixels, learnable, update=not skipped, latency=self._latency, early=batch.early
+            )
+        except NotFiniteError as error:
             # Neither state nor weights are worth keeping; busy, so that `snapshot` gives none.
             self._before, self._busy, self.committed = None, True, ({}, 0)
-            raise RemttaError(
+            raise NotFiniteError(
                 f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
                 "use a lower --lr, or check the checkpoint"
-            )
+            ) from error
+        prediction.logits = prediction.logits.cpu()
         seconds, learned = time.monotonic() - started, bool(prediction.learned.any())
         return BatchResult(
             batch,

@@ -56,7 +56,7 @@ class LiveSource:
         connect: Callable[[], VideoCapture] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] = random.Random().random,  # the caller's stays as it is
     ) -> None:
         self.options = options or LiveOptions()
         self.state: Literal["opening", "running", "reconnecting"] = "opening"

@@ -1,6 +1,8 @@
 """The adapter and the stream of answers, beside the command that is built of the same parts."""
 
 import copy
+import pickle
+import random
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -14,11 +16,27 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, apply_delta, load_delta, save_delta, stream
-from remtta.errors import ModelError, StreamError, UsageError
+from remtta import (
+    REM,
+    Adapter,
+    Preprocessing,
+    RunOptions,
+    adapt_stream,
+    apply_delta,
+    load_delta,
+    load_model,
+    save_delta,
+    stream,
+)
+from remtta.errors import ModelError, RemttaError, StreamError, UsageError
+from remtta.evaluation import evaluate
+from remtta.methods.settings import method_config
+from remtta.options import EvalOptions
 from remtta.streams.frames import Frame
+from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
 from tests.conftest import NUM_CLASSES, png, random_images, same_tensors, tiny_vit
+from tests.evaluation.trees import open_tree, write_tree
 from tests.records import rows_of
 
 GIVEN: dict[str, Any] = {"batch_size": 5, "lr": 0.01, "seed": 3}
@@ -98,6 +116,8 @@ def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCap
         ([torch.zeros(3, 32, 32)], r"got torch.float32 of \(3, 32, 32\); pass preprocessed images as one tensor"),
         ([None], "got NoneType"),
         (torch.full((5, 3, 32, 32), torch.nan), "values that are not finite"),
+        (torch.zeros(5, 3, 32, 32).to_sparse(), "must be a dense tensor that holds values, got a sparse_coo tensor"),
+        (torch.zeros(5, 3, 32, 32, dtype=torch.uint8, device="meta"), "got a meta tensor"),
         (torch.zeros(5, 1, 32, 32), r"images must be float32 of shape \(B, 3, 32, 32\)"),
         (one, r"images must be uint8 of shape .*, got torch.uint8 of shape \(3, 32, 32\)$"),
         (one.permute(1, 2, 0)[None], r"32, 3\); images.permute\(0, 3, 1, 2\) puts the channels first$"),
@@ -252,13 +272,43 @@ def test_labels_by_number_or_in_a_file(tmp_path: Path) -> None:
         adapter_of(labels=dict(enumerate(names, start=1)))
 
 
-def test_the_callers_random_numbers_stay_as_they_are() -> None:
-    model = tiny_vit()
-    torch.manual_seed(7)
-    expected = torch.rand(3)
-    torch.manual_seed(7)
-    Adapter(model, **GIVEN)
-    assert torch.equal(torch.rand(3), expected)
+def test_no_call_changes_the_callers_random_numbers(frames: Path, tmp_path: Path) -> None:
+    def states() -> bytes:
+        return pickle.dumps((torch.get_rng_state().tolist(), np.random.get_state(), random.getstate()))
+
+    model, seeds = tiny_vit(), states()
+    adapter = Adapter(load_model("remtta-demo"), "rem", batch_size=6)
+    list(stream(frames, adapter))
+    LiveSource(0)._jitter()
+    adapt_stream(model, frames, tmp_path / "run", method="cotta", options=RunOptions(batch_size=6))
+    tree = open_tree(write_tree(tmp_path / "tree", ["fog"], severities=(), each=1))
+    config = method_config("cotta", {}, batch_size=7)
+    evaluate(model, tree, tmp_path / "table", methods={"cotta": config}, options=EvalOptions(batch_size=7))
+    assert states() == seeds
+
+
+@pytest.mark.parametrize("method", ["remtta", "tent", "roid", "memo"])
+def test_images_that_require_gradients_get_none(method: str) -> None:
+    parameter = nn.Parameter(random_images(5))
+    images = 2 * parameter
+    answer = adapter_of(method=method)(images)
+    assert not answer.requires_grad and torch.equal(answer, adapter_of(method=method)(images.detach()))
+    assert torch.equal(REM(tiny_vit())(images), REM(tiny_vit())(images.detach()))
+    images.sum().backward()
+    assert parameter.grad is not None and parameter.grad.eq(2).all()
+
+
+def test_outputs_that_are_not_finite_are_an_error_and_not_learned_from() -> None:
+    adapter, pipeline = adapter_of(guard="off", answer="adapted"), REM(tiny_vit())
+    first, last = batches(2)
+    expected = adapter_of(guard="off", answer="adapted")(first)
+    for call, model in ((adapter, adapter.pipeline.method.model), (pipeline, pipeline.method.model)):
+        model.weights.put([("blocks.0.norm1.weight", torch.full((48,), torch.nan))])
+        for _ in range(2):
+            with pytest.raises(RemttaError, match="outputs are not finite numbers; use a lower lr"):
+                call(last)
+    adapter.reset()
+    assert adapter.pipeline.method.num_updates == 0 and torch.equal(adapter(first), expected)
 
 
 def test_threads_share_an_adapter() -> None:
@@ -309,12 +359,16 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         ({"seed": True}, "seed must be a whole number, got True"),
         ({"delta": adapter_of().delta()}, r"what remtta.load_delta returns, got dict; .* use load_state_dict"),
         ({"labels": ["a"]}, "got 1 label for a model with 7 classes"),
+        ({"labels": 5}, "labels are class names, or a file with one per line, got 5"),
     ]
     for settings, told in refused:
         with pytest.raises(UsageError, match=told):
             adapter_of(**settings)
     with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, got str; remtta\.load_model builds one"):
         Adapter("vit_tiny_patch16_224")  # type: ignore[arg-type]
+    for use in (adapter_of().save_delta, load_delta):
+        with pytest.raises(UsageError, match="the file of a delta must be a path, got None"):
+            use(None)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"what remtta.load_delta returns, got str"):
         apply_delta(tiny_vit(), "delta.safetensors")  # type: ignore[arg-type]
     for source, told in ((random_images(2), "got Tensor; pass images"), (Image.new("RGB", (9, 9)), "got Image; pass")):
