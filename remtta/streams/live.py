@@ -56,7 +56,7 @@ class LiveSource:
         connect: Callable[[], VideoCapture] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
-        jitter: Callable[[], float] = random.Random().random,  # the caller's stays as it is
+        jitter: Callable[[], float] | None = None,
     ) -> None:
         self.options = options or LiveOptions()
         self.state: Literal["opening", "running", "reconnecting"] = "opening"
@@ -65,7 +65,7 @@ class LiveSource:
         self._spec = SourceSpec(source, connect or partial(open_capture, source, *timeouts), stride)
         self.backlog = Backlog(newest_only=self.options.buffer == "latest")
         self._closed = threading.Event()
-        self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter
+        self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter or random.Random().random
         self._connection: Connection | None = None
         self._number = 0
         self._lost_at: float | None = None
