@@ -134,7 +134,7 @@ class SharedModelRunner(StreamGroup):
                 chosen = replace(setup, config=context.config, calibration=calibration)
             part = interrupts.part()  # of run and adapter: a stop that the run holds off ends no wait for a turn
             turns = TurnTaker(context.pipeline, self._turns, part)
-            context = replace(context, exclusively=turns, memory=memory)
+            context = replace(context, with_model=turns, memory=memory)
             self._runs[name] = Run(context, folder / name, on_batch=lambda run: self._report_batch(), interrupts=part)
         super().__init__(folder, streams, {name: run.summary for name, run in self._runs.items()})
 

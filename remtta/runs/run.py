@@ -67,8 +67,8 @@ class Run:
             reset_every=options.reset_every,
             adapt_for=options.adapt_for,
             latency=options.latency,
-            keeps_state=context.stream.live,
-            exclusively=context.exclusively,
+            live=context.stream.live,
+            with_model=context.with_model,
         )
         self._stream_batches = Batches(context.stream.live_source, options, context.card.preprocessing, context.memory)
         self._saver = Saver(context, self.summary, self.record, self._loop)
