@@ -104,7 +104,7 @@ class RunWriter(LoopCallback):
             damaged = counted(self._rows.num_damaged, "damaged line")
             _log.warning("writing %s at the end of %s again", damaged, PREDICTIONS)
         if live:
-            self.summary.count_unsaved(self._rows.unsaved_rows())  # their frames cannot be read again
+            progress.count(self._rows.unsaved_rows())  # their frames cannot be read again
         if self._eventful:
             path = self.summary.output / EVENTS
             kept = progress.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
@@ -133,17 +133,16 @@ class RunWriter(LoopCallback):
             if frame.gap:
                 self.summary.progress.gaps += 1
                 self.write_event(frame.index, {"event": "gap", "source": frame.source, **dataclasses.asdict(frame.gap)})
+            if frame.error and self._context.options.on_error == "skip":
+                _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
         self._record.latencies.add(result.prediction_seconds, len(batch.readable) - batch.num_reported_readable)
-        last = batch.frames[-1]
-        self.summary.progress.last = [last.source, last.number]
-        logits = result.prediction.logits
-        nats = float(entropy(logits).mean()) if len(logits) else None
+        last, summary, logits = batch.frames[-1], self.summary, result.prediction.logits
+        summary.progress.last = [last.source, last.number]
         if batch.unreported:
-            self.summary.note_answer(batch.unreported[0].read_at, nats)
-        if self._context.options.on_error == "skip":
-            for frame in batch.unreported:
-                if frame.error:
-                    _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
+            now, read_at = datetime.now(UTC), batch.unreported[0].read_at
+            age = None if read_at is None else (now - datetime.fromisoformat(read_at)).total_seconds()
+            summary.last_frame, summary.lag_s = now.isoformat(timespec="seconds"), age and round(age, 3)
+            summary.entropy = float(entropy(logits).mean()) if len(logits) else None
 
     def on_batch_end(self, result: BatchResult) -> None:
         """Write events, and note durations."""
