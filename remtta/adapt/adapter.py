@@ -13,12 +13,11 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from remtta.adapt.context import warn_of_change
 from remtta.adapt.image_inputs import ImageInputs, Images
 from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import UsageError
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, MethodConfig, check_method, method_config
-from remtta.models.card import card_of, read_labels
+from remtta.models.card import card_of, read_labels, warn_of_change
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model

@@ -13,7 +13,7 @@ from contextvars import ContextVar, copy_context
 from dataclasses import asdict, replace
 from functools import partial
 
-from remtta.adapt.context import log_context, prepare_run
+from remtta.adapt.one_stream import log_context, prepare_run
 from remtta.adapt.stream_group import StreamGroup, StreamGroupConfig, StreamReport
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,15 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError, UsageError, counted
 from remtta.files import read_text
-from remtta.models.metadata import ModelWithMetadata, PretrainedConfig
+from remtta.models.metadata import ModelWithMetadata, PretrainedConfig, metadata_of
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import config_of, num_classes_of, unwrap_model
 from remtta.options import ModelOptions
 
-UNKNOWN = "unknown"  # name of a model not built by `load_model`
+_log = logging.getLogger(__name__)
 
+UNKNOWN = "unknown"  # name of a model not built by `load_model`
 
 LoadArguments = dict[str, Any]
 """Arguments of `load_model`, ready for JSON."""
@@ -72,6 +74,17 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
         device=weight.device,
         guessed=preprocessing is None and "mean" not in config,
     )
+
+
+def warn_of_change(model: nn.Module, card: ModelCard) -> None:
+    """Warn if a model's weights, of which the card has the hash, are not those that it was first adapted from."""
+    metadata = metadata_of(unwrap_model(model).module)
+    metadata.source_sha256 = metadata.source_sha256 or card.sha256
+    if metadata.source_sha256 != card.sha256:
+        _log.warning(
+            "the model's weights have changed since it was first adapted, and now count as the source weights; build "
+            "the model anew to start from the first ones"
+        )
 
 
 def built_from(options: ModelOptions) -> LoadArguments:
