@@ -61,16 +61,11 @@ class RunContext:
     @property
     def last_bytes(self) -> int:
         """Approximate size of the files that a run writes last."""
-        delta, state = (
-            sum(tensor.nbytes for tensor in tensors.values())
-            for tensors in (self.pipeline.committed[0], self.pipeline.state_dict())
-        )
         # The optimizer's state appears with its first step, with up to two more values per weight; the guard's grows
         # with its frames.
-        room = delta + state + 2 * delta + 3 * _HEADER_BYTES
-        if self.pipeline.guard:
-            room += self.pipeline.guard.max_bytes(self.card.num_classes)
-        return min(room, _MAX_BYTES)
+        tensors = [*3 * [*self.pipeline.committed[0].values()], *self.pipeline.state_dict().values()]
+        guard = self.pipeline.guard.max_bytes(self.card.num_classes) if self.pipeline.guard else 0
+        return min(sum(tensor.nbytes for tensor in tensors) + guard + 3 * _HEADER_BYTES, _MAX_BYTES)
 
 
 def delta_of(
@@ -183,10 +178,14 @@ def guard_record(pipeline: Pipeline, counts: Counts) -> dict[str, Any] | None:
     """Return the guard's part of a record, or None without a guard."""
     if pipeline.guard is None:
         return None
-    answered = {"answered_by_source": counts.by_source, "answered_by_both": counts.by_both}
     lead = pipeline.guard.detector.status.lead
-    known = {"lead": round(lead, 4)} if math.isfinite(lead) else {}
-    return {"alarms": pipeline.total_alarms, "retired": pipeline.retired, **known, **answered}
+    return {
+        "alarms": pipeline.total_alarms,
+        "retired": pipeline.retired,
+        **({"lead": round(lead, 4)} if math.isfinite(lead) else {}),
+        "answered_by_source": counts.by_source,
+        "answered_by_both": counts.by_both,
+    }
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class Run:
         check_same_run(earlier, self.record.content())
         earlier_progress, state = load_position(folder / STATE, RunProgress)
         progress = self.summary.progress
-        progress.restore(earlier_progress)  # the loop and the policy hold it, too
+        vars(progress).update(vars(earlier_progress))  # in place: the loop and the policy hold it, too
         self._loop.resume_from(folder / STATE, state)
         self.summary.num_alarms = self.context.pipeline.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
@@ -179,7 +179,7 @@ class Run:
     def _write_last_record(self) -> None:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
         self.summary.progress = replace(self.summary.progress)  # the loop's own counts stay unchanged
-        self.summary.progress.count(self._writer.expected_rows())
+        self.summary.count_unsaved(self._writer.expected_rows())
         self.summary.progress.dropped = self.record.num_dropped
         self.record.write()
 

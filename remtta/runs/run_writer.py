@@ -104,7 +104,7 @@ class RunWriter(LoopCallback):
             damaged = counted(self._rows.num_damaged, "damaged line")
             _log.warning("writing %s at the end of %s again", damaged, PREDICTIONS)
         if live:
-            progress.count(self._rows.unsaved_rows())  # their frames cannot be read again
+            self.summary.count_unsaved(self._rows.unsaved_rows())  # their frames cannot be read again
         if self._eventful:
             path = self.summary.output / EVENTS
             kept = progress.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them

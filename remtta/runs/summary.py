@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from remtta.engines.interrupts import Stopped
 from remtta.errors import RemttaError, counted
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.progress import RunProgress
-from remtta.runs.reading import shown_estimates
+from remtta.runs.reading import Row, shown_estimates
 from remtta.runs.writer import ReaderGone
 
 
@@ -27,6 +27,7 @@ class RunSummary:
     Attributes:
         output: The run's folder.
         progress: The counts, over all parts of a resumed run.
+        untimed: Number of predicted frames that took an unknown time, after the last save of an earlier part.
         num_alarms: Alarms of the guard.
         num_resumed: How often the run was resumed.
         exit_reason: "running", "completed", a signal's name, "closed pipe", "guard", or "error: ...".
@@ -40,6 +41,7 @@ class RunSummary:
 
     output: Path
     progress: RunProgress = field(default_factory=RunProgress)
+    untimed: int = 0
     num_alarms: int = 0
     num_resumed: int = 0
     exit_reason: str = "running"
@@ -49,6 +51,12 @@ class RunSummary:
     entropy: float | None = None
     estimates: Mapping[str, float] = field(default_factory=dict)
     smooths: bool = False
+
+    def count_unsaved(self, rows: Iterable[Row]) -> None:
+        """Count rows that an earlier part wrote after its last save."""
+        before = self.num_predicted
+        self.progress.count(rows)
+        self.untimed += self.num_predicted - before
 
     def end(self, reason: BaseException) -> None:
         """Record why the run ended: a stop, a closed pipe, the guard, or an error."""
@@ -94,7 +102,7 @@ class RunSummary:
     @property
     def images_per_s(self) -> float:
         """Predicted frames per second, including decoding and writing."""
-        return self.num_predicted / self.seconds if self.seconds else 0.0
+        return (self.num_predicted - self.untimed) / self.seconds if self.seconds else 0.0
 
     def figures(self) -> dict[str, Any]:
         """Return the numbers of the report, by name."""
