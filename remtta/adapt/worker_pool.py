@@ -71,14 +71,14 @@ class WorkerPoolRunner(StreamGroup):
         self._runs = {name: RunSummary(folder / name) for name in streams}
         super().__init__(config, self._runs)
         self._engine = engine
-        if alone := [name for name, stream in streams.items() if stream.reopen is None]:
+        reopen = {name: stream.reopen for name, stream in streams.items() if stream.reopen}
+        if alone := [name for name in streams if name not in reopen]:
             raise UsageError(f"{alone[0]} has frames that no worker could read; open it with open_streams")
-        for name in streams if setup.options.resume else ():
-            if (folder / name / RECORD).exists():
+        for name in streams:
+            if setup.options.resume and (folder / name / RECORD).exists():
                 read_record(folder / name / RECORD)  # a damaged one is reported before any work
         jobs, names = min(jobs, len(streams)), list(streams)
         self._shares: list[_Share] = [(number, names[number::jobs]) for number in range(jobs)]
-        reopen = {name: stream.reopen for name, stream in streams.items() if stream.reopen}
         before = {name: _run_in(folder / name) for name in streams}
         self._common = _Common(pickle.dumps(config.model), reopen, folder, setup, before)
         self._reports: dict[str, StreamReport] = {}
@@ -148,10 +148,13 @@ class WorkerPoolRunner(StreamGroup):
         while not last:
             last = done.wait(_EVERY_S)
             for number, _ in self._shares:
-                self._reports |= _read_reports(_file(self.folder, number, ".json"))
+                with contextlib.suppress(OSError, ValueError):  # no report yet
+                    self._reports |= json.loads(_file(self.folder, number, ".json").read_bytes())["streams"]
             for tail in messages:
                 tail.log_new()
-            self._runs |= {name: _unpacked(report["summary"]) for name, report in self._reports.items()}
+            for name, report in self._reports.items():
+                paths = {"output": self.folder / name, "progress": RunProgress(**report["summary"]["progress"])}
+                self._runs[name] = RunSummary(**{**report["summary"], **paths})
             for name in self._given_up:
                 if self._runs[name].ended is None:
                     self._runs[name].end(WorkersDied(DIED))
@@ -228,26 +231,11 @@ def _run_in(folder: Path) -> str | None:
         return None
 
 
-def _read_reports(path: Path) -> dict[str, Any]:
-    """Read a worker's latest reports on its streams; empty before the first."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_bytes())["streams"]
-    return {}
-
-
 def _with_end(report: StreamReport, run: RunSummary) -> StreamReport:
     """Return a stream's last report, with the end of its run if its worker could not report it."""
     if run.ended is None:
         return report
-    reason = {"reason": run.exit_reason} if run.ended == "error" else {}
-    gauges, values = report["metrics"]["gauges"], {"running": 0.0, "failed": float(run.ended == "error")}
-    ended = {name: (gauges[name][0], value) for name, value in values.items()}
-    return {
-        **report,
-        "vitals": {**report["vitals"], "state": run.ended, **reason},
-        "metrics": {**report["metrics"], "gauges": {**gauges, **ended}},
-    }
-
-
-def _unpacked(content: Mapping[str, Any]) -> RunSummary:
-    return RunSummary(**{**content, "output": Path(content["output"]), "progress": RunProgress(**content["progress"])})
+    failed, vitals, metrics = run.ended == "error", report["vitals"], report["metrics"]
+    vitals = {**vitals, "state": run.ended, **({"reason": run.exit_reason} if failed else {})}
+    ended = {name: (metrics["gauges"][name][0], value) for name, value in (("running", 0.0), ("failed", float(failed)))}
+    return {**report, "vitals": vitals, "metrics": {**metrics, "gauges": {**metrics["gauges"], **ended}}}
