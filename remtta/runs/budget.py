@@ -106,9 +106,7 @@ class TimeBudget:
 
 
 class LearnableFrames(LearningPolicy):
-    """Learns from all but black and repeated frames, while there is time; stores the fingerprint of the last readable
-    video frame in the place.
-    """
+    """Learns from all but black and repeated frames, while there is time; stores the last video frame's fingerprint."""
 
     def __init__(self, progress: RunProgress, budget: TimeBudget) -> None:
         self._progress, self._budget = progress, budget

@@ -99,7 +99,7 @@ class RunManifest:
         self._environment = environment(context.card.device)
 
     def resume_from(self, earlier: Mapping[str, Any]) -> None:
-        """Continue an earlier run's record, from the summary's place."""
+        """Continue an earlier run's record."""
         timing = earlier.get("timing", {})
         self.run = earlier.get("run") or self.run
         self.started = timing.get("started", self.started)

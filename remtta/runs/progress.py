@@ -90,12 +90,12 @@ def unseen_frames(
     unsaved: Sequence[Row],
     transform: Callable[[Image], Tensor],
 ) -> Iterator[Frame]:
-    """Yield the frames of a stream after a place; all frames of a live source, which starts anew. Raise UsageError if
-    the stream no longer starts with the frames seen before, in that order.
+    """Yield the frames of a stream that were not seen yet; all frames of a live source, which starts anew. Raise
+    UsageError if the stream no longer starts with the frames seen before, in that order.
 
     Args:
         first: The run's first row, if it has one: a pipe of other frames is refused at once, not at the last one seen.
-        unsaved: The rows that the run wrote after this place was saved; the stream must still have their frames.
+        unsaved: The rows that the run wrote after its last save; the stream must still have their frames.
         transform: From an image to the model's input, a uint8 tensor (3, H, W).
     """
     limit = stream.options.limit if stream.live else None  # other sources stop at it by themselves

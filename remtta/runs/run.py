@@ -132,7 +132,7 @@ class Run:
         self.summary.num_alarms = self.context.pipeline.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.resume_from(earlier)
-        self._writer.resume()
+        self._writer.begin(resume=True)
         self._folder.reserve_space(self.context.last_bytes)
         _log.info(
             "resuming %s after %s and %s",
