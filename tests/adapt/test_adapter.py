@@ -72,8 +72,12 @@ def test_the_same_images_in_any_form_are_answered_alike() -> None:
     raw = torch.randint(0, 256, (5, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     pictures, gray = [image.permute(1, 2, 0).numpy() for image in raw], list(raw[:, 0].numpy())
     made = Preprocessing((32, 32), (0.5,) * 3, (0.25,) * 3, crop_pct=1.0)
-    in_color = [raw, made.normalise(raw), pictures, [Image.fromarray(each) for each in pictures]]
-    in_gray = [[np.stack([each] * 3, axis=-1) for each in gray], gray, [Image.fromarray(each) for each in gray]]
+    in_color: list[Any] = [raw, made.normalise(raw), pictures, [Image.fromarray(each) for each in pictures]]
+    in_gray: list[Any] = [
+        [np.stack([each] * 3, axis=-1) for each in gray],
+        gray,
+        [Image.fromarray(each) for each in gray],
+    ]
     for forms in (in_color, in_gray):
         answer, *others = (adapter_of(preprocessing=made)(images) for images in forms)
         assert answer.shape == (5, NUM_CLASSES) and answer.sum(1).allclose(torch.ones(5))
@@ -356,6 +360,9 @@ def with_integers() -> nn.Module:
     return model
 
 
+NOTHING: Any = None
+NAME: Any = "vit"
+PICTURE: Any = Image.new("RGB", (9, 9))
 FLOAT32 = "adapt a float32 model"
 REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda: adapter_of(method="remta"), UsageError, "unknown method"),
@@ -368,14 +375,14 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
     (lambda: adapter_of(labels=["a"]), UsageError, "got 1 label for a model with 7 classes"),
     (lambda: adapter_of(labels=5), UsageError, "labels are class names, or a file with one per line, got 5"),
     (lambda: adapter_of(labels=dict(enumerate("abcdefg", 1))), UsageError, "need the numbers 0 to 6, got 1, 2"),
-    (lambda: adapter_of().save_delta(None), UsageError, "the file of a delta must be a path, got None"),
-    (lambda: load_delta(None), UsageError, "the file of a delta must be a path, got None"),  # type: ignore[arg-type]
-    (lambda: apply_delta(tiny_vit(), "a"), UsageError, "load_delta returns, got str"),  # type: ignore[arg-type]
+    (lambda: adapter_of().save_delta(NOTHING), UsageError, "the file of a delta must be a path, got None"),
+    (lambda: load_delta(NOTHING), UsageError, "the file of a delta must be a path, got None"),
+    (lambda: apply_delta(tiny_vit(), NAME), UsageError, "load_delta returns, got str"),
     (lambda: save_delta("a", {}), UsageError, "got dict; to save an Adapter's, use its"),  # type: ignore[arg-type]
     (lambda: list(stream(random_images(2), adapter_of())), UsageError, "got Tensor; pass images"),
-    (lambda: list(stream(Image.new("RGB", (9, 9)), adapter_of())), UsageError, "got Image; pass"),
+    (lambda: list(stream(PICTURE, adapter_of())), UsageError, "got Image; pass"),
     (lambda: list(stream([], tiny_vit())), UsageError, r"stream needs a remtta\.Adapter, got VisionTransformer"),
-    (lambda: Adapter("vit"), ModelError, r"a torch\.nn\.Module, got str; remtta\.load_model builds one"),
+    (lambda: Adapter(NAME), ModelError, r"a torch\.nn\.Module, got str; remtta\.load_model builds one"),
     (lambda: Adapter(tiny_vit().half(), "fast"), ModelError, rf"is torch\.float16; {FLOAT32}"),
     (lambda: Adapter(under_inference_mode()), ModelError, r"was made under torch\.inference_mode; build the model"),
     (lambda: Adapter(tiny_vit().to("meta")), ModelError, "no values in its weights, which are on the meta device"),

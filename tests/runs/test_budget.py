@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -108,10 +109,16 @@ def test_latencies_are_reported_within_four_percent() -> None:
     latencies.add(0.0, 1)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_an_invalid_time_is_refused(value: float) -> None:
-    with pytest.raises(UsageError, match="max_ms must be > 0 and finite"):
-        RunOptions(max_ms=value)
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        *(({"max_ms": value}, "max_ms must be > 0 and finite") for value in (0.0, -1.0, float("inf"), float("nan"))),
+        ({"overwrite": True, "resume": True}, "choose one"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        RunOptions(**options)
 
 
 def test_a_run_out_of_time_predicts_everything_and_adapts_once(frames: Path, tmp_path: Path) -> None:
