@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -45,18 +46,21 @@ def check_same_model(folder: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def run_folder(given: str | Path | None, root: Path = Path("runs")) -> Iterator[Path]:
-    """Yield the given folder, or a new one under `root` named by the UTC time.
+def run_folder(output: str | Path | None, root: Path = Path("runs")) -> Iterator[Path]:
+    """Yield the folder `output`, or a new one under `root` named by the UTC time.
 
     The new folder is created at once, so that no other run gets it, and removed at the end if it is empty. Raise
     OutputError if it cannot be created.
     """
-    if given is not None:
-        yield Path(given)
+    if output is not None:
+        yield Path(output)
         return
     stamp, was_there = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), root.exists()
-    names = (stamp, *(f"{stamp}-{number}" for number in range(2, 1000)))
-    folder = next(path for path in (root / name for name in names) if _made(path))
+    for number in itertools.count(1):
+        folder = root / (stamp if number == 1 else f"{stamp}-{number}")
+        with writing(folder), contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
     try:
         yield folder
     finally:
@@ -64,16 +68,6 @@ def run_folder(given: str | Path | None, root: Path = Path("runs")) -> Iterator[
             folder.rmdir()
             if not was_there:
                 root.rmdir()
-
-
-def _made(folder: Path) -> bool:
-    """Create a folder; return False if it exists."""
-    with writing(folder):
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            return False
-    return True
 
 
 def check_folder(folder: Path, own: str = RECORD, *, overwrite: bool, resume: bool = False) -> None:

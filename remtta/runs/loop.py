@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import call
 from pathlib import Path
 
 import torch
@@ -95,11 +96,6 @@ class LoopCallback:
         """Send the predictions to readers, at the end; with `latency`, before anything is learned."""
 
 
-def run_directly(work: Callable[[], None]) -> None:
-    """The `WithModel` of a model that is not shared."""
-    work()
-
-
 class AdaptationLoop:
     """Predicts batches and learns from them with a pipeline, and notifies a callback.
 
@@ -115,7 +111,7 @@ class AdaptationLoop:
         adapt_for: Only predict after this many frames; None for never.
         latency: Pass predictions to the callback before the update begins.
         live: Frames do not come again after a failure, so copy the state before every batch, not only before slow ones.
-        with_model: How to use the model.
+        with_model: How to use a model that others use, too.
     """
 
     def __init__(
@@ -131,7 +127,7 @@ class AdaptationLoop:
         adapt_for: int | None = None,
         latency: bool = False,
         live: bool = False,
-        with_model: WithModel = run_directly,
+        with_model: WithModel = call,
     ) -> None:
         self.pipeline, self.counts, self._card = pipeline, counts, card
         self._policy, self._callback, self._interrupts = policy, callback, interrupts

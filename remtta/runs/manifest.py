@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import call
 from typing import Any
 
 import timm
@@ -30,7 +31,7 @@ from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import Latencies
 from remtta.runs.folder import RECORD
-from remtta.runs.loop import Counts, WithModel, run_directly
+from remtta.runs.loop import Counts, WithModel
 from remtta.runs.summary import RunSummary
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
@@ -51,7 +52,7 @@ class RunContext:
     start: Delta | None = None  # the delta from which it starts, if any
     memory: Budget | None = None  # decoding budget, if shared with other runs
     earlier: Mapping[str, Any] | None = None  # the record of the run that it resumes, if any
-    with_model: WithModel = run_directly
+    with_model: WithModel = call
 
     @property
     def config(self) -> MethodConfig:

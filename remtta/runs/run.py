@@ -134,12 +134,8 @@ class Run:
         self.record.resume_from(earlier)
         self._writer.begin(resume=True)
         self._folder.reserve_space(self.context.last_bytes)
-        _log.info(
-            "resuming %s after %s and %s",
-            folder,
-            counted(progress.frames, "frame"),
-            counted(progress.updates, "update"),
-        )
+        frames, updates = counted(progress.frames, "frame"), counted(progress.updates, "update")
+        _log.info("resuming %s after %s and %s", folder, frames, updates)
         if self._echoes:  # a reader that stopped may have lost rows
             _log.info("earlier rows are not sent again; %s has them all", folder / PREDICTIONS)
 
