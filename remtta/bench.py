@@ -89,17 +89,18 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
     ]
 
 
+@torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
 def prepare(subject: str, options: BenchOptions) -> Prepared:
     """Build a subject and its step on random images. Raise UsageError if the model does not exist; CheckpointError if
     the checkpoint does not fit it.
     """
     device = select_device(options.device)
-    torch.manual_seed(options.seed)
+    torch.default_generator.manual_seed(options.seed)
     model = _model(options.model).eval().to(device)
     if options.compile and subject != FORWARD:
         compile_blocks(model)
     height, width = preprocessing_of(model).input_size
-    images = torch.randn(options.batch_size, 3, height, width, device=device)
+    images = torch.randn(options.batch_size, 3, height, width).to(device)
     if subject == FORWARD:
         return Prepared(torch.no_grad()(lambda: model(images)), model)
     settings: dict[str, object] = {"precision": options.precision}

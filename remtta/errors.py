@@ -3,6 +3,7 @@
 RemttaError
 ├── UsageError        the request itself is wrong: missing source, nothing in it, output folder taken
 │   └── ModelError    the requested model cannot be built, or cannot be adapted
+├── NotFiniteError    the model's outputs are not finite numbers
 ├── DownloadError     something that a model needs cannot be downloaded
 ├── CheckpointError   a checkpoint cannot be read or does not fit the model
 ├── DeltaError        a delta cannot be read or does not fit the model
@@ -38,6 +39,10 @@ class UsageError(RemttaError, ValueError):
 
 class ModelError(UsageError):
     """The model cannot be built as requested, or cannot be adapted."""
+
+
+class NotFiniteError(RemttaError):
+    """The model's outputs are not finite numbers."""
 
 
 class DownloadError(RemttaError):

@@ -39,6 +39,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "remtta"
 
 
+def as_path(path: object, what: str) -> Path:
+    """Return a path that a caller gave; raise UsageError if it is none."""
+    if not isinstance(path, str | os.PathLike) or not str(path):
+        raise UsageError(f"{what} must be a path, got {path!r:.80}")
+    return Path(path)
+
+
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
     """Turn any OSError into an OutputError that names the file."""

@@ -13,12 +13,11 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from remtta.adapt.context import warn_of_change
 from remtta.adapt.image_inputs import ImageInputs, Images
 from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import UsageError
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, MethodConfig, check_method, method_config
-from remtta.models.card import card_of, read_labels
+from remtta.models.card import card_of, read_labels, warn_of_change
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model
@@ -26,8 +25,6 @@ from remtta.models.weights import count_in
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.harm import log_event
-from remtta.pipeline.pipeline import Pipeline
-from remtta.pipeline.prediction import Prediction
 from remtta.runs.manifest import delta_of
 from remtta.runs.states import load_whole
 
@@ -46,7 +43,8 @@ class Adapter:
         adapter = remtta.Adapter(model)
         probs = adapter(images)  # (B, C); predicts, then learns
 
-    It may be called from any number of threads and serves one at a time. The model belongs to it: nothing else, and no
+    It may be called from any number of threads and serves one at a time; a process that is forked during a call cannot
+    use it (`multiprocessing` can "spawn"). The model belongs to it: nothing else, and no
     other adapter, may use the model, as its weights change in place and are the source's at times. If an error ends a
     call, the adapted weights are those before or after its update, and its images may count in the centering.
 
@@ -95,23 +93,23 @@ class Adapter:
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        given = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))
-        self.card = card_of(given)
-        warn_of_change(given, self.card)
+        described = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))
+        self.card = card_of(described)
+        warn_of_change(described, self.card)
         if guard == "stop":
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
         check_method(method, METHOD_TABLE)
-        settings_of_method = method_config(method, settings, batch_size=batch_size)
-        config = AdaptationConfig(method, settings_of_method, options, delta, source_data).with_guard()
-        self.options = config.options
-        with _on_cpu(), torch.random.fork_rng(devices=[]):  # the caller's random numbers stay as they are
-            self.pipeline = build_pipeline(given, self.card, config)
+        config = method_config(method, settings, batch_size=batch_size)
+        setup = AdaptationConfig(method, config, options, delta, source_data).with_guard()
+        self.options = setup.options
+        with _on_cpu():
+            self.pipeline = build_pipeline(described, self.card, setup)
         self._name = method
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
         self.frames_in_delta = delta.frames if delta else 0
         self._lock = threading.RLock()
-        self._metadata = metadata_of(unwrap_model(given).module)
+        self._metadata = metadata_of(unwrap_model(described).module)
         self._metadata.adapter = ref(self)
         self._small_calls = 0  # in a row
         self.image_inputs = ImageInputs(self.card)
@@ -131,15 +129,19 @@ class Adapter:
 
         Raises:
             ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
+            RemttaError: If the model's outputs are not finite numbers; nothing is learned then.
         """
-        pixels, pipeline = self.image_inputs.inputs(images), self.pipeline
+        pixels, pipeline, method = self.image_inputs.inputs(images), self.pipeline, self.pipeline.method
         with self._alone():
-            pipeline.method.model.check(pixels)  # before the batch counts for adapt_every
-            learnable = torch.full((len(pixels),), pipeline.method.adapts and not pipeline.frozen)
-            before = pipeline.method.num_updates
+            method.model.check(pixels)  # before the batch counts for adapt_every
+            learnable = torch.full((len(pixels),), method.adapts and not pipeline.frozen)
+            before = 0 if self.config.episodic else method.num_updates
             prediction = pipeline.predict(pixels, learnable, update=pipeline.skip_reason(learnable) is None)
             pipeline.learn()
-            self.frames_in_delta = _frames_in_delta(pipeline, prediction, before, self.frames_in_delta)
+            if self.config.episodic or method.num_updates < before:  # a reset
+                self.frames_in_delta = 0
+            if 0 < method.num_updates != before:
+                self.frames_in_delta += int(prediction.learned.sum())
             self.log_events()
             self._warn_of_few(len(pixels))
         return prediction.logits.float().softmax(-1).cpu()
@@ -193,13 +195,12 @@ class Adapter:
             OutputError: If the file cannot be written; an existing file is kept.
         """
         with self._alone():
-            committed = self.pipeline.committed
-            if refusal := self.pipeline.method.delta_refusal:
-                raise UsageError(f"there is no delta to save: {refusal}")
-            if not committed[0]:
-                raise UsageError(f"there is no delta to save: {self._name} changes no weights")
-            origin = self.card, self._name, self.config, self.options.batch_size
-            save_delta(path, delta_of(*origin, committed, self.frames_in_delta), overwrite=overwrite)
+            committed, size = self.pipeline.committed, self.options.batch_size
+            why = "" if committed[0] else f"{self._name} changes no weights"
+            if why := self.pipeline.method.delta_refusal or why:
+                raise UsageError(f"there is no delta to save: {why}")
+            delta = delta_of(self.card, self._name, self.config, size, committed, self.frames_in_delta)
+            save_delta(path, delta, overwrite=overwrite)
 
     def __repr__(self) -> str:
         facts = f"method={self._name!r}, updates={self.pipeline.method.num_updates}, frozen={self.frozen}"
@@ -212,8 +213,8 @@ class Adapter:
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""
         with self._alone():
-            own = {_FROZEN: torch.tensor(self.pipeline.frozen), _FRAMES: torch.tensor(self.frames_in_delta)}
-            return {**self.pipeline.state_dict(), **self._origin, **own}
+            frozen, frames = torch.tensor(self.pipeline.frozen), torch.tensor(self.frames_in_delta)
+            return {**self.pipeline.state_dict(), **self._origin, _FROZEN: frozen, _FRAMES: frames}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned; raise UsageError, and change nothing, if it fits no such adapter."""
@@ -223,8 +224,8 @@ class Adapter:
                 for name, wanted in self._origin.items():
                     if name not in state or state[name].tolist() != wanted.tolist():
                         raise ValueError(f"its {name} is another or missing")
-                own_names = (_FROZEN, _FRAMES, *self._origin)
-                load_whole({name: tensor for name, tensor in state.items() if name not in own_names}, self.pipeline)
+                others = (_FROZEN, _FRAMES, *self._origin)
+                load_whole({name: tensor for name, tensor in state.items() if name not in others}, self.pipeline)
                 self.pipeline.frozen, self.frames_in_delta = bool(count_in(state, _FROZEN)), count_in(state, _FRAMES)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self.pipeline.load_state_dict(before)
@@ -237,22 +238,12 @@ class Adapter:
             log_event(event)
 
     def _warn_of_few(self, count: int) -> None:
-        small = bool(
-            count < min(FULL_BATCH, self.options.batch_size) and self.pipeline.learns and self.pipeline.method.trained
-        )
+        size = self.options.batch_size
+        small = count < min(FULL_BATCH, size) and self.pipeline.learns and self.pipeline.method.trained
         self._small_calls = self._small_calls + 1 if small else 0
         if self._small_calls == 2:  # a single one may be the rest of a source
             message = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
-            _log.warning(message, count, self.options.batch_size, count)
-
-
-def _frames_in_delta(pipeline: Pipeline, prediction: Prediction, updates_before: int, frames: int) -> int:
-    """Return how many frames the weights were adapted on, after a batch, given the numbers before it."""
-    episodic, after = pipeline.method.config.episodic, pipeline.method.num_updates
-    before = 0 if episodic else updates_before
-    learned = int(prediction.learned.sum()) if 0 < after != before else 0
-    restored = episodic or after < before  # the source weights
-    return learned + (0 if restored else frames)
+            _log.warning(message, count, size, count)
 
 
 def _as_tensor(text: str) -> Tensor:

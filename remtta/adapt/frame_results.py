@@ -102,7 +102,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         policy=LearnableFrames(progress, TimeBudget()),
         callback=callback,
         interrupts=Interrupts(),
-        exclusively=adapter.run_exclusively,
+        with_model=adapter.run_exclusively,
     )
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
     with contextlib.closing(decoded), contextlib.closing(opened):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from remtta.backbones.backbone import check_images
+from remtta.backbones.backbone import check_dense, check_images
 from remtta.models.card import ModelCard
 from remtta.streams.images import to_rgb
 
@@ -29,41 +29,41 @@ class ImageInputs:
     """Turns images into inputs of the model with this card, and warns once of what is probably wrong with them."""
 
     def __init__(self, card: ModelCard) -> None:
-        self._card, self._warned = card, {"guess": False, "range": False}
+        self._card, self._warned_of_guess, self._warned_of_range = card, False, False
 
     def inputs(self, images: Images) -> Tensor:
         """Return inputs (B, 3, H, W), on the model's device; raise ValueError if they are not finite images."""
         if not isinstance(images, Tensor):
             transform = self._card.preprocessing.transform()
             images = torch.stack([transform(picture) for picture in pictures_of(images)])
+        check_dense(images)
+        images = images.detach()
         if images.dtype == torch.uint8:
             self.warn_of_guess()
             check_images(images, None, torch.uint8)  # before their channels meet the mean's
             return self._card.preprocessing.normalise(images.to(self._card.device))
         if images.is_floating_point() and images.numel():
-            if not bool(images.isfinite().all()):
+            if not images.isfinite().all():
                 raise ValueError("the images hold values that are not finite numbers")
-            self._warn_of_range(images)
+            self._warn_of_range(float(images.abs().max()))
         return images.to(self._card.device)
 
     def warn_of_guess(self) -> None:
         """Warn once if the model's preprocessing is not known."""
-        if not self._warned["guess"]:
+        if not self._warned_of_guess:
             warn_of_guess(self._card)
-            self._warned["guess"] = True
+        self._warned_of_guess = True
 
-    def _warn_of_range(self, images: Tensor) -> None:
-        """Warn once of values that no preprocessed image has."""
+    def _warn_of_range(self, largest: float) -> None:
+        """Warn once of a value that no preprocessed image has."""
         means, stds = self._card.preprocessing.mean, self._card.preprocessing.std
         usual = max(max(mean, 1 - mean) / std for mean, std in zip(means, stds, strict=True))
-        largest = float(images.abs().max())
-        if largest > _FAR * usual and not self._warned["range"]:
-            _log.warning(
-                "float images reach %.0f, preprocessed ones at most %.1f; preprocess them, or give raw images as uint8",
-                largest,
-                usual,
+        if largest > _FAR * usual and not self._warned_of_range:
+            text = (
+                "float images reach %.0f, preprocessed ones at most %.1f; preprocess them, or give raw images as uint8"
             )
-            self._warned["range"] = True
+            _log.warning(text, largest, usual)
+            self._warned_of_range = True
 
 
 def warn_of_guess(card: ModelCard) -> None:

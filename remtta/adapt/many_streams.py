@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import nn
 
 from remtta.adapt.shared_model import SharedModelRunner
-from remtta.adapt.stream_group import StreamGroup, StreamGroupSummary
+from remtta.adapt.stream_group import StreamGroup, StreamGroupConfig, StreamGroupSummary
 from remtta.adapt.worker_pool import WorkerPoolRunner
 from remtta.engines.cluster import connected
 from remtta.engines.interrupts import Interrupts
@@ -73,14 +73,12 @@ def adapt_streams(
         check_site(folder, streams, overwrite=setup.options.overwrite, resume=setup.options.resume)
         if health is not None:
             check_health_path(Path(health), folder)
+        config = StreamGroupConfig(model, streams, folder, setup, interrupts, on_batch)
         if engine == "processes" and min(jobs, len(streams)) == 1:
-            together = SharedModelRunner(model, streams, folder, setup, interrupts, on_batch=on_batch)
+            site: StreamGroup = (together := SharedModelRunner(config))
             together.log_context()
-            site: StreamGroup = together
         else:
-            site = WorkerPoolRunner(
-                model, streams, folder, setup, interrupts, engine=engine, jobs=jobs, on_batch=on_batch
-            )
+            site = WorkerPoolRunner(config, engine, jobs)
         during.enter_context(site.locked())
         if health is not None:
             during.enter_context(contextlib.closing(HealthFile(Path(health), site.vitals)))

@@ -11,15 +11,18 @@ from typing import Any, BinaryIO
 
 from torch import nn
 
-from remtta.adapt.context import log_context, prepare_run, warn_of_change
+from remtta.adapt.image_inputs import warn_of_guess
+from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
-from remtta.methods.settings import MethodConfig
-from remtta.models.card import card_of
-from remtta.options import RunOptions
-from remtta.pipeline.build import AdaptationConfig
-from remtta.runs.folder import check_folder, run_folder
+from remtta.methods.settings import METHOD_TABLE, MethodConfig
+from remtta.models.card import ModelCard, card_of, warn_of_change
+from remtta.options import GuardOptions, RunOptions
+from remtta.pipeline.build import AdaptationConfig, build_pipeline
+from remtta.runs.folder import RECORD, check_folder, run_folder
+from remtta.runs.manifest import RunContext
+from remtta.runs.reading import read_record
 from remtta.runs.run import Run
 from remtta.runs.run_writer import Viewer
 from remtta.runs.summary import RunSummary
@@ -109,3 +112,49 @@ def adapt_stream(
     if few and context.pipeline.method.keeps_updates and summary.num_updates:
         _log.info("all frames fit in one batch, so none was predicted after an update; use a smaller --batch-size")
     return summary
+
+
+def prepare_run(
+    model: nn.Module, card: ModelCard, stream: Stream, folder: Path, config: AdaptationConfig, wait: Callable[[], None]
+) -> RunContext:
+    """Build a pipeline on a model at its source weights, to adapt it to a stream; raise as `build_pipeline` does.
+
+    Args:
+        model: The model, into which a starting delta is loaded.
+        folder: The run's folder, which may hold an earlier part of the run.
+        wait: Called from time to time; may raise to stop.
+    """
+    config = config.with_guard()
+    resuming = config.options.resume and (folder / RECORD).exists()
+    earlier = read_record(folder / RECORD) if resuming else None
+    pipeline = build_pipeline(model, card, config, wait, earlier)
+    return RunContext(card, pipeline, config.method, config.options, stream, config.delta, earlier=earlier)
+
+
+def log_context(context: RunContext) -> None:
+    """Log what is about to run, and warn about surprising settings."""
+    pipeline, card, options = context.pipeline, context.card, context.options
+    method, every, size = pipeline.method, options.reset_every, options.batch_size
+    if every is not None and every < size:
+        _log.warning(
+            "--reset-every %d is less than a batch of %d frames: the weights are reset before every batch", every, size
+        )
+    warn_of_guess(card)
+    guard, preset = options.guard or GuardOptions(), METHOD_TABLE[context.method].preset
+    used = pipeline.guard.options if pipeline.guard else GuardOptions("off", "adapted")
+    for option, value, others in (
+        ("--guard", guard.action, (None, preset.action, used.action)),
+        ("--answer", guard.answer, (None, preset.answer, used.answer)),
+    ):
+        if value not in others:
+            _log.warning("%s %s has no effect on --method %s", option, value, context.method)
+    if pipeline.centering.active and not method.model.biases:
+        _log.info("the head has no bias to hold the offset of centred logits, so deltas are without it")
+    names = method.model.weights.parameters
+    _log.debug("%s adapts %d tensors, %s", context.method, len(names), ", ".join(names) or "none")
+    _log.debug("preprocessing: %s", card.preprocessing)
+    _log.debug("base weights: sha256 %s, on %s", card.sha256, card.device)
+    if not method.norms_only and not options.save_full and not method.delta_refusal:
+        megabytes = sum(tensor.nbytes for tensor in pipeline.committed[0].values()) / 1e6
+        text = "%s changes every weight, so no %s is written; --save-full writes one of %.0f MB"
+        _log.warning(text, context.method, DELTA, megabytes)

@@ -7,28 +7,23 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 
-from torch import nn
-
-from remtta.adapt.context import log_context, prepare_run
-from remtta.adapt.stream_group import StreamGroup, StreamGroupSummary, StreamReport
+from remtta.adapt.one_stream import log_context, prepare_run
+from remtta.adapt.stream_group import StreamGroup, StreamGroupConfig, StreamReport
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
 from remtta.models.card import card_of
+from remtta.models.weights import AdaptedWeights
 from remtta.options import RunOptions
 from remtta.pipeline.accuracy import Estimator
-from remtta.pipeline.build import AdaptationConfig
-from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import RECORD
 from remtta.runs.run import Run
 from remtta.streams.batches import decoding_budget
-from remtta.streams.sources import Stream
 from remtta.watching.health import vitals
 from remtta.watching.metrics import sample
 
@@ -38,54 +33,31 @@ _log = logging.getLogger("remtta")
 _stream: ContextVar[str | None] = ContextVar("stream", default=None)
 
 
-class Turns:
-    """Runs the work of many threads in one thread, first come, first served.
+def _in_turn(worker: Executor, interrupts: Interrupts, work: Callable[[], object]) -> None:
+    """Run work in the worker thread, first come, first served; raise what it raises, or Stopped if a stop comes before
+    its turn, unless held off.
 
     A thread submits its next work only when the last is done, so it waits at most for one batch of each other thread,
     and idle threads delay nobody. With a single worker thread, the model's memory and torch's threads are those of a
     single run.
     """
-
-    def __init__(self) -> None:
-        self._worker = ThreadPoolExecutor(1, "remtta-model")
-
-    def take(self, work: Callable[[], object], interrupts: Interrupts) -> None:
-        """Run work in the worker thread, and wait for it; raise what it raises, or Stopped if a stop comes before its
-        turn, unless held off.
-        """
-        turn = self._worker.submit(copy_context().run, work)
-        while not wait([turn], timeout=_POLL_S).done:
-            try:
-                interrupts.check()
-            except Stopped:
-                if turn.cancel():
-                    raise
-        turn.result()
-
-    def close(self) -> None:
-        """End the worker thread."""
-        self._worker.shutdown()
-
-
-class TurnTaker:
-    """Calls functions with one pipeline's adapted weights in a model that others share, in its turn.
-
-    Between its turns the model has its source weights.
-    """
-
-    def __init__(self, pipeline: Pipeline, turns: Turns, interrupts: Interrupts) -> None:
-        self._weights, self._turns, self._interrupts = pipeline.method.model.weights, turns, interrupts
-
-    def __call__(self, work: Callable[[], None]) -> None:
-        """Call `work`; raise Stopped if a stop comes before."""
-        self._turns.take(partial(self._with_weights, work), self._interrupts)
-
-    def _with_weights(self, work: Callable[[], None]) -> None:
-        self._weights.enter()
+    turn = worker.submit(copy_context().run, work)
+    while not wait([turn], timeout=_POLL_S).done:
         try:
-            work()
-        finally:
-            self._weights.leave()
+            interrupts.check()
+        except Stopped:
+            if turn.cancel():
+                raise
+    turn.result()
+
+
+def _with_weights(weights: AdaptedWeights, work: Callable[[], None]) -> None:
+    """Call `work` with a stream's adapted weights in the model, which has its source weights otherwise."""
+    weights.enter()
+    try:
+        work()
+    finally:
+        weights.leave()
 
 
 class SharedModelRunner(StreamGroup):
@@ -93,66 +65,56 @@ class SharedModelRunner(StreamGroup):
     cannot use it; DeltaError if the delta does not fit the model.
 
     Args:
-        model: The model at its source weights.
-        on_batch: Called after every batch of any stream.
-        on_change: Called before the first batch, when a stream has ended, and at the end.
-        options_of: Returns the options of a stream; by default those of the setup.
+        options_of: In a worker, returns the options of a stream; the process that started it writes `site.json`.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        streams: Mapping[str, Stream],
-        folder: Path,
-        setup: AdaptationConfig,
-        interrupts: Interrupts,
-        *,
-        on_batch: Callable[[StreamGroupSummary], None] | None = None,
-        on_change: Callable[[], None] | None = None,
-        options_of: Callable[[str], RunOptions] | None = None,
-    ) -> None:
-        self._turns, self._interrupts = Turns(), interrupts
-        self._on_batch, self._reporting = on_batch, threading.Lock()
-        self._changed = on_change or self.write
+    def __init__(self, config: StreamGroupConfig, options_of: Callable[[str], RunOptions] | None = None) -> None:
+        setup, interrupts = config.setup, config.interrupts
+        self._worker = ThreadPoolExecutor(1, "remtta-model")
+        self._reporting = threading.Lock()
+        self._write_site = self.write if options_of is None else lambda: None
         self._runs: dict[str, Run] = {}
-        card = card_of(model)
+        card = card_of(config.model)
         memory, chosen = decoding_budget(setup.options, card.preprocessing), setup
-        for name, stream in streams.items():
-            options = options_of(name) if options_of else setup.options
-            resumes = options.resume and (folder / name / RECORD).exists()
+        for name, stream in config.streams.items():
+            folder, options = config.folder / name, options_of(name) if options_of else setup.options
+            resumes = options.resume and (folder / RECORD).exists()
             own = replace(setup if resumes else chosen, options=options)
-            context = prepare_run(model, card, stream, folder / name, own, interrupts.check)
+            context = prepare_run(config.model, card, stream, folder, own, interrupts.check)
+            weights = context.pipeline.method.model.weights
             if not context.pipeline.method.norms_only:
                 raise UsageError(
                     f"{context.method} changes every weight, so the streams of --streams could not share a model; run "
                     "it on each source by itself, or choose a method that trains norms"
                 )
-            context.pipeline.method.model.weights.leave()
+            weights.leave()
             if not resumes:  # a micro-batch is chosen once, and the estimate calibrated; a resumed run has its own
                 estimator = context.pipeline.find(Estimator)
                 calibration = None if estimator is None else estimator.calibration
                 chosen = replace(setup, config=context.config, calibration=calibration)
-            part = interrupts.part()  # of run and adapter: a stop that the run holds off ends no wait for a turn
-            turns = TurnTaker(context.pipeline, self._turns, part)
-            context = replace(context, exclusively=turns, memory=memory)
-            self._runs[name] = Run(context, folder / name, on_batch=lambda run: self._report_batch(), interrupts=part)
-        super().__init__(folder, streams, {name: run.summary for name, run in self._runs.items()})
+            part = interrupts.part()  # for run and turns: a stop that the run holds off ends no wait for a turn
+            context = replace(context, with_model=partial(self._with_model, weights, part), memory=memory)
+            self._runs[name] = Run(context, folder, on_batch=lambda run: self._report_batch(), interrupts=part)
+        super().__init__(config, {name: run.summary for name, run in self._runs.items()})
 
     def log_context(self) -> None:
         """Log what is about to run."""
         log_context(next(iter(self._runs.values())).context)
 
+    def _with_model(self, weights: AdaptedWeights, interrupts: Interrupts, work: Callable[[], None]) -> None:
+        _in_turn(self._worker, interrupts, partial(_with_weights, weights, work))
+
     def execute(self) -> None:
-        self._changed()
+        self._write_site()
         threads = [
             threading.Thread(target=self._run, args=(name,), name=f"remtta-{name}", daemon=True) for name in self._runs
         ]
-        with _named_messages(), self._interrupts.finishing(), contextlib.closing(self._turns):
+        with _named_messages(), self._config.interrupts.finishing(), self._worker:
             for thread in threads:
                 thread.start()
             while any(thread.is_alive() for thread in threads):
                 time.sleep(_POLL_S)  # on Windows, a signal does not end `join`
-            self._changed()
+            self._write_site()
 
     def _run(self, name: str) -> None:
         """Run one stream; its failure does not affect the others."""
@@ -165,7 +127,7 @@ class SharedModelRunner(StreamGroup):
             _log.error("%s", " ".join(str(error).split()) if isinstance(error, RemttaError) else repr(error))
             _log.debug("%s", traceback.format_exc())
         with contextlib.suppress(RemttaError):  # a failure of the last write is raised
-            self._turns.take(self._changed, Interrupts())
+            _in_turn(self._worker, Interrupts(), self._write_site)
 
     def reports(self) -> dict[str, StreamReport]:
         return {
@@ -179,8 +141,8 @@ class SharedModelRunner(StreamGroup):
 
     def _report_batch(self) -> None:
         with self._reporting:
-            if self._on_batch:
-                self._on_batch(self.summary)
+            if self._config.on_batch:
+                self._config.on_batch(self.summary)
 
 
 @contextlib.contextmanager

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import abc
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from remtta.engines.interrupts import Interrupts
 from remtta.files import FolderLock, remove_leftovers, write_json
+from remtta.pipeline.build import AdaptationConfig
 from remtta.runs.folder import SITE
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Stream
@@ -75,12 +79,24 @@ class StreamGroupSummary:
         return "\n".join([*lines, str(self.output / SITE), *again])
 
 
+@dataclass(frozen=True)
+class StreamGroupConfig:
+    """What is run."""
+
+    model: nn.Module  # at its source weights
+    streams: Mapping[str, Stream]
+    folder: Path  # parent of the streams' folders
+    setup: AdaptationConfig
+    interrupts: Interrupts
+    on_batch: Callable[[StreamGroupSummary], None] | None = None  # called after every batch, or from time to time
+
+
 class StreamGroup(abc.ABC):
     """The runs of many streams."""
 
-    def __init__(self, folder: Path, streams: Mapping[str, Stream], runs: Mapping[str, RunSummary]) -> None:
-        self.folder, self._streams = folder, streams
-        self.summary = StreamGroupSummary(folder, runs)
+    def __init__(self, config: StreamGroupConfig, runs: Mapping[str, RunSummary]) -> None:
+        self._config, self.folder = config, config.folder
+        self.summary = StreamGroupSummary(config.folder, runs)
 
     @abc.abstractmethod
     def execute(self) -> None:
@@ -116,7 +132,7 @@ class StreamGroup(abc.ABC):
     def write(self) -> None:
         """Replace `site.json`."""
         streams = {
-            name: {"source": self._streams[name].name, "kind": self._streams[name].kind, **run.figures()}
-            for name, run in self.summary.streams.items()
+            name: {"source": stream.name, "kind": stream.kind, **self.summary.streams[name].figures()}
+            for name, stream in self._config.streams.items()
         }
         write_json(self.folder / SITE, {"exit_reason": self.summary.exit_reason, "streams": streams})

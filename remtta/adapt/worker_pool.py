@@ -9,17 +9,16 @@ import pickle
 import shutil
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from remtta.adapt.shared_model import SharedModelRunner
-from remtta.adapt.stream_group import StreamGroup, StreamGroupSummary, StreamReport
+from remtta.adapt.stream_group import StreamGroup, StreamGroupConfig, StreamReport
 from remtta.engines.cluster import on_ray
-from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
+from remtta.engines.interrupts import Stopped, WorkerInterrupts
 from remtta.engines.processes import DIED, WorkersDied, in_processes
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.files import writing
@@ -52,8 +51,8 @@ class _Common:
     folder: Path  # parent of the streams' folders; writable for all workers
     setup: AdaptationConfig
     before: Mapping[str, str | None]  # earlier runs in the streams' folders
-    threads: int  # number of torch threads in each worker
-    level: int  # minimum level of log messages
+    threads: int = field(default_factory=torch.get_num_threads)  # in each worker
+    level: int = field(default_factory=_log.getEffectiveLevel)  # minimum level of log messages
 
     def options_of(self, name: str) -> RunOptions:
         """Return the options of a stream, whose run a dead worker may already have begun."""
@@ -63,41 +62,25 @@ class _Common:
 
 
 class WorkerPoolRunner(StreamGroup):
-    """The runs of streams that are divided among workers; raise UsageError if a worker could not open a stream.
-
-    Args:
-        model: The model at its source weights; each worker gets a copy.
-        streams: Streams by name, as returned by `open_streams`.
-        on_batch: Called from time to time.
+    """The runs of streams that are divided among workers, which get copies of the model; raise UsageError if a worker
+    could not open a stream.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        streams: Mapping[str, Stream],
-        folder: Path,
-        setup: AdaptationConfig,
-        interrupts: Interrupts,
-        *,
-        engine: Engine,
-        jobs: int,
-        on_batch: Callable[[StreamGroupSummary], None] | None,
-    ) -> None:
+    def __init__(self, config: StreamGroupConfig, engine: Engine, jobs: int) -> None:
+        folder, streams, setup = config.folder, config.streams, config.setup
         self._runs = {name: RunSummary(folder / name) for name in streams}
-        super().__init__(folder, streams, self._runs)
-        self._interrupts, self._engine, self._on_batch = interrupts, engine, on_batch
-        if alone := [name for name, stream in streams.items() if stream.reopen is None]:
+        super().__init__(config, self._runs)
+        self._engine = engine
+        reopen = {name: stream.reopen for name, stream in streams.items() if stream.reopen}
+        if alone := [name for name in streams if name not in reopen]:
             raise UsageError(f"{alone[0]} has frames that no worker could read; open it with open_streams")
-        for name in streams if setup.options.resume else ():
-            if (folder / name / RECORD).exists():
+        for name in streams:
+            if setup.options.resume and (folder / name / RECORD).exists():
                 read_record(folder / name / RECORD)  # a damaged one is reported before any work
         jobs, names = min(jobs, len(streams)), list(streams)
         self._shares: list[_Share] = [(number, names[number::jobs]) for number in range(jobs)]
-        reopen = {name: stream.reopen for name, stream in streams.items() if stream.reopen}
         before = {name: _run_in(folder / name) for name in streams}
-        threads, level = torch.get_num_threads(), _log.getEffectiveLevel()
-        self._common = _Common(pickle.dumps(model), reopen, folder, setup, before, threads, level)
-        self._gpus = int(card_of(model).device.type == "cuda")
+        self._common = _Common(pickle.dumps(config.model), reopen, folder, setup, before)
         self._reports: dict[str, StreamReport] = {}
         self._written: list[str] | None = None  # states of the streams as written to `site.json`
         self._given_up: list[str] = []  # streams of workers that died again and again
@@ -117,7 +100,7 @@ class WorkerPoolRunner(StreamGroup):
             end = error
         finally:
             shutil.rmtree(workers, ignore_errors=True)
-        with self._interrupts.finishing():
+        with self._config.interrupts.finishing():
             self._runs |= ended
             for run in self._runs.values():
                 if end is not None and (run.exit_reason == "running" or run.signum is not None):
@@ -128,10 +111,11 @@ class WorkerPoolRunner(StreamGroup):
             raise end
 
     def _worker_results(self) -> Generator[tuple[int, dict[str, RunSummary]]]:
-        how: dict[str, Any] = {"interrupts": self._interrupts, "died": self._note_death}
+        callbacks: dict[str, Any] = {"interrupts": self._config.interrupts, "died": self._note_death}
         if self._engine == "ray":
-            return on_ray(_adapt, self._common, self._shares, gpus=self._gpus, **how)
-        return in_processes(_adapt, self._common, self._shares, jobs=len(self._shares), **how)
+            gpus = int(card_of(self._config.model).device.type == "cuda")
+            return on_ray(_adapt, self._common, self._shares, gpus=gpus, **callbacks)
+        return in_processes(_adapt, self._common, self._shares, jobs=len(self._shares), **callbacks)
 
     def _note_death(self, position: int, again: bool) -> None:
         names = self._shares[position][1]
@@ -154,7 +138,7 @@ class WorkerPoolRunner(StreamGroup):
         try:
             yield
         finally:
-            with self._interrupts.finishing():
+            with self._config.interrupts.finishing():
                 done.set()
                 watcher.join()
 
@@ -164,10 +148,13 @@ class WorkerPoolRunner(StreamGroup):
         while not last:
             last = done.wait(_EVERY_S)
             for number, _ in self._shares:
-                self._reports |= _read_reports(_file(self.folder, number, ".json"))
+                with contextlib.suppress(OSError, ValueError):  # no report yet
+                    self._reports |= json.loads(_file(self.folder, number, ".json").read_bytes())["streams"]
             for tail in messages:
                 tail.log_new()
-            self._runs |= {name: _unpacked(report["summary"]) for name, report in self._reports.items()}
+            for name, report in self._reports.items():
+                paths = {"output": self.folder / name, "progress": RunProgress(**report["summary"]["progress"])}
+                self._runs[name] = RunSummary(**{**report["summary"], **paths})
             for name in self._given_up:
                 if self._runs[name].ended is None:
                     self._runs[name].end(WorkersDied(DIED))
@@ -176,8 +163,8 @@ class WorkerPoolRunner(StreamGroup):
                 with contextlib.suppress(OutputError):  # a failure of the last write is raised
                     self.write()
                     self._written = states
-            if self._on_batch:
-                self._on_batch(self.summary)
+            if self._config.on_batch:
+                self._config.on_batch(self.summary)
 
 
 class _Tail:
@@ -203,16 +190,9 @@ def _adapt(common: _Common, share: _Share, stopped: Callable[[], int]) -> dict[s
     number, names = share
     torch.set_num_threads(common.threads)
     with _messages(_file(common.folder, number, ".log"), common.level), contextlib.suppress(Stopped):
-        streams = {name: common.streams[name]() for name in names}
-        site = SharedModelRunner(
-            pickle.loads(common.model),
-            streams,
-            common.folder,
-            common.setup,
-            WorkerInterrupts(stopped),
-            on_change=lambda: None,
-            options_of=common.options_of,
-        )
+        model, streams = pickle.loads(common.model), {name: common.streams[name]() for name in names}
+        config = StreamGroupConfig(model, streams, common.folder, common.setup, WorkerInterrupts(stopped))
+        site = SharedModelRunner(config, common.options_of)
         if number == 0:
             site.log_context()
         health_file = HealthFile(_file(common.folder, number, ".json"), lambda: {"streams": site.reports()}, _EVERY_S)
@@ -251,26 +231,11 @@ def _run_in(folder: Path) -> str | None:
         return None
 
 
-def _read_reports(path: Path) -> dict[str, Any]:
-    """Read a worker's latest reports on its streams; empty before the first."""
-    with contextlib.suppress(OSError, ValueError):
-        return json.loads(path.read_bytes())["streams"]
-    return {}
-
-
 def _with_end(report: StreamReport, run: RunSummary) -> StreamReport:
     """Return a stream's last report, with the end of its run if its worker could not report it."""
     if run.ended is None:
         return report
-    reason = {"reason": run.exit_reason} if run.ended == "error" else {}
-    gauges, values = report["metrics"]["gauges"], {"running": 0.0, "failed": float(run.ended == "error")}
-    ended = {name: (gauges[name][0], value) for name, value in values.items()}
-    return {
-        **report,
-        "vitals": {**report["vitals"], "state": run.ended, **reason},
-        "metrics": {**report["metrics"], "gauges": {**gauges, **ended}},
-    }
-
-
-def _unpacked(content: Mapping[str, Any]) -> RunSummary:
-    return RunSummary(**{**content, "output": Path(content["output"]), "progress": RunProgress(**content["progress"])})
+    failed, vitals, metrics = run.ended == "error", report["vitals"], report["metrics"]
+    vitals = {**vitals, "state": run.ended, **({"reason": run.exit_reason} if failed else {})}
+    ended = {name: (metrics["gauges"][name][0], value) for name, value in (("running", 0.0), ("failed", float(failed)))}
+    return {**report, "vitals": vitals, "metrics": {**metrics, "gauges": {**metrics["gauges"], **ended}}}

@@ -105,12 +105,20 @@ class Backbone(Protocol):
         """Return the logits (B, C) of preprocessed images (B, 3, H, W), and the features (B, D) that enter the head."""
 
 
+def check_dense(images: Tensor) -> None:
+    """Raise ValueError unless a tensor holds its values one after the other."""
+    if images.layout != torch.strided or images.is_nested or images.is_meta:
+        held = "nested" if images.is_nested else "meta" if images.is_meta else str(images.layout).removeprefix("torch.")
+        raise ValueError(f"images must be a dense tensor that holds values, got a {held.strip('_')} tensor")
+
+
 def check_images(images: Tensor, input_size: tuple[int, int] | None, dtype: torch.dtype = torch.float32) -> None:
     """Raise ValueError unless this is a batch of images of this size and type; by default preprocessed ones."""
     height, width = input_size or ("H", "W")
     expected = f"{str(dtype).removeprefix('torch.')} of shape (B, 3, {height}, {width}) with B >= 1"
     if not isinstance(images, Tensor):
         raise ValueError(f"images must be a tensor, {expected}, got {type(images).__name__}")
+    check_dense(images)
     is_batch = images.ndim == 4 and len(images) > 0 and images.shape[1] == 3
     if not is_batch or input_size not in (None, tuple(images.shape[2:])) or images.dtype != dtype:
         channels_last = images.ndim == 4 and images.shape[1] != 3 and images.shape[3] == 3

@@ -16,6 +16,7 @@ from remtta._version import __version__
 from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.deltas.delta_files import FORMAT_VERSION, MAPPINGS, NUMBERS, TEXTS, read_arrays
 from remtta.errors import DeltaError, UsageError
+from remtta.files import as_path
 from remtta.models.card import UNKNOWN
 from remtta.models.metadata import ModelWithMetadata, Output
 from remtta.models.preprocessing import Preprocessing
@@ -89,12 +90,13 @@ def save_delta(path: str | Path, delta: Delta, *, overwrite: bool = True) -> Non
     for name, tensor in delta.tensors.items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise DeltaError(f"the adapted {name} holds values that are not finite numbers; nothing was saved")
+    file = as_path(path, "the file of a delta")
     header = {
         "format_version": FORMAT_VERSION,
         **{name: str(getattr(delta, name)) for name in (*TEXTS, *NUMBERS)},
         **{name: json.dumps(getattr(delta, name), sort_keys=True) for name in MAPPINGS},
     }
-    save_tensors(Path(path), delta.tensors, header)
+    save_tensors(file, delta.tensors, header)
 
 
 def load_delta(path: str | Path) -> Delta:
@@ -104,7 +106,7 @@ def load_delta(path: str | Path) -> Delta:
         DeltaError: If it is not a safetensors file, lacks a header field, or holds a value that is not finite.
         UsageError: If the file does not exist.
     """
-    fields, arrays = read_arrays(Path(path))
+    fields, arrays = read_arrays(as_path(path, "the file of a delta"))
     return Delta(tensors={name: torch.from_numpy(array) for name, array in arrays.items()}, **fields)
 
 

@@ -70,6 +70,7 @@ class _Task(NamedTuple):
     folder: Path
 
 
+@torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
 def evaluate(
     model: nn.Module,
     dataset: Dataset,
@@ -257,7 +258,7 @@ class _Evaluation:
         return results
 
     def _run_trial(self, name: str, seed: int, writer: TrialWriter, state: Mapping[str, Tensor]) -> TrialRecord:
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         try:
             with self._context.pipeline(name) as pipeline:
                 return Trial(self._context, name, seed, pipeline, writer, self._interrupts).run(state)

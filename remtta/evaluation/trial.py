@@ -109,7 +109,7 @@ class Trial(LoopCallback):
     def on_prediction(self, result: BatchResult) -> None:
         """Write the rows of a batch, and the guard's decisions."""
         position = self._position
-        views = self._pipeline.method.last_views if result.learned_any else None
+        views = self._pipeline.method.last_views if result.prediction.learned.any() else None
         rows = evaluation_rows(result, self._context.dataset, self._items(result.batch.frames), self._form, views)
         fields = {"method": self._name, "seed": self._seed, "phase": self._visit.phase, "visit": position.visit}
         events = ({**fields, "index": position.frames, **event} for event in self._pipeline.events())

@@ -65,7 +65,7 @@ class SideNetworks(Method[Config]):
         self.margin = config.entropy_margin * math.log(model.num_classes)
         shapes_only = model.device.type == "meta"
         with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
-            torch.manual_seed(_SEED)
+            torch.default_generator.manual_seed(_SEED)
             self.networks = self.build().to(model.device, torch.float32).eval()
         self.trained = self.learned()
         side_norms = {f"beside.{name}": norm for name, norm in batch_norms(self.networks).items()}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError, UsageError, counted
 from remtta.files import read_text
-from remtta.models.metadata import ModelWithMetadata, PretrainedConfig
+from remtta.models.metadata import ModelWithMetadata, PretrainedConfig, metadata_of
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import config_of, num_classes_of, unwrap_model
 from remtta.options import ModelOptions
 
-UNKNOWN = "unknown"  # name of a model not built by `load_model`
+_log = logging.getLogger(__name__)
 
+UNKNOWN = "unknown"  # name of a model not built by `load_model`
 
 LoadArguments = dict[str, Any]
 """Arguments of `load_model`, ready for JSON."""
@@ -76,6 +78,17 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
     )
 
 
+def warn_of_change(model: nn.Module, card: ModelCard) -> None:
+    """Warn if a model's weights, of which the card has the hash, are not those that it was first adapted from."""
+    metadata = metadata_of(unwrap_model(model).module)
+    metadata.source_sha256 = metadata.source_sha256 or card.sha256
+    if metadata.source_sha256 != card.sha256:
+        _log.warning(
+            "the model's weights have changed since it was first adapted, and now count as the source weights; build "
+            "the model anew to start from the first ones"
+        )
+
+
 def built_from(options: ModelOptions) -> LoadArguments:
     """Return arguments of `load_model` that build the same model from any folder."""
     texts = options.text_embeddings
@@ -117,8 +130,12 @@ def read_labels(labels: Sequence[str] | Mapping[int, str] | str | Path | None) -
         raise UsageError(
             f"labels by number need the numbers 0 to {len(labels) - 1}, got {', '.join(map(str, labels))[:80]}"
         )
+    if labels is None:
+        return None
     if not isinstance(labels, (str, Path)):
-        return None if labels is None else _labels_in({"label_names": labels})
+        if not isinstance(labels, Iterable) or isinstance(labels, bytes):
+            raise UsageError(f"labels are class names, or a file with one per line, got {labels!r:.80}")
+        return _labels_in({"label_names": labels})
     if not (text := read_text(labels, "--labels")).strip():
         raise UsageError(f"--labels: {labels} is empty")
     if Path(labels).suffix == ".json":

@@ -97,6 +97,7 @@ def _as_tuple(value: float | Sequence[float] | None, count: int) -> Any:
     return (value,) * count if isinstance(value, int | float) else tuple(value)
 
 
+@torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
 def load(options: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
     """Build a classifier with the options of the command line, as `load_model` does."""
     options.check_files()

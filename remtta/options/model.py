@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from remtta.errors import UsageError
+from remtta.files import as_path
 from remtta.options.option import in_model
 
 DEFAULT_MODEL = "vit_base_patch16_224"
@@ -87,6 +88,6 @@ class ModelOptions:
 
     def check_files(self) -> None:
         """Raise UsageError if the checkpoint does not exist."""
-        if self.checkpoint is not None and not Path(self.checkpoint).is_file():
-            what = "a folder; name the file in it" if Path(self.checkpoint).is_dir() else "no such checkpoint file"
+        if self.checkpoint is not None and not (path := as_path(self.checkpoint, "checkpoint")).is_file():
+            what = "a folder; name the file in it" if path.is_dir() else "no such checkpoint file"
             raise UsageError(f"{self.checkpoint}: {what}")

@@ -79,6 +79,7 @@ def REM(model: nn.Module, config: REMConfig | None = None) -> Pipeline:
 
 
 @torch.inference_mode(False)  # the caller may be inside one
+@torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
 def build_pipeline(
     model: nn.Module,
     card: ModelCard,
@@ -103,7 +104,7 @@ def build_pipeline(
     with _unchanged_on_failure(model):
         options, source_data, delta = config.options, config.source_data, config.delta
         settings = settings_of(config.method, config.config, batch_size=options.batch_size)
-        torch.manual_seed(options.seed)
+        torch.default_generator.manual_seed(options.seed)
         method = build_method(config.method, model, settings)
         _check_method(method, config)
         source_record = None

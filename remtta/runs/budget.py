@@ -156,9 +156,7 @@ class RateCheck:
 
 
 class LearnableFrames(LearningPolicy):
-    """Learns from all but black and repeated frames, while there is time; stores the fingerprint of the last readable
-    video frame in the place.
-    """
+    """Learns from all but black and repeated frames, while there is time; stores the last video frame's fingerprint."""
 
     def __init__(self, progress: RunProgress, budget: TimeBudget, rate: RateCheck | None = None) -> None:
         self._progress, self._budget, self._rate = progress, budget, rate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -45,18 +46,21 @@ def check_same_model(folder: Path, name: str) -> None:
 
 
 @contextlib.contextmanager
-def run_folder(given: str | Path | None, root: Path = Path("runs")) -> Iterator[Path]:
-    """Yield the given folder, or a new one under `root` named by the UTC time.
+def run_folder(output: str | Path | None, root: Path = Path("runs")) -> Iterator[Path]:
+    """Yield the folder `output`, or a new one under `root` named by the UTC time.
 
     The new folder is created at once, so that no other run gets it, and removed at the end if it is empty. Raise
     OutputError if it cannot be created.
     """
-    if given is not None:
-        yield Path(given)
+    if output is not None:
+        yield Path(output)
         return
     stamp, was_there = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), root.exists()
-    names = (stamp, *(f"{stamp}-{number}" for number in range(2, 1000)))
-    folder = next(path for path in (root / name for name in names) if _made(path))
+    for number in itertools.count(1):
+        folder = root / (stamp if number == 1 else f"{stamp}-{number}")
+        with writing(folder), contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
     try:
         yield folder
     finally:
@@ -64,16 +68,6 @@ def run_folder(given: str | Path | None, root: Path = Path("runs")) -> Iterator[
             folder.rmdir()
             if not was_there:
                 root.rmdir()
-
-
-def _made(folder: Path) -> bool:
-    """Create a folder; return False if it exists."""
-    with writing(folder):
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            return False
-    return True
 
 
 def check_folder(folder: Path, own: str = RECORD, *, overwrite: bool, resume: bool = False) -> None:
@@ -105,17 +99,9 @@ def check_free(folder: Path, own: str = RECORD, *, overwrite: bool, resume: bool
         return
     if any((folder / name).stat().st_size for name in earlier):
         raise UsageError(f"{folder} has lost its {own}, so it cannot be resumed; --overwrite replaces it")
-    _refuse_others_files(folder)
-
-
-def _refuse_others_files(folder: Path) -> None:
-    """Raise UsageError if a folder holds files but no run, so that results are not written among images by mistake.
-
-    Hidden files do not count, nor do .json files: a failed run may have left its health file.
-    """
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    named = (name for name in names if name not in OWN_FILES)
-    if others := [name for name in named if not name.startswith(".") and not name.endswith(".json")]:
+    # Results are not written among images by mistake. A failed run may have left its health file, a .json file.
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if others := sorted(name for name in names - {*OWN_FILES} if name[0] != "." and not name.endswith(".json")):
         raise UsageError(
             f"{folder} is not empty ({others[0]}{', ...' if others[1:] else ''}) and holds no earlier run; choose "
             "another --output, or add --overwrite to write there anyway"
@@ -146,12 +132,9 @@ def _differences(earlier: Any, now: Any, name: str = "") -> Iterator[str]:
         for number, (before, after) in enumerate(zip(earlier, now, strict=True)):
             yield from _differences(before, after, f"{name}[{number}]")
     elif earlier != now:
-        yield f"{name} was {_shown(earlier)}, is {_shown(now)}"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+        texts = json.dumps(earlier), json.dumps(now)
+        was, is_now = (f"{text[:_LONGEST_SHOWN]}..." if len(text) > _LONGEST_SHOWN else text for text in texts)
+        yield f"{name} was {was}, is {is_now}"
 
 
 class RunFolder:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import call
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import RemttaError
+from remtta.errors import NotFiniteError
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.pipeline.pipeline import Pipeline
@@ -50,9 +51,7 @@ class BatchResult:
     # Predictions of the K readable frames, from before the update; their logits are finite, on the CPU.
     prediction: Prediction
     update: int  # number of updates since the last reset at the time of the prediction
-    counts_before: tuple[int, int]  # `frames_in_delta` and `frames_since_reset` before the batch
     adapted: bool = False  # whether the batch led to an update
-    learned_any: bool = False  # whether any frame was learned from; then its views are in the method's `last_views`
     # Reasons why readable frames were excluded from learning, by frame index.
     excluded: Mapping[int, str] = field(default_factory=dict)
     prediction_seconds: float = 0.0  # until the predictions are there; includes the update without `latency`
@@ -63,6 +62,9 @@ class BatchResult:
         """Number of frames used in an update."""
         return len(self.batch.readable) - len(self.excluded) if self.adapted else 0
 
+
+WithModel = Callable[[Callable[[], None]], None]
+"""Calls a function that uses the model, while nothing else uses it."""
 
 Snapshot = tuple[Counts, Mapping[str, Tensor]]
 """Everything needed to resume a loop from the end of a batch: its counts, and the pipeline's state."""
@@ -94,24 +96,22 @@ class LoopCallback:
         """Send the predictions to readers, at the end; with `latency`, before anything is learned."""
 
 
-def run_directly(work: Callable[[], None]) -> None:
-    """Call `work`, which uses the model, at once: the model is not shared."""
-    work()
-
-
 class AdaptationLoop:
     """Predicts batches and learns from them with a pipeline, and notifies a callback.
 
     On a stop, a batch that takes under 2 s is completed; of a slower one, the state from before is saved.
+
+    Attributes:
+        quick: Whether the last batch was fast enough for a stop to wait for another.
+        committed: Delta and updates as of the last finished batch, and the number of frames in that delta.
 
     Args:
         counts: New counts, or those of a run to resume.
         reset_every: Restore the source weights after this many learned frames; None for never.
         adapt_for: Only predict after this many frames; None for never.
         latency: Pass predictions to the callback before the update begins.
-        keeps_state: Keep that state before fast batches, too: after a failure, frames of a live source do not come
-            again.
-        exclusively: Calls a function that uses the model, while nothing else uses it.
+        live: Frames do not come again after a failure, so copy the state before every batch, not only before slow ones.
+        with_model: How to use a model that others use, too.
     """
 
     def __init__(
@@ -126,31 +126,30 @@ class AdaptationLoop:
         reset_every: int | None = None,
         adapt_for: int | None = None,
         latency: bool = False,
-        keeps_state: bool = False,
-        exclusively: Callable[[Callable[[], None]], None] = run_directly,
+        live: bool = False,
+        with_model: WithModel = call,
     ) -> None:
         self.pipeline, self.counts, self._card = pipeline, counts, card
         self._policy, self._callback, self._interrupts = policy, callback, interrupts
         self._reset_every, self._adapt_for, self._latency = reset_every, adapt_for, latency
-        self._keeps_state, self._exclusively = keeps_state, exclusively
-        self.quick = False  # whether the last batch was fast enough for a stop to wait for another
+        self._live, self._with_model = live, with_model
+        self.quick = False
         self._busy = False  # whether a batch is in progress
-        self._before: Snapshot | None = None  # the end of the last finished batch, if it was kept
+        self._before: Snapshot | None = None  # the end of the last finished batch, if it was copied
         self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the loop's
         self._early_seconds = 0.0  # spent on early predictions of the next batch's frames
-        self.committed: Committed = pipeline.committed  # as of the last finished batch
+        self.committed: tuple[Committed, int]
+        self._commit()
 
     def run(self, batches: Iterable[Batch]) -> None:
-        """Process batches; raise Stopped on a signal (save `snapshot` then), RemttaError if outputs are not finite."""
+        """Process batches; raise Stopped on a signal (save `snapshot` then), NotFiniteError for outputs like NaN."""
         for batch in batches:
-            self._exclusively(partial(self._predict_early if batch.early else self._process, batch))
+            self._with_model(partial(self._predict_early if batch.early else self._process, batch))
 
     def _process(self, batch: Batch) -> None:
         """Predict a batch, and learn from it."""
-        with contextlib.ExitStack() as stack:
-            if self.quick:
-                stack.enter_context(self._interrupts.held())
-            if (self._keeps_state or not self.quick) and self.pipeline.method.norms_only:  # do not hold gigabytes twice
+        with self._interrupts.held() if self.quick else contextlib.nullcontext():
+            if (self._live or not self.quick) and self.pipeline.method.norms_only:  # do not hold gigabytes twice
                 self._before = self._counts_before or replace(self.counts), self.pipeline.state_dict()
             started, self._busy = time.monotonic(), True
             result = self._predict(batch)
@@ -178,37 +177,30 @@ class AdaptationLoop:
 
     def _predict(self, batch: Batch) -> BatchResult:
         """Return the predictions of a batch."""
-        counts_before, frames = self._prepare(batch), batch.readable
+        frames = batch.readable
+        self._freeze_or_reset(batch)
         update = self.pipeline.method.num_updates
         if not frames:
-            return BatchResult(batch, Prediction(), update, counts_before)
+            return BatchResult(batch, Prediction(), update)
         images = torch.stack([frame.image for frame in frames if frame.image is not None])
         pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
         learnable, excluded, skipped = self._exclusions(batch, pixels)
         started = time.monotonic()
-        prediction = self.pipeline.predict(
-            pixels, learnable, update=not skipped, latency=self._latency, early=batch.early
-        )
-        prediction.logits = prediction.logits.cpu()
-        if not torch.isfinite(prediction.logits).all():
-            # Neither state nor weights are worth keeping; busy, so that `snapshot` gives none.
-            self._before, self._busy, self.committed = None, True, ({}, 0)
-            raise RemttaError(
+        try:
+            prediction = self.pipeline.predict(
+                pixels, learnable, update=not skipped, latency=self._latency, early=batch.early
+            )
+        except NotFiniteError as error:
+            # Neither state nor weights are worth saving; busy, so that `snapshot` gives none.
+            self._before, self._busy, self.committed = None, True, (({}, 0), 0)
+            raise NotFiniteError(
                 f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
                 "use a lower --lr, or check the checkpoint"
-            )
-        seconds, learned = time.monotonic() - started, bool(prediction.learned.any())
-        return BatchResult(
-            batch,
-            prediction,
-            update,
-            counts_before,
-            adapted=learned and not prediction.harmful,  # assumed, until it is learned from
-            learned_any=learned,
-            excluded=excluded,
-            prediction_seconds=seconds,
-            seconds=seconds,
-        )
+            ) from error
+        prediction.logits = prediction.logits.cpu()
+        seconds = time.monotonic() - started
+        adapted = bool(prediction.learned.any()) and not prediction.harmful  # assumed, until it is learned from
+        return BatchResult(batch, prediction, update, adapted, excluded, prediction_seconds=seconds, seconds=seconds)
 
     def _learn(self, result: BatchResult, started: float) -> BatchResult:
         """Update by a predicted batch, if it is to be learned from; return the result with what came of it."""
@@ -223,17 +215,16 @@ class AdaptationLoop:
         adapted = after > before or 0 < after < before  # some methods reset themselves
         return replace(result, adapted=adapted, prediction_seconds=predicted, seconds=seconds)
 
-    def _prepare(self, batch: Batch) -> tuple[int, int]:
-        """Freeze or reset the weights if it is time to; return `frames_in_delta` and `frames_since_reset`."""
-        before = self._counts_before or self.counts  # without frames of this batch that were predicted early
-        if self._adapt_for is not None and before.frames >= self._adapt_for:
+    def _freeze_or_reset(self, batch: Batch) -> None:
+        """Stop learning, or restore the source weights, if it is time to."""
+        counts = self._counts_before or self.counts  # without frames of this batch that were predicted early
+        if self._adapt_for is not None and counts.frames >= self._adapt_for:
             self.pipeline.frozen = True
         due = self._reset_every is not None and self.counts.frames_since_reset >= self._reset_every
         due = due and batch.learn and not self.pipeline.frozen
         if batch.readable and (self.pipeline.method.config.episodic or due):
             self.pipeline.reset()
-            return 0, 0
-        return self.counts.frames_in_delta, self.counts.frames_since_reset
+            self.counts.frames_in_delta = self.counts.frames_since_reset = 0
 
     def _exclusions(self, batch: Batch, pixels: Tensor) -> tuple[Tensor, Mapping[int, str], bool]:
         """Return which readable frames are learnable (K,), why others are not, and whether the batch is skipped."""
@@ -246,46 +237,50 @@ class AdaptationLoop:
 
     def _write(self, result: BatchResult) -> None:
         self._callback.on_prediction(result)
-        unreported, prediction = result.batch.unreported, result.prediction
-        num_readable = sum(frame.image is not None for frame in unreported)
-        self.counts.frames += len(unreported)
-        self.counts.skipped += len(unreported) - num_readable
-        self.counts.by_source += num_readable * (prediction.weight == 0)
-        self.counts.by_both += num_readable * (0 < prediction.weight < 1)
-        self.counts.smoothed += sum(prediction.smoothed[result.batch.num_reported_readable :])
+        counts, prediction = self.counts, result.prediction
+        num_readable = len(result.batch.readable) - result.batch.num_reported_readable
+        counts.frames += len(result.batch.unreported)
+        counts.skipped += len(result.batch.unreported) - num_readable
+        counts.by_source += num_readable * (prediction.weight == 0)
+        counts.by_both += num_readable * (0 < prediction.weight < 1)
+        counts.smoothed += sum(prediction.smoothed[result.batch.num_reported_readable :])
 
     def _finish(self, result: BatchResult) -> None:
         """Count a batch."""
-        counts, made = self.counts, self.pipeline.method.num_updates - result.update  # fewer after a reset
-        counts.frames_in_delta, counts.frames_since_reset = (
-            result.num_learned + (made >= 0) * count for count in result.counts_before
-        )
+        counts, made = self.counts, self.pipeline.method.num_updates - result.update
+        if made < 0:  # a reset
+            counts.frames_in_delta = counts.frames_since_reset = 0
+        counts.frames_in_delta += result.num_learned
+        counts.frames_since_reset += result.num_learned
         if not result.prediction.harmful:
-            counts.updates += made if made >= 0 else int(result.learned_any)
+            counts.updates += made if made >= 0 else bool(result.prediction.learned.any())
         counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
-        self.committed = self.pipeline.committed
+        self._commit()
         self._busy, self._before, self._counts_before = False, None, None
         self._callback.on_batch_end(result)
+
+    def _commit(self) -> None:
+        self.committed = self.pipeline.committed, self.counts.frames_in_delta
 
     # Between two batches.
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """A snapshot of the last finished batch; None in the middle of a batch if it was not kept."""
+        """A snapshot of the last finished batch; None in the middle of a batch if it was not copied."""
         return self._before if self._busy else (self._counts_before or self.counts, self.pipeline.state_dict())
 
     def resume_from(self, path: Path, state: Mapping[str, Tensor]) -> None:
         """Resume from the state in a file, before the first batch; raise UsageError if it is not this loop's."""
         if state:
             try:
-                self._exclusively(partial(load_whole, state, self.pipeline))
+                self._with_model(partial(load_whole, state, self.pipeline))
             except ValueError as error:
                 raise other_version(path) from error
-            self.committed = self.pipeline.committed
+            self._commit()
 
     def start_new_stream(self) -> None:
         """Restore the source weights for an independent stream."""
         self.pipeline.start_new_stream()
-        self.committed = self.pipeline.committed
         self.counts.frames_in_delta = self.counts.frames_since_reset = 0
+        self._commit()

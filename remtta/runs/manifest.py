@@ -7,9 +7,10 @@ import math
 import platform
 import sys
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import call
 from typing import Any
 
 import timm
@@ -30,7 +31,7 @@ from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import Latencies
 from remtta.runs.folder import RECORD
-from remtta.runs.loop import Counts, run_directly
+from remtta.runs.loop import Counts, WithModel
 from remtta.runs.summary import RunSummary
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
@@ -51,8 +52,7 @@ class RunContext:
     start: Delta | None = None  # the delta from which it starts, if any
     memory: Budget | None = None  # decoding budget, if shared with other runs
     earlier: Mapping[str, Any] | None = None  # the record of the run that it resumes, if any
-    # Calls a function that uses the model, while nothing else uses it.
-    exclusively: Callable[[Callable[[], None]], None] = run_directly
+    with_model: WithModel = call
 
     @property
     def config(self) -> MethodConfig:
@@ -62,16 +62,11 @@ class RunContext:
     @property
     def last_bytes(self) -> int:
         """Approximate size of the files that a run writes last."""
-        delta, state = (
-            sum(tensor.nbytes for tensor in tensors.values())
-            for tensors in (self.pipeline.committed[0], self.pipeline.state_dict())
-        )
         # The optimizer's state appears with its first step, with up to two more values per weight; the guard's grows
         # with its frames.
-        room = delta + state + 2 * delta + 3 * _HEADER_BYTES
-        if self.pipeline.guard:
-            room += self.pipeline.guard.max_bytes(self.card.num_classes)
-        return min(room, _MAX_BYTES)
+        tensors = [*3 * [*self.pipeline.committed[0].values()], *self.pipeline.state_dict().values()]
+        guard = self.pipeline.guard.max_bytes(self.card.num_classes) if self.pipeline.guard else 0
+        return min(sum(tensor.nbytes for tensor in tensors) + guard + 3 * _HEADER_BYTES, _MAX_BYTES)
 
 
 def delta_of(
@@ -105,7 +100,7 @@ class RunManifest:
         self._environment = environment(context.card.device)
 
     def resume_from(self, earlier: Mapping[str, Any]) -> None:
-        """Continue an earlier run's record, from the summary's place."""
+        """Continue an earlier run's record."""
         timing = earlier.get("timing", {})
         self.run = earlier.get("run") or self.run
         self.started = timing.get("started", self.started)
@@ -184,10 +179,14 @@ def guard_record(pipeline: Pipeline, counts: Counts) -> dict[str, Any] | None:
     """Return the guard's part of a record, or None without a guard."""
     if pipeline.guard is None:
         return None
-    answered = {"answered_by_source": counts.by_source, "answered_by_both": counts.by_both}
     lead = pipeline.guard.detector.status.lead
-    known = {"lead": round(lead, 4)} if math.isfinite(lead) else {}
-    return {"alarms": pipeline.total_alarms, "retired": pipeline.retired, **known, **answered}
+    return {
+        "alarms": pipeline.total_alarms,
+        "retired": pipeline.retired,
+        **({"lead": round(lead, 4)} if math.isfinite(lead) else {}),
+        "answered_by_source": counts.by_source,
+        "answered_by_both": counts.by_both,
+    }
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
@@ -39,13 +39,8 @@ class RunProgress(Counts):
     fingerprint: str | None = None  # fingerprint of the last readable video frame
     last: list[str | int | None] | None = None  # source and number of the last frame seen
 
-    def restore(self, earlier: RunProgress) -> None:
-        """Take over the values of an earlier part of the run."""
-        for field in fields(earlier):
-            setattr(self, field.name, getattr(earlier, field.name))
-
     def count(self, rows: Iterable[Row]) -> None:
-        """Count rows written after this place was saved."""
+        """Count rows that were written after the last save."""
         for row in rows:
             if "gap" in row:
                 self.gaps += 1
@@ -95,12 +90,12 @@ def unseen_frames(
     unsaved: Sequence[Row],
     transform: Callable[[Image], Tensor],
 ) -> Iterator[Frame]:
-    """Yield the frames of a stream after a place; all frames of a live source, which starts anew. Raise UsageError if
-    the stream no longer starts with the frames seen before, in that order.
+    """Yield the frames of a stream that were not seen yet; all frames of a live source, which starts anew. Raise
+    UsageError if the stream no longer starts with the frames seen before, in that order.
 
     Args:
         first: The run's first row, if it has one: a pipe of other frames is refused at once, not at the last one seen.
-        unsaved: The rows that the run wrote after this place was saved; the stream must still have their frames.
+        unsaved: The rows that the run wrote after its last save; the stream must still have their frames.
         transform: From an image to the model's input, a uint8 tensor (3, H, W).
     """
     limit = stream.options.limit if stream.live else None  # other sources stop at it by themselves
@@ -113,32 +108,27 @@ def unseen_frames(
         return
     wanted = "the paths in the same order (sort -V)" if stream.kind == "paths" else "the same source and --frame-stride"
     advice = f"give {wanted}, or choose another --output"
-
-    def shown(source: str, number: int | None) -> str:
-        return source if number is None else f"frame {number} of {source}"
-
-    def check(number: int, frame: Frame, was: Sequence[Any]) -> None:
-        if [frame.source, frame.number] != was:
-            now = shown(frame.source, frame.number)
-            raise UsageError(f"frame {number} of {stream.name} is {now}, and was {shown(*was)}; {advice}")
-
-    seen, num_known = 0, progress.frames + len(unsaved)  # the place goes on with the first frame yielded
-    known = {progress.frames: progress.last, **({1: [first["source"], first.get("frame")]} if first else {})}
-    for frame in islice(frames, progress.frames):
-        seen += 1
-        if was := known.get(seen):
-            check(seen - 1, frame, was)
+    rows = {0: first, **dict(enumerate(unsaved, progress.frames))}
+    known = {number: [row["source"], row.get("frame")] for number, row in rows.items() if row}
+    if progress.frames and progress.last:
+        known[progress.frames - 1] = progress.last
+    num_known, seen = progress.frames + len(unsaved), 0
+    for number, frame in enumerate(frames):
+        if (was := known.get(number)) and [frame.source, frame.number] != was:
+            now, before = (
+                source if part is None else f"frame {part} of {source}"
+                for source, part in ((frame.source, frame.number), was)
+            )
+            raise UsageError(f"frame {number} of {stream.name} is {now}, and was {before}; {advice}")
+        seen = number + 1
         if seen == progress.frames and frame.number is not None and progress.fingerprint:
             _warn_of_other(frame, progress.fingerprint, transform)
-    for row, frame in zip(unsaved, frames, strict=False):
-        check(seen, frame, [row["source"], row.get("frame")])
-        seen += 1
-        yield frame
+        if seen > progress.frames:
+            yield frame
     if seen < num_known:
         within = "" if stream.options.limit is None else f" within --limit {stream.options.limit}"
         holds = f"{stream.name} holds {counted(seen, 'frame')}{within}"
         raise UsageError(f"{holds}, and the run had seen {num_known}; {advice}")
-    yield from frames
 
 
 def _warn_of_other(frame: Frame, before: str, transform: Callable[[Image], Tensor]) -> None:

@@ -20,14 +20,14 @@ _DAMAGE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, 
 
 
 @contextlib.contextmanager
-def reading(progress: Path | str, kind: type[RemttaError] = RemttaError) -> Iterator[None]:
-    """Report any failure in this block that damaged files can cause as an error of this kind, which names the place."""
+def reading(path: Path | str, kind: type[RemttaError] = RemttaError) -> Iterator[None]:
+    """Report any failure in this block that damaged files can cause as an error of this kind, which names the path."""
     try:
         yield
     except RemttaError:
         raise
     except _DAMAGE as error:
-        raise kind(f"{progress} is damaged ({type(error).__name__}: {error})") from error
+        raise kind(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -80,8 +80,8 @@ def aligned(rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> list
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if progress in left else cell.rjust(width)
-            for progress, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in table
     ]

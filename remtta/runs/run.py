@@ -75,8 +75,8 @@ class Run:
             reset_every=options.reset_every,
             adapt_for=options.adapt_for,
             latency=options.latency,
-            keeps_state=context.stream.live,
-            exclusively=context.exclusively,
+            live=context.stream.live,
+            with_model=context.with_model,
         )
         self._stream_batches = Batches(context.stream.live_source, options, context.card.preprocessing, context.memory)
         self._saver = Saver(context, self.summary, self.record, self._loop)
@@ -135,19 +135,15 @@ class Run:
         check_same_run(earlier, self.record.content())
         earlier_progress, state = load_position(folder / STATE, RunProgress)
         progress = self.summary.progress
-        progress.restore(earlier_progress)  # the loop and the policy hold it, too
+        vars(progress).update(vars(earlier_progress))  # in place: the loop and the policy hold it, too
         self._loop.resume_from(folder / STATE, state)
         self.summary.num_alarms = self.context.pipeline.total_alarms
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.resume_from(earlier)
-        self._writer.resume()
+        self._writer.begin(resume=True)
         self._folder.reserve_space(self.context.last_bytes)
-        _log.info(
-            "resuming %s after %s and %s",
-            folder,
-            counted(progress.frames, "frame"),
-            counted(progress.updates, "update"),
-        )
+        frames, updates = counted(progress.frames, "frame"), counted(progress.updates, "update")
+        _log.info("resuming %s after %s and %s", folder, frames, updates)
         if self._echoes:  # a reader that stopped may have lost rows
             _log.info("earlier rows are not sent again; %s has them all", folder / PREDICTIONS)
 

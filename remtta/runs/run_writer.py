@@ -74,28 +74,16 @@ class RunWriter(LoopCallback):
         """True if its files are open."""
         return self._rows is not None
 
-    @property
-    def _eventful(self) -> bool:
-        """True if events are possible."""
-        guard, options = self._context.pipeline.guard, self._context.options
-        return self._context.stream.live or options.expire_below is not None or (guard is not None and guard.watches)
-
-    def begin(self) -> None:
-        """Create new files."""
-        self._rows = RowWriter(self.summary.output / PREDICTIONS, self._pipe, durable=True)
-        if self._eventful:
-            self._events = RowWriter(self.summary.output / EVENTS, durable=True)
-
-    def resume(self) -> None:
-        """Open the files of an earlier run whose state was saved at the summary's place, and go on from there; raise
-        UsageError if lines are missing or damaged.
+    def begin(self, *, resume: bool = False) -> None:
+        """Create its files, or open those of an earlier run whose state was saved at the summary's progress, and go on
+        from there; raise UsageError if lines are missing or damaged.
         """
-        live, progress = self._context.stream.live, self.summary.progress
+        live, progress, guard = self._context.stream.live, self.summary.progress, self._context.pipeline.guard
         self._rows = RowWriter(
             self.summary.output / PREDICTIONS,
             self._pipe,
             keep_bytes=progress.num_bytes,
-            keep_tail=True,
+            keep_tail=resume,
             durable=True,
             kept_sha256=progress.rows_sha256,
             remade=not live,
@@ -105,13 +93,14 @@ class RunWriter(LoopCallback):
             _log.warning("writing %s at the end of %s again", damaged, PREDICTIONS)
         if live:
             self.summary.count_unsaved(self._rows.unsaved_rows())  # their frames cannot be read again
-        if self._eventful:
+        if live or self._context.options.expire_below is not None or (guard is not None and guard.watches):
             path = self.summary.output / EVENTS
             kept = progress.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
-            self._events = RowWriter(path, keep_bytes=kept, keep_tail=live, durable=True)  # or made again
+            self._events = RowWriter(path, keep_bytes=kept, keep_tail=resume and live, durable=True)  # or made again
             if live:
                 self._events.unsaved_rows()
-        self.started -= progress.seconds
+        if resume:
+            self.started -= progress.seconds
         self._note_progress()
 
     def expected_rows(self) -> list[Row]:
@@ -133,17 +122,16 @@ class RunWriter(LoopCallback):
             if frame.gap:
                 self.summary.progress.gaps += 1
                 self.write_event(frame.index, {"event": "gap", "source": frame.source, **dataclasses.asdict(frame.gap)})
+            if frame.error and self._context.options.on_error == "skip":
+                _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
         self._record.latencies.add(result.prediction_seconds, len(batch.readable) - batch.num_reported_readable)
-        last = batch.frames[-1]
-        self.summary.progress.last = [last.source, last.number]
-        logits = result.prediction.logits
-        nats = float(entropy(logits).mean()) if len(logits) else None
+        last, summary, logits = batch.frames[-1], self.summary, result.prediction.logits
+        summary.progress.last = [last.source, last.number]
         if batch.unreported:
-            self.summary.note_answer(batch.unreported[0].read_at, nats)
-        if self._context.options.on_error == "skip":
-            for frame in batch.unreported:
-                if frame.error:
-                    _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
+            now, read_at = datetime.now(UTC), batch.unreported[0].read_at
+            age = None if read_at is None else (now - datetime.fromisoformat(read_at)).total_seconds()
+            summary.last_frame, summary.lag_s = now.isoformat(timespec="seconds"), age and round(age, 3)
+            summary.entropy = float(entropy(logits).mean()) if len(logits) else None
 
     def on_batch_end(self, result: BatchResult) -> None:
         """Write events, and note durations."""

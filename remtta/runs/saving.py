@@ -54,45 +54,42 @@ class Saver:
         self._context, self._summary, self._record, self._loop = context, summary, record, loop
         self._rhythm, self._num_saves = SaveRhythm(), 0  # due by the number of updates
         self._saved_frames = 0
-        self._saves_delta = context.pipeline.method.norms_only or context.options.save_full
 
     def after_batch(self) -> None:
         """Save what is due after a batch."""
         options, before = self._context.options, self._num_saves
         self._num_saves = self._loop.counts.updates // options.save_every
         if self._num_saves != before or self._rhythm.allows(options.save_every_s):
-            if not self._rhythm.slow or self._rhythm.allows():
-                with self._rhythm.timed():
-                    self.finish()
-            self._record.write()
+            self._save(skip=self._rhythm.slow and not self._rhythm.allows())
 
     def while_waiting(self) -> None:
         """Save what is due by time between two batches, which may be far apart: the source may be lost."""
         if self._loop.counts.frames != self._saved_frames and self._rhythm.allows(self._context.options.save_every_s):
+            self._save()
+
+    def _save(self, *, skip: bool = False) -> None:
+        """Save, or only write the record."""
+        if not skip:
             with self._rhythm.timed():
                 self.finish()
-            self._record.write()
+        self._record.write()
 
     def finish(self) -> None:
         """Save state and delta as of the last finished batch; if one fails, the other is still tried."""
         self._saved_frames = self._loop.counts.frames
-        with contextlib.ExitStack() as saves:
-            saves.callback(self._save_state)
-            saves.callback(self._save_delta)
-
-    def _save_state(self) -> None:
-        snapshot = self._loop.snapshot
-        if snapshot is None:  # in the middle of a batch; keep the previous save
-            return
-        progress, state = snapshot
-        save_state(self._summary.output / STATE, asdict(progress), state)
+        try:
+            self._save_delta()
+        finally:
+            if snapshot := self._loop.snapshot:  # else in the middle of a batch; keep the previous save
+                progress, state = snapshot
+                save_state(self._summary.output / STATE, asdict(progress), state)
 
     def _save_delta(self) -> None:
-        committed, context = self._loop.committed, self._context
-        if not committed[0] or not self._saves_delta:
+        committed, frames = self._loop.committed
+        context = self._context
+        if not committed[0] or not (context.pipeline.method.norms_only or context.options.save_full):
             return
-        frames, size = self._loop.counts.frames_in_delta, context.options.batch_size
-        delta = delta_of(context.card, context.method, context.config, size, committed, frames)
+        delta = delta_of(context.card, context.method, context.config, context.options.batch_size, committed, frames)
         try:
             save_delta(self._summary.output / DELTA, delta)
         except DeltaError as error:  # the outputs will not be finite either, and stop the run

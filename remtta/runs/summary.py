@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,50 +22,26 @@ class GuardStop(Exception):
 
 @dataclass
 class RunSummary:
-    """A run's summary.
+    """A run's summary."""
 
-    Attributes:
-        output: The run's folder.
-        place: The counts, over all parts of a resumed run.
-        untimed: Number of predicted frames that took an unknown time, after the last save of an earlier part.
-        num_alarms: Alarms of the guard.
-        num_resumed: How often the run was resumed.
-        exit_reason: "running", "completed", a signal's name, "closed pipe", "guard", or "error: ...".
-        signum: The signal that stopped it, if any.
-        last_frame: Time at which a frame was last predicted: UTC, ISO 8601.
-        lag_s: Age of the oldest frame of a live source's last batch when it was predicted.
-        entropy: Mean entropy of the last batch's predictions, in nats.
-        estimates: Estimated accuracies over the last frames: of `answers`, `source` and `adapted`.
-        smooths: Whether predictions are smoothed over ordered frames.
-    """
-
-    output: Path
-    progress: RunProgress = field(default_factory=RunProgress)
-    untimed: int = 0
-    num_alarms: int = 0
-    num_resumed: int = 0
-    exit_reason: str = "running"
-    signum: int | None = None
-    last_frame: str | None = None
-    lag_s: float | None = None
-    entropy: float | None = None
-    estimates: Mapping[str, float] = field(default_factory=dict)
-    smooths: bool = False
+    output: Path  # the run's folder
+    progress: RunProgress = field(default_factory=RunProgress)  # the counts, over all parts of a resumed run
+    untimed: int = 0  # predicted frames that took an unknown time, after the last save of an earlier part
+    num_alarms: int = 0  # alarms of the guard
+    num_resumed: int = 0  # how often the run was resumed
+    exit_reason: str = "running"  # or "completed", a signal's name, "closed pipe", "guard", or "error: ..."
+    signum: int | None = None  # the signal that stopped it, if any
+    last_frame: str | None = None  # time at which a frame was last predicted: UTC, ISO 8601
+    lag_s: float | None = None  # age of the oldest frame of a live source's last batch when it was predicted
+    entropy: float | None = None  # mean entropy of the last batch's predictions, in nats
+    estimates: Mapping[str, float] = field(default_factory=dict)  # of the last frames' accuracy, by model
+    smooths: bool = False  # whether predictions are smoothed over ordered frames
 
     def count_unsaved(self, rows: Iterable[Row]) -> None:
         """Count rows that an earlier part wrote after its last save."""
         before = self.num_predicted
         self.progress.count(rows)
         self.untimed += self.num_predicted - before
-
-    def note_answer(self, read_at: str | None, entropy: float | None) -> None:
-        """Record that a batch has just been predicted, with the mean entropy of its predictions, if there are any, and
-        the time at which its first frame was read from a live source.
-        """
-        self.entropy = entropy
-        now = datetime.now(UTC)
-        self.last_frame = now.isoformat(timespec="seconds")
-        self.lag_s = None if read_at is None else round((now - datetime.fromisoformat(read_at)).total_seconds(), 3)
 
     def end(self, reason: BaseException) -> None:
         """Record why the run ended: a stop, a closed pipe, the guard, or an error."""

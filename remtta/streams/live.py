@@ -59,7 +59,7 @@ class LiveSource:
         connect: Callable[[], VideoCapture] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
-        jitter: Callable[[], float] = random.random,
+        jitter: Callable[[], float] | None = None,
     ) -> None:
         self.options = options or LiveOptions()
         self.state: Literal["opening", "running", "reconnecting"] = "opening"
@@ -74,7 +74,7 @@ class LiveSource:
         self._connection_options = replace(self.options, read_timeout_s=math.inf) if every_s else self.options
         self._connect = connect or partial(open_capture, source, *timeouts)
         self.backlog = Backlog(newest_only=self.options.buffer == "latest")
-        self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter
+        self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter or random.Random().random
         self._connection: Connection | None = None
         self._number = 0
         self._lost_at: float | None = None

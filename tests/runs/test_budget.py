@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,8 +119,8 @@ def test_a_method_that_cannot_keep_up_with_a_camera_is_reported_once(
     rate = RateCheck(method, stride=3)
     for step in range(0, 60, size):
         frames = [DecodedFrame(n, "0", 3 * n, n / 2, torch.zeros(1), read_at="now") for n in range(step, step + size)]
-        rate.note(BatchResult(Batch(frames), Prediction(), 0, (0, 0), seconds=(1 + (step == 0)) * seconds * size))
-        rate.note(BatchResult(Batch(batch([0.0])), Prediction(), 0, (0, 0), seconds=1e3))  # of a finite video
+        rate.note(BatchResult(Batch(frames), Prediction(), 0, seconds=(1 + (step == 0)) * seconds * size))
+        rate.note(BatchResult(Batch(batch([0.0])), Prediction(), 0, seconds=1e3))  # of a finite video
     assert [told in record.getMessage() for record in caplog.records if told] == [True] * bool(told)
 
 
@@ -129,7 +130,7 @@ def test_a_run_that_skips_updates_is_reported_if_its_predictions_are_too_slow(ca
         frame = DecodedFrame(number, "0", number, number / 2, torch.zeros(1), read_at="now")
         adapted = number < 40
         seconds = 9.0 if adapted else 0.8
-        rate.note(BatchResult(Batch([frame]), Prediction(), 0, (0, 0), adapted=adapted, seconds=seconds))
+        rate.note(BatchResult(Batch([frame]), Prediction(), 0, adapted=adapted, seconds=seconds))
         assert not (adapted and caplog.records)
     [told] = caplog.messages
     assert told.endswith(
@@ -147,10 +148,16 @@ def test_latencies_are_reported_within_four_percent() -> None:
     latencies.add(0.0, 1)
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
-def test_an_invalid_time_is_refused(value: float) -> None:
-    with pytest.raises(UsageError, match="max_ms must be > 0 and finite"):
-        RunOptions(max_ms=value)
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        *(({"max_ms": value}, "max_ms must be > 0 and finite") for value in (0.0, -1.0, float("inf"), float("nan"))),
+        ({"overwrite": True, "resume": True}, "choose one"),
+    ],
+)
+def test_invalid_options_are_refused(options: dict[str, Any], told: str) -> None:
+    with pytest.raises(UsageError, match=told):
+        RunOptions(**options)
 
 
 def test_a_run_out_of_time_predicts_everything_and_adapts_once(frames: Path, tmp_path: Path) -> None:

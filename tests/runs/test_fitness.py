@@ -82,31 +82,34 @@ def test_black_and_repeated_frames_are_predicted_but_change_no_weights(
     assert record_of(tmp_path / "run")["counts"]["not_adapted"] == 5
 
 
-def test_a_batch_without_a_fit_frame_is_no_update(tmp_path: Path) -> None:
-    summary = go(video(None, None, None, a, a, a), tmp_path)
-    assert summary.num_predicted == 6 and summary.num_updates == 1
-    assert load_delta(tmp_path).frames == 1
+def stills(*images: Image.Image) -> Stream:
+    frames = (Frame(f"{number}.png", partial(image.copy)) for number, image in enumerate(images))
+    return Stream("stills", "folder", frames)
 
 
-def test_a_dark_frame_with_something_on_it_is_not_black(tmp_path: Path) -> None:
-    night = np.zeros((32, 32, 3), np.uint8)
-    night[10:14, 10:14] = 120  # mean below 2, but a lamp is to be seen
-    dim = np.full((32, 32, 3), 4, np.uint8)
-    go(video(Image.fromarray(night), Image.fromarray(dim)), tmp_path)
-    assert [row["adapted"] for row in rows_of(tmp_path)] == [True, True]
+def grey(level: int, *, lamp: int = 0) -> Image.Image:
+    pixels = np.full((32, 32, 3), level, np.uint8)
+    pixels[10:14, 10:14] += np.uint8(lamp)
+    return Image.fromarray(pixels)
 
 
-def test_stills_are_learned_from_as_they_are(tmp_path: Path) -> None:
-    black = Image.new("RGB", (32, 32))
-    stills = [Frame(f"{number}.png", lambda image=image: image) for number, image in enumerate([a, a, black])]  # type: ignore[misc]
-    go(Stream("stills", "folder", iter(stills)), tmp_path)
-    assert [row["adapted"] for row in rows_of(tmp_path)] == [True] * 3
-
-
-def test_a_method_that_never_adapts_gives_no_reasons(tmp_path: Path) -> None:
-    go(video(a, a, None), tmp_path, "source")
+@pytest.mark.parametrize(
+    ("stream", "method", "adapted"),
+    [
+        (partial(video, None, None, None, a, a, a), "rem", [False] * 3 + [True] + [False] * 2),
+        (partial(video, grey(0, lamp=120), grey(4)), "rem", [True] * 2),  # a mean below 2, but a lamp is to be seen
+        (partial(stills, a, a, grey(0)), "rem", [True] * 3),
+        (partial(video, a, a, None), "source", [False] * 3),
+    ],
+    ids=["a batch without a fit frame", "dark frames that show something", "stills", "a method that never adapts"],
+)
+def test_what_is_learned_from(stream: Callable[[], Stream], method: str, adapted: list[bool], tmp_path: Path) -> None:
+    summary = go(stream(), tmp_path, method)
     rows = rows_of(tmp_path)
-    assert [(row["adapted"], "not_adapted" in row) for row in rows] == [(False, False)] * 3
+    assert [row["adapted"] for row in rows] == adapted
+    assert ["not_adapted" in row for row in rows] == [method == "rem" and not each for each in adapted]
+    assert summary.num_updates == any(adapted)
+    assert method == "source" or load_delta(tmp_path).frames == sum(adapted)
 
 
 @pytest.mark.parametrize(

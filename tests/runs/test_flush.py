@@ -20,7 +20,6 @@ from remtta.runs.states import load_position
 from remtta.streams.batches import Batches
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame
-from remtta.streams.sources import Stream
 from tests.conftest import happens, same_tensors, tiny_vit
 from tests.records import num_rows, record_of, rows_of
 from tests.runs.tiny import adapt_tiny, camera, received_frames
@@ -85,25 +84,23 @@ def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
             now += 1.0
             yield PAUSE
 
-    source = Stream("clip.mp4", "video", iter(()))
     options = RunOptions(batch_size=4, flush_after=2.0)
-    batches = Batches(source.live_source, options, preprocessing_of(tiny_vit()), clock=lambda: now)
+    batches = Batches(None, options, preprocessing_of(tiny_vit()), clock=lambda: now)
     told = [(batch.early, [frame.index for frame in batch.frames]) for batch in batches.of(stream())]
     assert told == [(True, [0, 1]), (False, [0, 1, 2, 3]), (False, [4])]
 
 
-def test_frames_of_a_live_source_wait_for_two_seconds_at_most_unless_told_otherwise() -> None:
-    camera = Stream("0", "camera", iter(()), live_source=LiveSource(0))
-    assert longest_wait(camera) == 2.0
-    assert longest_wait(camera, flush_after=600.0) == 600.0
-    assert longest_wait(Stream("clip.mp4", "video", iter(()))) is None
-    camera.live_source.finite = True  # type: ignore[union-attr]  # a video behind an address: the same at each reading
-    assert longest_wait(camera) is None
-
-
-def longest_wait(source: Stream, **options: float) -> float | None:
-    """Return the time after which a lone frame is predicted early, if it is within 1,000 seconds."""
-    now = 0.0
+@pytest.mark.parametrize(
+    ("live", "finite", "flush_after", "waited"),
+    [(True, False, None, 2.0), (True, False, 600.0, 600.0), (False, False, None, None), (True, True, None, None)],
+    ids=["live", "told otherwise", "file", "a video behind an address, the same at each reading"],
+)
+def test_a_lone_frame_of_a_live_source_waits_for_two_seconds_at_most(
+    live: bool, finite: bool, flush_after: float | None, waited: float | None
+) -> None:
+    now, source = 0.0, LiveSource(0) if live else None
+    if source:
+        source.finite = finite
 
     def stream() -> Iterator[DecodedFrame]:
         nonlocal now
@@ -112,7 +109,6 @@ def longest_wait(source: Stream, **options: float) -> float | None:
             now += 1.0
             yield PAUSE
 
-    run = RunOptions(batch_size=4, **options)  # type: ignore[arg-type]
-    for batch in Batches(source.live_source, run, preprocessing_of(tiny_vit()), clock=lambda: now).of(stream()):
-        return now if batch.early else None
-    return None
+    options = RunOptions(batch_size=4, flush_after=flush_after)
+    first = next(Batches(source, options, preprocessing_of(tiny_vit()), clock=lambda: now).of(stream()))
+    assert (now if first.early else None) == waited

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
-from remtta import REMConfig, RunOptions
+from remtta import REMConfig
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.models.card import set_labels
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE, check_same_model
 from remtta.runs.progress import RunProgress
 from remtta.runs.states import load_position, save_state
-from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
@@ -31,31 +31,18 @@ def test_a_stopped_run_continues_to_the_same_predictions_and_delta(method: str, 
     assert_goes_on(tiny_vit(), frames, tmp_path, method=method)
 
 
+@pytest.mark.parametrize("kill", range(4))
 def test_a_kill_at_any_moment_loses_nothing_and_a_reader_gets_no_row_twice(
-    frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    kill: int, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "remtta")
-    frames = Path(shutil.copytree(frames, tmp_path / "frames"))
-    whole = tmp_path / "whole"
-    (frames / "frame_4.png").write_bytes(b"no image")
-    snapshots: list[Path] = []
-
-    def snapshot(summary: RunSummary) -> None:  # what a kill -9 would leave here
-        snapshots.append(tmp_path / f"killed{len(snapshots)}")
-        shutil.copytree(whole, snapshots[-1])
-
-    adapt_tiny(frames, whole, on_batch=snapshot, options={"save_every": 2})
-    assert len(snapshots) == 4
-    unsaved = 0
-    for killed in snapshots:
-        promised, echo = (killed / PREDICTIONS).read_bytes(), io.BytesIO()
-        place, _ = load_position(killed / STATE, RunProgress)
-        unsaved += place.num_bytes < len(promised)
-        adapt_tiny(frames, killed, resume=True, echo=echo, options={"save_every": 2})
-        assert f"earlier rows are not sent again; {killed / PREDICTIONS} has them all" in caplog.messages
-        assert (killed / PREDICTIONS).read_bytes() == promised + echo.getvalue()
-        assert_same_results(killed, whole)
-    assert unsaved == 2  # before the first save, and between two
+    run, echo = made_run(frames, tmp_path / "run", f"killed{kill}"), io.BytesIO()
+    promised, saved = (run / PREDICTIONS).read_bytes(), load_position(run / STATE, RunProgress)[0].num_bytes
+    assert (saved < len(promised)) == (kill in (0, 2))  # before the first save, and between two
+    adapt_tiny(frames, run, resume=True, echo=echo)
+    assert f"earlier rows are not sent again; {run / PREDICTIONS} has them all" in caplog.messages
+    assert (run / PREDICTIONS).read_bytes() == promised + echo.getvalue()
+    assert_same_results(run, frames.parent / "whole")
 
 
 def test_a_run_that_learns_for_some_frames_freezes_at_the_same_one_after_a_stop(frames: Path, tmp_path: Path) -> None:
@@ -119,6 +106,12 @@ def test_a_finished_run_continues_with_frames_that_were_added(frames: Path, tmp_
     assert record_of(run)["resumed"] == 2
 
 
+def named_model() -> nn.Module:
+    model = tiny_vit()
+    set_labels(model, list("abcdefg"))
+    return model
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -127,6 +120,7 @@ def test_a_finished_run_continues_with_frames_that_were_added(frames: Path, tmp_
         ({"options": {"topk": 2}}, "topk was 5, is 2"),
         ({"method": "tent"}, "needs the method that the run began with: it was rem, is tent"),
         ({"model": tiny_vit(seed=5)}, "base_sha256 was"),
+        ({"model": named_model()}, r'settings the run began with: labels_sha256 was "[0-9a-f]+'),
     ],
 )
 def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, frames: Path, tmp_path: Path) -> None:
@@ -138,27 +132,21 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
     assert record_of(run)["exit_reason"] == "completed"
 
 
-def test_other_class_names_are_refused_where_the_record_knows_them(frames: Path, tmp_path: Path) -> None:
-    run = made_run(frames, tmp_path / "run")
-    named = tiny_vit()
-    set_labels(named, list("abcdefg"))
-    with pytest.raises(UsageError, match=r'settings the run began with: labels_sha256 was "[0-9a-f]+'):
-        adapt_tiny(frames, run, model=named, resume=True)
+def change_record(run: Path, group: str, **entries: Any) -> None:
+    """Change entries of a run's record; None removes one, as in the record of a version without it."""
     record = record_of(run)
-    del record["model"]["labels_sha256"]  # the record of a version without it
+    content = {**record[group], **entries}
+    record[group] = {name: value for name, value in content.items() if name not in entries or value is not None}
     (run / RECORD).write_text(json.dumps(record))
-    assert adapt_tiny(frames, run, model=named, resume=True).exit_reason == "completed"
 
 
-def test_a_run_of_a_version_without_some_options_continues(frames: Path, tmp_path: Path) -> None:
+def test_class_names_and_options_that_the_record_does_not_know_are_not_compared(frames: Path, tmp_path: Path) -> None:
     run = made_run(frames, tmp_path / "run")
-    record = record_of(run)
-    for name in ("smooth", "estimate"):
-        del record["options"][name]
-    (run / RECORD).write_text(json.dumps(record))
+    change_record(run, "model", labels_sha256=None)
+    change_record(run, "options", smooth=None, estimate=None)
     with pytest.raises(UsageError, match='smooth was "off", is "auto"'):
         adapt_tiny(frames, run, resume=True, options={"smooth": "auto"})
-    assert adapt_tiny(frames, run, resume=True).exit_reason == "completed"
+    assert adapt_tiny(frames, run, model=named_model(), resume=True).exit_reason == "completed"
 
 
 def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
@@ -172,12 +160,10 @@ def test_another_source_is_refused(frames: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_began_when_its_first_part_did(frames: Path, tmp_path: Path) -> None:
-    run = made_run(frames, tmp_path / "run", "stopped")
-    record = record_of(run)
-    record["timing"]["started"] = "2026-01-01T00:00:00+00:00"
-    (run / RECORD).write_text(json.dumps(record))
+    run, began = made_run(frames, tmp_path / "run", "stopped"), "2026-01-01T00:00:00+00:00"
+    change_record(run, "timing", started=began)
     adapt_tiny(frames, run, resume=True)
-    assert record_of(run)["timing"]["started"] == "2026-01-01T00:00:00+00:00"
+    assert record_of(run)["timing"]["started"] == began
 
 
 def test_rows_after_the_last_save_are_counted_by_what_they_say() -> None:
@@ -201,11 +187,6 @@ def test_another_video_of_the_same_name_is_reported(tmp_path: Path, caplog: pyte
     assert "frame 8 of clip is not what it was when the run stopped: is it another video" in caplog.text
     with pytest.raises(UsageError, match=r"is frame 22 of clip, and was frame 11 of clip; give .* and --frame-stride"):
         adapt_tiny(clip(12, stride=2), tmp_path / "run", "tent", resume=True)
-
-
-def test_overwrite_and_resume_exclude_each_other() -> None:
-    with pytest.raises(UsageError, match="choose one"):
-        RunOptions(overwrite=True, resume=True)
 
 
 def test_a_live_stream_continues_with_what_it_shows_now(tmp_path: Path) -> None:

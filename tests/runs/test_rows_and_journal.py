@@ -39,7 +39,7 @@ def _rows(frames: list[DecodedFrame], predicted: torch.Tensor | None, **changes:
     excluded, weight = changes.pop("excluded", {}), changes.pop("weight", 1.0)
     form = RowFormat(**{"labels": ["cat", "dog", "owl"], "topk": 2, **changes})
     prediction = Prediction(torch.empty(0) if predicted is None else predicted, weight=weight)
-    result = BatchResult(Batch(frames), prediction, 3, (0, 0), adapted=True, learned_any=True, excluded=excluded)
+    result = BatchResult(Batch(frames), prediction, 3, adapted=True, excluded=excluded)
     return prediction_rows(result, form)
 
 
