@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remtta.adapt.image_inputs import ImageInputs, Images
 from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import UsageError
-from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, MethodConfig, check_method, method_config
+from remtta.methods.settings import FULL_BATCH, MethodConfig, method_config
 from remtta.models.card import card_of, read_labels, warn_of_change
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
 from remtta.models.preprocessing import Preprocessing
@@ -100,7 +100,6 @@ class Adapter:
         if guard == "stop":
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
-        check_method(method, METHOD_TABLE)
         config = method_config(method, settings, batch_size=batch_size)
         setup = AdaptationConfig(method, config, options, delta, source_data).with_guard()
         self.options = setup.options
