@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remtta.adapt.image_inputs import ImageInputs, Images
 from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import UsageError
-from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, MethodConfig, check_method, method_config
+from remtta.methods.settings import FULL_BATCH, MethodConfig, method_config
 from remtta.models.card import card_of, read_labels, warn_of_change
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
 from remtta.models.preprocessing import Preprocessing
@@ -34,6 +34,8 @@ _SHARED = (
     "copy.deepcopy(model)"
 )
 
+_OTHER_STATE = "the state does not fit an adapter of this model, method and settings"
+
 _log = logging.getLogger("remtta")
 
 
@@ -44,9 +46,9 @@ class Adapter:
         probs = adapter(images)  # (B, C); predicts, then learns
 
     It may be called from any number of threads and serves one at a time; a process that is forked during a call cannot
-    use it (`multiprocessing` can "spawn"). The model belongs to it: nothing else, and no
-    other adapter, may use the model, as its weights change in place and are the source's at times. If an error ends a
-    call, the adapted weights are those before or after its update, and its images may count in the centering.
+    use it (let `multiprocessing` spawn). The model belongs to it: nothing else may use it, and no other adapter, as its
+    weights change in place and are the source's at times. If an error ends a call, the adapted weights are those before
+    or after its update, and its images may count in the centering.
 
     Attributes:
         card: The model's preprocessing, labels and number of classes.
@@ -99,19 +101,17 @@ class Adapter:
         if guard == "stop":
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
-        check_method(method, METHOD_TABLE)
         config = method_config(method, settings, batch_size=batch_size)
         setup = AdaptationConfig(method, config, options, delta, source_data).with_guard()
         self.options = setup.options
         with _on_cpu():
             self.pipeline = build_pipeline(described, self.card, setup)
-        self._name = method
+        self._name, self._small_calls = method, 0  # in a row
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
         self.frames_in_delta = delta.frames if delta else 0
         self._lock = threading.RLock()
         self._metadata = metadata_of(unwrap_model(described).module)
         self._metadata.adapter = ref(self)
-        self._small_calls = 0  # in a row
         self.image_inputs = ImageInputs(self.card)
 
     @property
@@ -196,8 +196,9 @@ class Adapter:
         """
         with self._alone():
             committed, size = self.pipeline.committed, self.options.batch_size
-            why = "" if committed[0] else f"{self._name} changes no weights"
-            if why := self.pipeline.method.delta_refusal or why:
+            if why := self.pipeline.method.delta_refusal or (
+                "" if committed[0] else f"{self._name} changes no weights"
+            ):
                 raise UsageError(f"there is no delta to save: {why}")
             delta = delta_of(self.card, self._name, self.config, size, committed, self.frames_in_delta)
             save_delta(path, delta, overwrite=overwrite)
@@ -229,8 +230,7 @@ class Adapter:
                 self.pipeline.frozen, self.frames_in_delta = bool(count_in(state, _FROZEN)), count_in(state, _FRAMES)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self.pipeline.load_state_dict(before)
-                text = f"the state does not fit an adapter of this model, method and settings ({error})"
-                raise UsageError(text) from error
+                raise UsageError(f"{_OTHER_STATE} ({error})") from error
 
     def log_events(self) -> None:
         """Log the guard's decisions since the last call."""
@@ -238,9 +238,8 @@ class Adapter:
             log_event(event)
 
     def _warn_of_few(self, count: int) -> None:
-        size = self.options.batch_size
-        small = count < min(FULL_BATCH, size) and self.pipeline.learns and self.pipeline.method.trained
-        self._small_calls = self._small_calls + 1 if small else 0
+        size, learns = self.options.batch_size, self.pipeline.learns and self.pipeline.method.trained
+        self._small_calls = self._small_calls + 1 if learns and count < min(FULL_BATCH, size) else 0
         if self._small_calls == 2:  # a single one may be the rest of a source
             message = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
             _log.warning(message, count, size, count)
