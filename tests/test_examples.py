@@ -232,7 +232,9 @@ def test_a_service_learns_from_requests_and_continues_where_it_was(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", Image.MAX_IMAGE_PIXELS)  # the service lowers it
     service = example("serve", monkeypatch, checkpoint)
-    Image.new("RGBA", (40, 36)).save("clear.png")
+    clear = Image.new("RGBA", (40, 36))
+    clear.putpixel((0, 0), (255, 255, 255, 255))  # without any, the alpha channel would not be used
+    clear.save("clear.png")
     Image.new("RGB", (40, 36), "white").save("white.png")
     paths = [*sorted(frames.iterdir())[:6], Path("clear.png"), Path("white.png")]
     sent = [("images", path.read_bytes()) for path in paths]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from remtta.adapt.image_inputs import ImageInputs, Images
 from remtta.deltas.delta import Delta, save_delta
-from remtta.errors import UsageError
+from remtta.errors import NotFiniteError, UsageError
 from remtta.methods.settings import FULL_BATCH, MethodConfig, method_config
 from remtta.models.card import card_of, read_labels, warn_of_change
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
@@ -46,9 +46,8 @@ class Adapter:
         probs = adapter(images)  # (B, C); predicts, then learns
 
     It may be called from any number of threads and serves one at a time; a process that is forked during a call cannot
-    use it (let `multiprocessing` spawn). The model belongs to it: nothing else may use it, and no other adapter, as its
-    weights change in place and are the source's at times. If an error ends a call, the adapted weights are those before
-    or after its update, and its images may count in the centering.
+    use it (let `multiprocessing` spawn). The model belongs to it alone, as its weights change in place. If an error
+    ends a call, the weights are those before or after its update, and its images may count in the centering.
 
     Attributes:
         card: The model's preprocessing, labels and number of classes.
@@ -129,7 +128,7 @@ class Adapter:
 
         Raises:
             ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
-            RemttaError: If the model's outputs are not finite numbers; nothing is learned then.
+            NotFiniteError: If the model's outputs are not finite numbers; nothing is learned then.
         """
         pixels, pipeline, method = self.image_inputs.inputs(images), self.pipeline, self.pipeline.method
         with self._alone():
@@ -137,6 +136,8 @@ class Adapter:
             learnable = torch.full((len(pixels),), method.adapts and not pipeline.frozen)
             before = 0 if self.config.episodic else method.num_updates
             prediction = pipeline.predict(pixels, learnable, update=pipeline.skip_reason(learnable) is None)
+            if not torch.isfinite(prediction.logits).all():
+                raise NotFiniteError("the model's outputs are not finite numbers; use a lower lr, or check its weights")
             pipeline.learn()
             if self.config.episodic or method.num_updates < before:  # a reset
                 self.frames_in_delta = 0
@@ -160,17 +161,13 @@ class Adapter:
             yield
 
     def freeze(self) -> None:
-        """Only predict from now on, with the weights as they are; after `reset`, exactly as the source model does.
-
-        Each image is predicted independently of the others, except by methods with batch norms of the batch's
-        statistics (`bn="batch"`) that have learned.
+        """Only predict from now on, with the weights as they are, each image by itself (except with bn="batch"); after
+        `reset`, exactly as the source model does.
         """
         self.pipeline.frozen = True
 
     def reset(self) -> None:
-        """Go back to the source weights, exactly, in the same stream: the guard remembers its alarms, and an adapter
-        that is frozen or retired stays so.
-        """
+        """Go back to the source weights, exactly, in the same stream: alarms, and `frozen`, stay as they are."""
         with self._alone():
             self.pipeline.reset()
             self.frames_in_delta = 0
@@ -191,15 +188,13 @@ class Adapter:
 
         Raises:
             UsageError: If the method changes no weights that a delta can hold, or the file may not be overwritten.
-            DeltaError: If a value is not finite; an existing file is kept.
-            OutputError: If the file cannot be written; an existing file is kept.
+            DeltaError, OutputError: If a value is not finite, or the file cannot be written; an existing one is kept.
         """
         with self._alone():
             committed, size = self.pipeline.committed, self.options.batch_size
-            if why := self.pipeline.method.delta_refusal or (
-                "" if committed[0] else f"{self._name} changes no weights"
-            ):
-                raise UsageError(f"there is no delta to save: {why}")
+            refusal = self.pipeline.method.delta_refusal or ("" if committed[0] else f"{self._name} changes no weights")
+            if refusal:
+                raise UsageError(f"there is no delta to save: {refusal}")
             delta = delta_of(self.card, self._name, self.config, size, committed, self.frames_in_delta)
             save_delta(path, delta, overwrite=overwrite)
 

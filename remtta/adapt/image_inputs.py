@@ -37,6 +37,8 @@ class ImageInputs:
             transform = self._card.preprocessing.transform()
             images = torch.stack([transform(picture) for picture in pictures_of(images)])
         check_dense(images)
+        if images.is_meta:
+            raise ValueError("images must hold values, got a meta tensor")
         images = images.detach()
         if images.dtype == torch.uint8:
             self.warn_of_guess()

@@ -107,9 +107,9 @@ class Backbone(Protocol):
 
 def check_dense(images: Tensor) -> None:
     """Raise ValueError unless a tensor holds its values one after the other."""
-    if images.layout != torch.strided or images.is_nested or images.is_meta:
-        held = "nested" if images.is_nested else "meta" if images.is_meta else str(images.layout).removeprefix("torch.")
-        raise ValueError(f"images must be a dense tensor that holds values, got a {held.strip('_')} tensor")
+    if images.layout != torch.strided or images.is_nested:
+        held = "nested" if images.is_nested else str(images.layout).removeprefix("torch.")
+        raise ValueError(f"images must be a dense tensor, got a {held.strip('_')} tensor")
 
 
 def check_images(images: Tensor, input_size: tuple[int, int] | None, dtype: torch.dtype = torch.float32) -> None:

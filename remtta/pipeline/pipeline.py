@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remtta.errors import NotFiniteError, UsageError
+from remtta.errors import UsageError
 from remtta.methods.base import Method
 from remtta.pipeline.forward import adapted_logits, ensemble, shifted, shuffled_logits, source_logits
 from remtta.pipeline.guard import Guard
@@ -74,7 +74,6 @@ class Pipeline(PipelineState):
         Raises:
             ValueError: If the images are not a batch of valid images.
             UsageError: If the method has yet to learn from source images.
-            NotFiniteError: If the predictions are not finite numbers; they are not learned from.
         """
         images = self.method.model.transform(images)
         learnable = torch.ones(len(images), dtype=torch.bool) if learnable is None else learnable
@@ -85,12 +84,6 @@ class Pipeline(PipelineState):
             self._predict_in_one_pass(images, learnable, prediction)
         else:
             self._predict_by_models(images, learnable, prediction, latency=latency)
-        if not torch.isfinite(prediction.logits).all():
-            self._prediction = None
-            raise NotFiniteError(
-                "the model's outputs are not finite numbers; use a lower lr, or check the checkpoint (reset() restores "
-                "the source weights)"
-            )
         for callback in self.callbacks:
             callback.on_prediction(prediction)
         return prediction

@@ -186,18 +186,17 @@ class AdaptationLoop:
         pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
         learnable, excluded, skipped = self._exclusions(batch, pixels)
         started = time.monotonic()
-        try:
-            prediction = self.pipeline.predict(
-                pixels, learnable, update=not skipped, latency=self._latency, early=batch.early
-            )
-        except NotFiniteError as error:
+        prediction = self.pipeline.predict(
+            pixels, learnable, update=not skipped, latency=self._latency, early=batch.early
+        )
+        prediction.logits = prediction.logits.cpu()
+        if not torch.isfinite(prediction.logits).all():
             # Neither state nor weights are worth saving; busy, so that `snapshot` gives none.
             self._before, self._busy, self.committed = None, True, (({}, 0), 0)
             raise NotFiniteError(
                 f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
                 "use a lower --lr, or check the checkpoint"
-            ) from error
-        prediction.logits = prediction.logits.cpu()
+            )
         seconds = time.monotonic() - started
         adapted = bool(prediction.learned.any()) and not prediction.harmful  # assumed, until it is learned from
         return BatchResult(batch, prediction, update, adapted, excluded, prediction_seconds=seconds, seconds=seconds)

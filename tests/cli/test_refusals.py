@@ -78,7 +78,7 @@ _EVAL: list[tuple[list[str], str]] = [
     (["c", "--cost-ratio", "2"], "--cost-ratio belongs to --scenario time-constrained"),
     (["plain", "--scenario", "gradual"], "these are not there: fog 1, fog 2, fog 3, fog 4, fog 5; choose another"),
     (["c", "--image-list", "nowhere.txt"], "--image-list: nowhere.txt cannot be read"),
-    (["c", "--class-map", "nowhere.txt"], "nowhere.txt is not a class map"),
+    (["c", "--class-map", "nowhere.txt"], "--class-map: nowhere.txt cannot be read"),
     (["empty"], "no images in this folder or below it"),
 ]
 _CORRUPT: list[tuple[list[str], int, str]] = [
