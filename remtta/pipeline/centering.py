@@ -1,7 +1,7 @@
 """Logit centering: subtract the offset that a distribution shift adds to the logits of all images.
 
-The offset is the running mean of the logits, C numbers. If recent images are of few classes, the part of the mean that
-is due to these stays in the logits (docs/guard.md, "Centred logits"; `few_classes.py` has the formulas).
+The offset is the running mean of the logits, C numbers. If a stream shows few classes, the part of the mean that is due
+to these stays in the logits (docs/guard.md, "Centered logits"; `few_classes.py` has the formulas).
 
 Related: NEO (arXiv:2510.05635) centers the features of a whole domain.
 """
@@ -43,14 +43,12 @@ class LogitCentering:
     def reset(self) -> None:
         """Forget all images."""
         self.offsets = dict.fromkeys(("source", "adapted"), torch.zeros((), device=self._device))
-        self.few = self._kept = torch.zeros((), device=self._double, dtype=torch.float64)
+        self.few = self._mean_without_classes = torch.zeros((), device=self._double, dtype=torch.float64)
         self._by_source = False  # whether the source model's predictions decide
         self._num_since_view = 0  # images since the last one seen with shuffled patches, modulo VIEW_EVERY
-        names = ("source", "adapted", "answers", "unshifted", "corrected")
-        self._means = {name: RunningMean(few.HALF_LIFE) for name in names}
+        self._means = {name: RunningMean(few.HALF_LIFE) for name in ("source", "adapted", "probabilities")}
         self._means["views"] = RunningMean(few.HALF_LIFE / few.VIEW_EVERY)
-        self._means["effect"] = RunningMean(few.EVIDENCE_HALF_LIFE / few.VIEW_EVERY)
-        self._means["evidence"] = RunningMean(few.EVIDENCE_HALF_LIFE)
+        self._means["certainty"] = RunningMean(few.EVIDENCE_HALF_LIFE)
 
     def reset_adapted(self) -> None:
         """Continue with the source model's means for the adapted model, whose weights are the source's again."""
@@ -94,35 +92,23 @@ class LogitCentering:
             return
         z = logits.to(self._double).double()[indices.to(self._double)]
         (mean,) = self._means[model].add(z)
+        known = 1 - self._means[model].same  # few images show little
         if model == "source" or not self._by_source:
-            self._find_few_classes(z, mean, self._means[model].same, indices, shuffled)
-        offset = (1 - self._means[model].same) * torch.lerp(mean, self._kept, self.few)  # few images show little
+            self._update_class_part(z, mean, known, self._find_shift(z, mean, indices, shuffled))
+        offset = known * torch.lerp(mean, self._mean_without_classes, self.few)
         self.offsets[model] = offset.to(self._device, torch.float32)
 
-    def _find_few_classes(
-        self, z: Tensor, mean: Tensor, same: float, indices: Tensor, shuffled: PredictShuffled | None
-    ) -> None:
-        """Decide whether recent images show few classes, and find the mean logits (C,) without their part."""
-        shift = self._find_shift(z, mean, indices, shuffled)
-        kept = z - mean + self._shown("unshifted", z, mean, shift, same)
-        q, centered = kept.softmax(-1), (z - mean).softmax(-1)
-        mean_q, qq, rr = self._means["corrected"].add(q, q.square().sum(-1), centered.square().sum(-1))
-        now = few.agreement_and_certainty(mean_q, qq, rr, same)
-        (memory,) = self._means["evidence"].add(now.expand(len(z), 4))
-        known = self._means["evidence"].known(few.EVIDENCE_PRIOR)
-        self.few = few.few(torch.maximum(known * few.evidence(memory), few.EVIDENCE_NOW * few.evidence(now)))
-        share = few.UNKNOWN_SHARE + (1 - few.UNKNOWN_SHARE) * self._means["effect"].known(few.EFFECT_PRIOR)
-        self._kept = mean - few.FACTOR * self._shown("answers", z, mean, share * shift, same)
-
-    def _shown(self, name: str, z: Tensor, mean: Tensor, shift: Tensor, same: float) -> Tensor:
-        """Return the part of the mean (C,) due to the classes shown, by predictions without a shift (C,)."""
-        p = (z - shift).softmax(-1)
-        means = self._means[name].add(p, ((z - mean) * p).sum(-1), p.square().sum(-1))
-        return torch.zeros_like(mean) if same > 0.9 else few.shown(*means)  # one image shows no agreement
+    def _update_class_part(self, z: Tensor, mean: Tensor, known: float, shift: Tensor) -> None:
+        """Find the mean logits (C,) without the part of the shown classes, and whether these are few."""
+        p, centered = (z - shift).softmax(-1), (z - known * mean).softmax(-1)
+        (mean_p,) = self._means["probabilities"].add(p)
+        pp, cc = self._means["certainty"].add(p.square().sum(-1), centered.square().sum(-1))
+        self._mean_without_classes = mean - few.class_part(mean_p)
+        self.few = few.fraction_kept(pp, cc, len(mean))
 
     def _find_shift(self, z: Tensor, mean: Tensor, indices: Tensor, shuffled: PredictShuffled | None) -> Tensor:
         """Return the offset of the shift alone (C,), by views with shuffled patches; 0 without any."""
-        views, effect = self._means["views"], self._means["effect"]
+        views = self._means["views"]
         if shuffled is not None:
             chosen = torch.arange(len(z))[-self._num_since_view % few.VIEW_EVERY :: few.VIEW_EVERY]
             self._num_since_view = (self._num_since_view + len(z)) % few.VIEW_EVERY
@@ -130,21 +116,18 @@ class LogitCentering:
             if (finite := torch.isfinite(w).all(1)).any():
                 v, w = z[chosen.to(z.device)][finite], w[finite]
                 views.add(v, w, v.square().sum(-1), (v * w).sum(-1))
-                effect.remove(float(self.few) * len(w))
-                if not self.few:
-                    effect.add(w - v)
-        if not views.values:
-            return torch.zeros_like(mean)
-        known = effect.known(few.EFFECT_PRIOR) * effect.values[0] if effect.values else torch.zeros_like(mean)
-        v, w, vv, vw = views.values
-        return few.shift(mean, v, w, vv, vw, known)
+        return few.find_shift(mean, *views.values) if views.values else torch.zeros_like(mean)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that the next offsets depend on, on the CPU."""
         if not self.active:
             return {}
         state = {f"offset.{name}": offset for name, offset in self.offsets.items()}
-        state |= {"few": self.few, "kept": self._kept, "by_source": torch.tensor(self._by_source)}
+        state |= {
+            "few": self.few,
+            "mean_without_classes": self._mean_without_classes,
+            "by_source": torch.tensor(self._by_source),
+        }
         state["num_since_view"] = torch.tensor(self._num_since_view)
         for name, mean in self._means.items():
             state |= {f"{name}.{key}": value for key, value in mean.state_dict().items()}
@@ -155,7 +138,8 @@ class LogitCentering:
         if not self.active:
             return
         self.offsets = {name: state[f"offset.{name}"].to(self._device) for name in self.offsets}
-        self.few, self._kept = (state[name].to(self._double).double() for name in ("few", "kept"))
+        self.few = state["few"].to(self._double)
+        self._mean_without_classes = state["mean_without_classes"].to(self._double)
         self._by_source, self._num_since_view = bool(state["by_source"]), int(state["num_since_view"])
         for name, mean in self._means.items():
             mean.load_state_dict(within(f"{name}.", state), self._double)

@@ -6,24 +6,18 @@ predictions is rounding noise.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-HALF_LIFE = 35  # images, of all means; short, to follow a change of conditions
+HALF_LIFE = 35  # images, of mean logits and probabilities; short, to follow a change of conditions
 VIEW_EVERY = 16  # one image in this many is also seen with shuffled patches, for 6 % of a forward pass
-EVIDENCE_HALF_LIFE = 1000  # images; of evidence, and of the effect of shuffling; long, since a window is noisy
-EVIDENCE_PRIOR = 200  # images without evidence before the first: few images can agree by chance
-EVIDENCE_NOW = 1 / 4  # factor on the evidence in the window alone, as it is noisier
-EVIDENCE_RANGE = (0.0063, 0.019)  # the part starts to stay, and stays completely; shuffled streams have at most 0.009
-EFFECT_PRIOR = 7  # views after which half of the effect of shuffling is known
-UNKNOWN_SHARE = 0.15  # of the shift that is subtracted while the effect is unknown: the effect can look like a class
-FACTOR = 1.2  # makes up for what a linear fit leaves out
-SLOPE_RANGE = (5.0, 30.0)  # logits; if images hardly vary, there is nothing to fit a slope to
+EVIDENCE_HALF_LIFE = 200  # images, of the mean certainties; long, to be stable
+LOST_RANGE = (0.1, 0.2)  # the classes' part starts to stay, and stays completely; shuffled streams lose less than 0.1
+CLASS_LOGIT = 10.0  # mean logit of the shown class above the others: a softmax over 1,000 classes is then certain
 MAX_LEFT = 0.75  # bound on `left`, whose complement is a divisor
-TINY = 1e-9  # bound on divisors
+_TINY = 1e-9  # bound on divisors
 
 
-def shift(z: Tensor, v: Tensor, w: Tensor, vv: Tensor, vw: Tensor, effect: Tensor) -> Tensor:
+def find_shift(z: Tensor, v: Tensor, w: Tensor, vv: Tensor, vw: Tensor) -> Tensor:
     """Return the offset of the shift alone (C,), up to a constant, as far as it explains the mean logits.
 
     Args:
@@ -32,48 +26,25 @@ def shift(z: Tensor, v: Tensor, w: Tensor, vv: Tensor, vw: Tensor, effect: Tenso
         w: Mean logits of these views, shape (C,).
         vv: Mean of v . v over these images, a scalar.
         vw: Mean of v . w.
-        effect: The known part of the effect of shuffling, shape (C,).
     """
-    left = (vw - v @ w) / (vv - v @ v).clamp(min=TINY)
-    offset = z - (v - (w - effect)) / (1 - left.clamp(0, MAX_LEFT))
-    offset = offset - offset.mean()
-    return (offset @ z / (offset @ offset).clamp(min=TINY)).clamp(0, 1) * offset
+    left = (vw - v @ w) / (vv - v @ v).clamp(min=_TINY)
+    shift = z - (v - w) / (1 - left.clamp(0, MAX_LEFT))
+    shift = shift - shift.mean()
+    return (shift @ z / (shift @ shift).clamp(min=_TINY)).clamp(0, 1) * shift
 
 
-def shown(p: Tensor, zp: Tensor, pp: Tensor) -> Tensor:
-    """Return the part of the mean logits (C,) that is due to the classes shown, by linear regression on predictions.
+def class_part(p: Tensor) -> Tensor:
+    """Return the part of the mean logits (C,) that is due to the classes shown, by the mean probabilities (C,)."""
+    return CLASS_LOGIT * (p - 1 / len(p))
+
+
+def fraction_kept(pp: Tensor, cc: Tensor, num_classes: int) -> Tensor:
+    """Return the fraction of the classes' part that stays in the logits, 0 to 1.
 
     Args:
-        p: Mean probabilities, shape (C,).
-        zp: Mean of (z - mean z) . p, a scalar.
-        pp: Mean of p . p.
+        pp: Mean of p . p, with probabilities p without the shift, a scalar.
+        cc: Mean of c . c, with probabilities c without the mean logits.
     """
-    slope = (zp / (pp - p @ p).clamp(min=TINY)).clamp(*SLOPE_RANGE)
-    return slope * (p - 1 / len(p))
-
-
-def agreement_and_certainty(q: Tensor, qq: Tensor, centered: Tensor, same: float) -> Tensor:
-    """Return what `evidence` needs, shape (4,): agreement and its spread, certainty with and without the part.
-
-    Args:
-        q: Mean probabilities that keep the part of the shown classes, shape (C,).
-        qq: Mean of q . q, a scalar.
-        centered: The same mean with the whole mean subtracted from the logits.
-        same: Probability that two images drawn from the means are the same one.
-    """
-    spread = (qq - q.square().sum()) / max(1 - same, 0.5)  # both are unbiased
-    common = q.square().sum() - 1 / len(q) - same * spread
-    certainty = torch.stack([qq, centered]) - 1 / len(q)
-    return torch.cat([torch.stack([common.clamp(min=0), spread.clamp(min=TINY)]), certainty])
-
-
-def evidence(means: Tensor) -> Tensor:
-    """Return the evidence of few classes, from means (4,) of `agreement_and_certainty`: agreement * lost."""
-    common, spread, certainty, centered = means
-    return common / (common + spread) * (1 - centered / certainty.clamp(min=TINY)).clamp(min=0)
-
-
-def few(found: Tensor) -> Tensor:
-    """Return the fraction of the shown classes' part that stays in the logits, 0 to 1, by the evidence."""
-    low, high = EVIDENCE_RANGE
-    return ((found - low) / (high - low)).clamp(0, 1)
+    low, high = LOST_RANGE
+    lost = 1 - (cc - 1 / num_classes) / (pp - 1 / num_classes).clamp(min=_TINY)
+    return ((lost - low) / (high - low)).clamp(0, 1)

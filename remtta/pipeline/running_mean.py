@@ -31,16 +31,6 @@ class RunningMean:
         self._sums = [keep**count * total + weights @ value for total, value in zip(sums, values, strict=True)]
         return self.values
 
-    def remove(self, weight: float) -> None:
-        """Remove this much weight, if there is as much, from all images alike."""
-        left = max(0.0, self.weight - weight)
-        self._sums = [left / max(self.weight, _TINY) * total for total in self._sums]
-        self.weight = left
-
-    def known(self, prior: float) -> float:
-        """Return the share of the weights, 0 to 1, beside `prior` images without evidence."""
-        return self.weight / (self.weight + prior)
-
     @property
     def values(self) -> list[Tensor]:
         """The mean of each quantity; none before the first image."""

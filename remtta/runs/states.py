@@ -13,7 +13,6 @@ from torch import Tensor
 
 from remtta.errors import DeltaError, RemttaError, UsageError
 from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
-from remtta.models.weights import within
 from remtta.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -49,32 +48,8 @@ def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
     return kind(**position), state
 
 
-def _upgraded(state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Return a state of remtta 0.5.0, which held a centering per model, under the names of now; others unchanged."""
-    if "centre.led" not in state:
-        return state
-    deciding = "source_centre." if state["centre.led"] else "centre."
-    centering = {
-        "offset.source": state["source_centre.offset"],
-        "offset.adapted": state["centre.offset"],
-        "few": state[deciding + "few"],
-        "kept": state[deciding + "corrected"],
-        "by_source": state["centre.led"],
-        "num_since_view": state[deciding + "since"],
-    }
-    windows = {"source": "source_centre.window.", "adapted": "centre.window."}
-    shared = {
-        name: f"{deciding}{name}." for name in ("answers", "unshifted", "corrected", "views", "effect", "evidence")
-    }
-    for name, prefix in {**windows, **shared}.items():
-        centering |= {f"{name}.{key}": value for key, value in within(prefix, state).items()}
-    others = {name: value for name, value in state.items() if not name.startswith(("centre.", "source_centre."))}
-    return {**others, **{f"centering.{name}": value for name, value in centering.items()}}
-
-
 def load_whole(state: Mapping[str, Tensor], pipeline: Pipeline) -> None:
     """Load a state into a pipeline; raise ValueError if it is not exactly what the pipeline would save."""
-    state = _upgraded(state)
     try:
         pipeline.load_state_dict(state)
         names = pipeline.state_dict().keys()
