@@ -99,7 +99,7 @@ class Estimator(Callback):
     """Estimates the accuracy of the last frames' predictions.
 
     Diversity counts only while frames are unordered: a camera that sees one class for a while is not worse. Predictions
-    are taken before centring, so the gain from centring is not included. Below the accuracy `expire_below`, it emits an
+    are taken before centering, so the gain from centering is not included. Below the accuracy `expire_below`, it emits an
     "expired" event.
     """
 
