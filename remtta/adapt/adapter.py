@@ -18,7 +18,9 @@ from remtta.adapt.image_inputs import ImageInputs, Images
 from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import UsageError
 from remtta.methods.settings import FULL_BATCH, METHOD_TABLE, MethodConfig, check_method, method_config
+from remtta.methods.settings.chosen import default_method
 from remtta.models.card import card_of, read_labels
+from remtta.models.loading import load_model
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model
@@ -56,8 +58,9 @@ class Adapter:
         image_inputs: Turns images into the model's inputs.
 
     Args:
-        model: A classifier of images (B, 3, H, W); adapted in place, in eval mode.
-        method: Name of the method.
+        model: A classifier of images (B, 3, H, W), adapted in place, in eval mode; or its name for `load_model`, such
+            as an ONNX file's.
+        method: Name of the method; by default "remtta", or "fast" for an ONNX file.
         batch_size: Images per call, or per batch of `stream`. Below 20 the learning rate is reduced in proportion.
         output: Function from what the model returns to logits (B, C), for a model that returns something else.
         patch_size: Height and width of the patches that masks hide, in pixels; None to choose by the model.
@@ -78,8 +81,8 @@ class Adapter:
 
     def __init__(
         self,
-        model: nn.Module,
-        method: str = "remtta",
+        model: nn.Module | str,
+        method: str | None = None,
         *,
         batch_size: int = DEFAULT_BATCH_SIZE,
         output: Output | None = None,
@@ -94,12 +97,14 @@ class Adapter:
         seed: int = 0,
         **settings: Any,
     ) -> None:
+        model = load_model(model) if isinstance(model, str) else model
         given = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))
         self.card = card_of(given)
         warn_of_change(given, self.card)
         if guard == "stop":
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
+        method = method or default_method(self.card.name)
         check_method(method, METHOD_TABLE)
         settings_of_method = method_config(method, settings, batch_size=batch_size)
         config = AdaptationConfig(method, settings_of_method, options, delta, source_data).with_guard()

@@ -14,9 +14,11 @@ from torch import nn
 
 from remtta.backbones.any_classifier import STAGES, AnyClassifier, StagedClassifier
 from remtta.backbones.backbone import Backbone
+from remtta.backbones.onnx_backbone import OnnxBackbone
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import BEiT, RotaryViT, ViT
 from remtta.errors import ModelError, UsageError
+from remtta.models.onnx_model import OnnxClassifier
 from remtta.models.unwrapping import unwrap_model
 from remtta.plugins import BACKBONES, load_plugin, package_of, plugins
 
@@ -27,6 +29,7 @@ FAMILIES: dict[type[nn.Module], Builder] = {
     VisionTransformer: ViT,
     Eva: RotaryViT,
     Beit: BEiT,
+    OnnxClassifier: OnnxBackbone,
     **dict.fromkeys(STAGES, StagedClassifier),
 }
 """By the class of the model; the first matching class counts."""
