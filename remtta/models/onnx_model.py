@@ -29,9 +29,9 @@ _TYPES = {"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(double)": "f8"
 _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA", "mps": "CoreML"}
 _SIDE = 224  # of images, if a file accepts any size
 _AT_ONCE = 16  # images per call: more need more memory, and are hardly faster
-_LEAST = {"f2": 6e-8, "f4": 1e-30, "f8": 1e-30}  # smallest probability, by type
+_LEAST = {2: 6e-8, 4: 1e-30, 8: 1e-30}  # smallest probability, by the bytes of its type
 _LEAST_QUANTISED = 1 / 512  # half a step of 8 bits
-_TOLERANCE = {"f2": 2e-2, "f4": 1e-4, "f8": 1e-4}
+_FINE, _COARSE = 1e-4, 2e-2  # largest difference of a probability in a written file: float32; float16 or int8
 _UNUSED = ("use_ema", "num_classes", "model_kwargs", "prompts", "text_embeddings")
 
 _log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class OnnxClassifier(nn.Module):
         self.input_size = None if None in sides else (height, width)
         if size is not None and self.input_size not in (None, size):
             raise UsageError(f"{self.path.name} takes images of {height} x {width} only; leave --input-size out")
-        self.probe_size = self.input_size or size or (height or _SIDE, width or _SIDE)
+        self._probe_size = self.input_size or size or (height or _SIDE, width or _SIDE)
 
     def _find_output(self, name: str | None) -> np.ndarray:
         """Find the output (B, C), and return its values for two images."""
@@ -185,7 +185,7 @@ class OnnxClassifier(nn.Module):
         if name is not None and name not in outputs:
             raise UsageError(f"{self.path.name} has no output {name}; choose {', '.join(outputs)}")
         numbers = [each for each, kind in outputs.items() if kind in list(_TYPES)[:3] and name in (each, None)]
-        images = torch.linspace(-1, 1, 2 * 3 * self.probe_size[0] * self.probe_size[1]).view(2, 3, *self.probe_size)
+        images = torch.linspace(-1, 1, 2 * 3 * self._probe_size[0] * self._probe_size[1]).view(2, 3, *self._probe_size)
         try:
             returned = self._run(images, numbers)
         except RemttaError:
@@ -217,16 +217,14 @@ class OnnxClassifier(nn.Module):
         node, quantised, _ = graph.end(self._output)
         if node is not None and node.op_type == "Sigmoid":
             raise CheckpointError(f"{self.path} ends in a sigmoid: its classes do not exclude one another")
-        self._result_type, values = f"f{shown.dtype.itemsize}", shown.reshape(2, -1).astype("f8")
+        values = shown.reshape(2, -1).astype("f8")
         shares = values.min() >= 0 and bool(np.allclose(values.sum(1), 1, atol=1e-3))
-        self._least = None
+        coarse = quantised or shown.dtype.itemsize == 2
+        self._least, self._tolerance = None, _COARSE if coarse else _FINE
         if shares or (node is not None and node.op_type == "Softmax"):
-            self._least = _LEAST_QUANTISED if quantised else _LEAST[self._result_type]
+            self._least = _LEAST_QUANTISED if quantised else _LEAST[shown.dtype.itemsize]
             _log.info("%s returns probabilities; their logarithms are the logits", self.path.name)
 
-    # Writing.
-
-    @torch.inference_mode()
     def save(self, path: Path, metadata: Mapping[str, str]) -> None:
         """Write a file whose logits are this model's, with its bias, atomically, and with more metadata.
 
@@ -236,22 +234,16 @@ class OnnxClassifier(nn.Module):
         graph = read_graph(self.path, whole=True)
         graph.shift(self._output, self.head.bias.detach().cpu().numpy(), probabilities=self._least is not None)
         content = graph.content(metadata)
-        images = torch.randn(2, 3, *self.probe_size, generator=torch.Generator().manual_seed(0))
-        expected, session = self(images), self._session
-        try:
-            self._session, bias = self._open(content), self.head.bias.data
-            self.head.bias.data = torch.zeros_like(bias)
-            got = self(images)
-        finally:
-            self._session, self.head.bias.data = session, bias
-        if self._least is None:
-            scale = max(1.0, float(expected.abs().max()))
-        else:
-            got, expected, scale = got.softmax(-1), expected.softmax(-1), 1.0
-        tolerance = 2e-2 if self._least == _LEAST_QUANTISED else _TOLERANCE[self._result_type]
-        if not (difference := float((got - expected).abs().max()) / scale) <= tolerance:
-            raise RemttaError(f"{path} was not written: in it, predictions differ by {difference:.1e}")
-        write_atomically(path, lambda temporary: temporary.write_bytes(content))
+        write_atomically(path, lambda temporary: self._write_checked(temporary, content))
+
+    @torch.inference_mode()
+    def _write_checked(self, path: Path, content: bytes) -> None:
+        path.write_bytes(content)
+        images = torch.randn(2, 3, *self._probe_size, generator=torch.Generator().manual_seed(0))
+        written = OnnxClassifier(read_graph(path), self._output, self._providers, self._probe_size)
+        difference = float((written(images).softmax(-1) - self(images).softmax(-1)).abs().max())
+        if not difference <= self._tolerance:
+            raise RemttaError(f"the shifted file predicts otherwise, by {difference:.1e}; nothing was written")
 
 
 def load_onnx(options: ModelOptions, device: str | torch.device) -> OnnxClassifier:
@@ -266,13 +258,12 @@ def load_onnx(options: ModelOptions, device: str | torch.device) -> OnnxClassifi
     config = _known_config(graph)
     size = options.input_size or tuple(config.get("input_size", ())[1:]) or None
     model = OnnxClassifier(graph, options.output_name, providers, size)
-    wanted = providers[0] if isinstance(providers[0], str) else providers[0][0]
-    if model.provider != wanted:
-        text = f"onnxruntime cannot use {wanted} here, but {model.provider}"
+    if model.provider != providers[0][0]:
+        text = f"onnxruntime cannot use {providers[0][0]} here, but {model.provider}"
         if options.provider:
             raise UsageError(text)
         _log.warning("%s", text)
-    config |= given_preprocessing(options) | {"input_size": (3, *model.probe_size)}
+    config |= given_preprocessing(options) | {"input_size": (3, *model._probe_size)}
     if labels is not None:
         config["label_names"] = checked_labels(labels, model.num_classes)
     config["label_names"] = known_labels(model.num_classes, config)
@@ -291,8 +282,8 @@ def _providers(device: str, name: str | None) -> list[Any]:
     if found is None:
         option = f"--provider {name}" if name else f"--device {device}"
         raise UsageError(f"{option}: onnxruntime has no {wanted} here; it has {', '.join(sorted(short))}")
-    first = (found, {"device_id": int(number)}) if number.isdigit() else found
-    return list(dict.fromkeys([found, "CPUExecutionProvider"])) if first is found else [first, "CPUExecutionProvider"]
+    first = (found, {"device_id": number} if number else {})
+    return [first] if found == "CPUExecutionProvider" else [first, "CPUExecutionProvider"]
 
 
 def _known_config(graph: OnnxGraph) -> PretrainedConfig:
