@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError
 from remtta.models.card import labels_of
-from remtta.models.onnx_model import LogitBias
 from remtta.models.unwrapping import classifiers_of, is_timm_model
 from remtta.models.zero_shot import ZeroShotHead
 
@@ -80,7 +79,7 @@ def _put(model: nn.Module, heads: dict[str, nn.Module]) -> None:
 
 
 def _restricted(head: nn.Module, path: str, numbers: Sequence[int]) -> nn.Module:
-    if isinstance(head, ZeroShotHead | LogitBias):
+    if isinstance(head, ZeroShotHead):
         return head.restricted(numbers)
     if not isinstance(head, nn.Linear | nn.Conv2d):  # a convolution with one position, as in BiT
         raise ModelError(f"the model's {path} is not a linear layer, so its classes cannot be restricted")

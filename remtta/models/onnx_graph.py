@@ -16,7 +16,6 @@ from remtta.errors import CheckpointError, UsageError, first_line, needed
 _MAX_BYTES = 2**31 - 1  # of a protobuf message
 _SAME_VALUES = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _QUANTISED = ("QuantizeLinear", "DequantizeLinear")
-_PRODUCTS = ("Gemm", "MatMul", "Conv")
 _CONV_PATCH = 32  # pixels per position of the last feature map, in nearly all convolutional networks
 _LEAST_PATCH = 8  # of a transformer's first convolution
 
@@ -30,9 +29,9 @@ def import_onnx() -> Any:
 class OnnxGraph:
     """A parsed ONNX file."""
 
-    proto: Any  # ModelProto; without the values of tensors stored elsewhere
+    proto: Any  # ModelProto; perhaps without the values of tensors stored elsewhere
     path: Path
-    sha256: bytes  # of the file and those that it refers to
+    sha256: bytes = b""  # of the file and those that it refers to
     _nodes: dict[str, Any] = field(default_factory=dict)  # by the name of each output
     _uses: Counter[str] = field(default_factory=Counter)  # number of readers of each tensor
 
@@ -50,34 +49,28 @@ class OnnxGraph:
     @property
     def patch_size(self) -> tuple[int, int]:
         """Height and width in pixels of a transformer's patches, by its first convolution; else those of a CNN."""
-        for node in self.proto.graph.node:
-            if node.op_type == "Conv":
-                given = {attribute.name: tuple(attribute.ints) for attribute in node.attribute}
-                stride = given.get("strides", ())
-                if len(stride) == 2 and stride == given.get("kernel_shape") and min(stride) >= _LEAST_PATCH:
-                    return stride[0], stride[1]
-                break
-        return _CONV_PATCH, _CONV_PATCH
+        first = next((node for node in self.proto.graph.node if node.op_type == "Conv"), None)
+        sizes = {} if first is None else {each.name: tuple(each.ints) for each in first.attribute}
+        stride = sizes.get("strides", ())
+        is_patch = len(stride) == 2 and stride == sizes.get("kernel_shape") and min(stride) >= _LEAST_PATCH
+        return (stride[0], stride[1]) if is_patch else (_CONV_PATCH, _CONV_PATCH)
 
-    def end(self, output: str) -> tuple[Any, bool, bool]:
-        """Return the node whose result an output is up to shape and type, whether it is quantised, and cast."""
-        name, ops = output, [""]
+    def last_operator(self, output: str) -> tuple[str, str, bool]:
+        """Return the operator whose values are an output's, its first input, and whether they are quantised."""
+        name, passed = output, [""]
         while (node := self._nodes.get(name)) is not None:
-            ops.append(node.op_type)
+            passed.append(node.op_type)
+            name = node.input[0]
             if node.op_type not in (*_SAME_VALUES, *_QUANTISED, "Cast"):
                 break
-            name = node.input[0]
-        return node, not set(_QUANTISED).isdisjoint(ops), "Cast" in ops
+        return passed[-1], name, not set(_QUANTISED).isdisjoint(passed)
 
     def features(self, output: str) -> str:
         """Return the tensor that enters the last linear layer; raise CheckpointError if there is none."""
-        node, *_ = self.end(output)
-        if node is not None and "Softmax" in node.op_type:
-            node, *_ = self.end(node.input[0])
-        if node is not None and node.op_type == "Add":  # a bias
-            products = [self.end(name)[0] for name in node.input]
-            node = next((each for each in products if each is not None and each.op_type in _PRODUCTS), node)
-        if node is None or node.op_type not in _PRODUCTS:
+        name = output
+        while (node := self._nodes.get(name)) is not None and node.op_type not in ("Gemm", "MatMul", "Conv"):
+            name = next((each for each in node.input if each in self._nodes), "")
+        if node is None:
             raise CheckpointError(f"no linear layer makes the logits of {self.path.name}, so it has no features")
         return str(node.input[0])
 
@@ -86,41 +79,39 @@ class OnnxGraph:
 
         Probabilities p become softmax(log p + shift). Call it once.
         """
-        onnx, graph = import_onnx(), self.proto.graph
-        node, *_ = self.end(output)
-        logits = node.input[0] if node is not None and node.op_type == "Softmax" else output
-        if self._shift_bias(logits, shift):
+        helper, graph = import_onnx().helper, self.proto.graph
+        operator, before, _ = self.last_operator(output)
+        if self._shift_bias(before if operator == "Softmax" else output, shift):
             return
-        raw, constant = f"{output}_unshifted", f"{output}_shift"
+        raw, log, shifted, constant = (f"{output}_{name}" for name in ("raw", "log", "shifted", "shift"))
         for node in graph.node:  # all its readers get what was there before
             for names in (node.input, node.output):
                 names[:] = [raw if name == output else name for name in names]
         kind = next(each.type.tensor_type for each in graph.output if each.name == output)
         values = shift.reshape(-1, *[1] * (len(kind.shape.dim) - 2))
-        values = values.astype(onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        graph.initializer.append(onnx.numpy_helper.from_array(values, constant))
-        names = [raw, f"{output}_log", f"{output}_shifted"] if probabilities else [raw, output]
+        values = values.astype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
+        graph.initializer.append(import_onnx().numpy_helper.from_array(values, constant))
+        steps = [("Add", [raw, constant], output, {})]
         if probabilities:
-            graph.node.append(onnx.helper.make_node("Log", names[:1], names[1:2]))
-        graph.node.append(onnx.helper.make_node("Add", [names[-2], constant], names[-1:]))
-        if probabilities:
-            graph.node.append(onnx.helper.make_node("Softmax", names[-1:], [output], axis=1))
+            steps = [("Log", [raw], log, {}), ("Add", [log, constant], shifted, {})]
+            steps.append(("Softmax", [shifted], output, {"axis": 1}))
+        graph.node.extend(helper.make_node(name, inputs, [made], **more) for name, inputs, made, more in steps)
 
     def _shift_bias(self, logits: str, shift: np.ndarray) -> bool:
         """Add a shift to the bias of the layer that returns the logits; return False if it has none of its own."""
-        helper, node = import_onnx().numpy_helper, self._nodes.get(logits)
+        node = self._nodes.get(logits)
         while node is not None and node.op_type in _SAME_VALUES and self._uses[node.output[0]] == 1:
             node = self._nodes.get(node.input[0])
         if node is None or node.op_type not in ("Gemm", "Conv", "Add") or self._uses[node.output[0]] > 1:
             return False
         names = node.input if node.op_type == "Add" else node.input[2:]
+        if any(each.name == "beta" and each.f != 1 for each in node.attribute):
+            return False
         for tensor in self.proto.graph.initializer:
             if tensor.name in names and self._uses[tensor.name] == 1 and np.prod(tensor.dims) == len(shift):
-                values, beta = helper.to_array(tensor), [each.f for each in node.attribute if each.name == "beta"]
-                if values.dtype.kind != "f" or beta not in ([], [1.0]):
-                    return False
+                values = import_onnx().numpy_helper.to_array(tensor)
                 shifted = (values + shift.reshape(values.shape)).astype(values.dtype)
-                tensor.CopyFrom(helper.from_array(shifted, tensor.name))
+                tensor.CopyFrom(import_onnx().numpy_helper.from_array(shifted, tensor.name))
                 return True
         return False
 
@@ -139,20 +130,19 @@ def read_graph(path: Path, *, whole: bool = False) -> OnnxGraph:
     """
     onnx, folder = import_onnx(), path.parent.resolve()
     try:
-        content = path.read_bytes()
-        proto = onnx.load_model_from_string(content)
+        proto = onnx.load_model_from_string(content := path.read_bytes())
     except Exception as error:  # protobuf's, which depend on its implementation
         raise CheckpointError(f"{path} is not a readable ONNX file: {first_line(error)}") from error
-    external = [each for each in _messages(proto) if getattr(each, "data_location", 0) == onnx.TensorProto.EXTERNAL]
-    places = sorted({entry.value for each in external for entry in each.external_data if entry.key == "location"})
-    digest = hashlib.sha256(content)
-    for place in places:
-        if not (file := (folder / place).resolve()).is_relative_to(folder) or Path(place).is_absolute():
+    digest, places = hashlib.sha256(content), set()
+    for message in _messages(proto):
+        if getattr(message, "data_location", None) == onnx.TensorProto.EXTERNAL:
+            places |= {entry.value for entry in message.external_data if entry.key == "location"}
+    for place in sorted(places):
+        file = (folder / place).resolve()
+        if not file.is_relative_to(folder) or Path(place).is_absolute():
             raise CheckpointError(f"{path} refers to {place[:80]}, which is not in its own folder; it was not opened")
         if not file.is_file():
-            raise CheckpointError(
-                f"{path} stores its weights in {place[:80]}, which is missing; copy it beside {path.name}"
-            )
+            raise CheckpointError(f"{path} has its weights in {place[:80]}, which is missing; copy it beside the file")
         with open(file, "rb") as values:
             digest.update(hashlib.file_digest(values, "sha256").digest())
     if whole:

@@ -21,11 +21,11 @@ from remtta.errors import CheckpointError, RemttaError, UsageError, first_line, 
 from remtta.files import write_atomically
 from remtta.models.card import built_from, checked_labels, given_preprocessing, known_labels, read_labels
 from remtta.models.metadata import PretrainedConfig, Size
-from remtta.models.onnx_graph import OnnxGraph, read_graph
+from remtta.models.onnx_graph import OnnxGraph, import_onnx, read_graph
 from remtta.models.preprocessing import Preprocessing, check_preprocessing
 from remtta.options import ModelOptions
 
-_TYPES = {"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(double)": "f8", "tensor(uint8)": "u1"}
+_TYPES = {"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(double)": "f8"}
 _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA", "mps": "CoreML"}
 _SIDE = 224  # of images, if a file accepts any size
 _AT_ONCE = 16  # images per call: more need more memory, and are hardly faster
@@ -40,17 +40,13 @@ _log = logging.getLogger(__name__)
 class LogitBias(nn.Module):
     """Adds a bias (C,) to the logits: 0 in the source model; in a delta, the offset that centring subtracts."""
 
-    def __init__(self, num_classes: int, numbers: Sequence[int] | None = None) -> None:
+    def __init__(self, num_classes: int) -> None:
         super().__init__()
-        self.bias, self._numbers = nn.Parameter(torch.zeros(num_classes)), numbers
+        self.bias = nn.Parameter(torch.zeros(num_classes))
 
     def forward(self, logits: Tensor) -> Tensor:
-        """Return shifted logits (B, C), only of the classes that it is restricted to."""
-        return (logits if self._numbers is None else logits[:, self._numbers]) + self.bias
-
-    def restricted(self, numbers: Sequence[int]) -> LogitBias:
-        """Return the same for some of the classes, in this order."""
-        return LogitBias(len(numbers), list(numbers))
+        """Return shifted logits (B, C)."""
+        return logits + self.bias
 
 
 class OnnxClassifier(nn.Module):
@@ -61,6 +57,7 @@ class OnnxClassifier(nn.Module):
         provider: The execution provider in force.
         patch_size: Height and width of patches in pixels.
         input_size: Height and width of images; None for any.
+        image_size: The same, with a default.
         num_classes: Number of classes C.
         pretrained_cfg: Preprocessing, labels and origin, as in timm.
         head: The bias that is added to the logits.
@@ -76,13 +73,11 @@ class OnnxClassifier(nn.Module):
 
     def __init__(self, graph: OnnxGraph, output: str | None, providers: Sequence[Any], size: Size | None) -> None:
         super().__init__()
-        self.path, self._providers, self.patch_size = graph.path, list(providers), graph.patch_size
+        self.path, self.patch_size, self._providers = graph.path, graph.patch_size, list(providers)
         self._session, self._features = self._open(str(self.path)), ""
         self.provider = str(self._session.get_providers()[0])
         self._find_input(size)
-        shown = self._find_output(output)
-        self.num_classes = shown.shape[1]
-        self._find_logits(graph, shown)
+        self._find_output(graph, output)
         self.head = LogitBias(self.num_classes)
         digest = bytearray(graph.sha256 + self._output.encode())
         self.register_buffer("onnx_sha256", torch.frombuffer(digest, dtype=torch.uint8).clone())
@@ -94,54 +89,47 @@ class OnnxClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, C) of preprocessed images (B, 3, H, W)."""
-        return self._logits(self._run(images, [self._output])[0], images.device)
+        return self._logits(*self._run(images, [self._output]))
 
     def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (B, C), and the features (B, D) that enter the last linear layer."""
         if not self._features:
-            graph, onnx = read_graph(self.path, whole=True), needed("onnx", "onnx", "an ONNX file")
+            graph = read_graph(self.path, whole=True)
             self._features = graph.features(self._output)
             if self._features not in {each.name for each in graph.proto.graph.output}:
-                graph.proto.graph.output.append(onnx.ValueInfoProto(name=self._features))
+                graph.proto.graph.output.append(import_onnx().ValueInfoProto(name=self._features))
             self._session = self._open(graph.content({}))
         logits, features = self._run(images, [self._output, self._features])
-        return self._logits(logits, images.device), torch.from_numpy(features).to(images.device).float().flatten(1)
+        return self._logits(logits), features.flatten(1)
 
-    def _logits(self, returned: np.ndarray, device: torch.device) -> Tensor:
-        logits = torch.from_numpy(returned).flatten(1).to(device).float()
+    def _logits(self, returned: Tensor) -> Tensor:
+        logits = returned.flatten(1)
         if self._least is not None:
             logits = logits.clamp(min=self._least).log()
             logits = logits - logits.mean(1, keepdim=True)  # a constant per image says nothing
-        return self.head(logits)
+        return self.head(logits.to(self.head.bias.device))
 
-    def _run(self, images: Tensor, outputs: Sequence[str]) -> list[np.ndarray]:
-        """Return outputs for images (B, 3, H, W), as many at a time as the file takes."""
-        pixels = images.detach().cpu().numpy()
-        if self._type == "u1":
-            pixels = np.rint(255 * pixels).clip(0, 255)
-        pixels = (pixels.transpose(0, 2, 3, 1) if self._channels_last else pixels).astype(self._type)
-        size, parts = self._batch or _AT_ONCE, []
-        for start in range(0, len(pixels), size):
-            part = pixels[start : start + size]
-            count, missing = len(part), (self._batch or len(part)) - len(part)
-            whole = np.concatenate([part, np.repeat(part[-1:], missing, 0)]) if missing else part
+    def _run(self, images: Tensor, outputs: Sequence[str]) -> list[Tensor]:
+        """Return outputs in float32 for images (B, 3, H, W), as many at a time as the file takes."""
+        images = images.permute(0, 2, 3, 1) if self._channels_last else images
+        pixels = images.detach().cpu().numpy().astype(self._type)
+        parts = []
+        for start in range(0, len(pixels), self._batch or _AT_ONCE):
+            part = pixels[start : start + (self._batch or _AT_ONCE)]
+            whole = part[np.arange(self._batch or len(part)) % len(part)]  # with copies, if there are too few
             try:
-                returned = self._opened.run(outputs, {self._input: np.ascontiguousarray(whole)})
+                returned = self._opened.run(outputs, {self._input: whole})
             except Exception as error:  # its own exceptions, which onnxruntime does not expose
-                shape = " x ".join(map(str, whole.shape))
                 reason = first_line(error)[:200]
-                raise CheckpointError(f"onnxruntime cannot run {self.path} on images {shape}: {reason}") from error
-            parts.append([array[:count] for array in returned])
-        return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
-
-    # The session.
+                raise CheckpointError(f"onnxruntime cannot run {self.path} on {whole.shape}: {reason}") from error
+            parts.append([torch.from_numpy(array[: len(part)]).float() for array in returned])
+        return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
     @property
     def _opened(self) -> Any:
         """The session; in a copy, it is opened again."""
         if self._session is None:
-            expected = bytes(self.onnx_sha256.tolist())
-            if read_graph(self.path).sha256 != expected[:32]:
+            if read_graph(self.path).sha256 != bytes(self.onnx_sha256[:32].tolist()):
                 raise CheckpointError(f"{self.path} is no longer the file that was loaded")
             self._session = self._open(str(self.path))
         return self._session
@@ -149,8 +137,7 @@ class OnnxClassifier(nn.Module):
     def _open(self, model: str | bytes) -> Any:
         runtime = needed("onnxruntime", "onnx", "an ONNX file")
         options = runtime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = torch.get_num_threads()
+        options.log_severity_level, options.intra_op_num_threads = 3, torch.get_num_threads()
         try:
             return runtime.InferenceSession(model, options, providers=self._providers)
         except Exception as error:
@@ -163,66 +150,49 @@ class OnnxClassifier(nn.Module):
 
     def _find_input(self, size: Size | None) -> None:
         inputs = self._opened.get_inputs()
-        known = [(each.type, len(each.shape)) for each in inputs]
-        if len(inputs) != 1 or known[0][0] not in _TYPES or known[0][1] != 4:
+        first, shape = (inputs[0], inputs[0].shape) if inputs else (None, [])
+        if len(inputs) != 1 or first.type not in _TYPES or len(shape) != 4 or 3 not in (shape[1], shape[3]):
             got = ", ".join(f"{each.name} {each.type} {each.shape}" for each in inputs)
             raise CheckpointError(f"{self.path} takes {got or 'nothing'}, not images (B, 3, H, W) or (B, H, W, 3)")
-        self._input, self._type, shape = inputs[0].name, _TYPES[inputs[0].type], inputs[0].shape
-        self._channels_last = shape[1] != 3 and shape[3] == 3
-        batch, *sides = (side if isinstance(side, int) and side > 0 else None for side in shape)
-        channels = sides.pop(2 if self._channels_last else 0)
-        if channels not in (3, None):
-            raise CheckpointError(f"{self.path} takes images {shape}, which are not RGB")
-        self._batch, height, width = batch, *sides
-        self.input_size = None if None in sides else (height, width)
+        self._input, self._type, self._channels_last = first.name, _TYPES[first.type], shape[1] != 3
+        self._batch = shape[0] if isinstance(shape[0], int) else None
+        height, width = shape[1:3] if self._channels_last else shape[2:]
+        self.input_size = (height, width) if isinstance(height, int) and isinstance(width, int) else None
         if size is not None and self.input_size not in (None, size):
             raise UsageError(f"{self.path.name} takes images of {height} x {width} only; leave --input-size out")
-        self._probe_size = self.input_size or size or (height or _SIDE, width or _SIDE)
+        self.image_size = self.input_size or size or (_SIDE, _SIDE)
 
-    def _find_output(self, name: str | None) -> np.ndarray:
-        """Find the output (B, C), and return its values for two images."""
-        outputs = {each.name: each.type for each in self._opened.get_outputs()}
-        if name is not None and name not in outputs:
-            raise UsageError(f"{self.path.name} has no output {name}; choose {', '.join(outputs)}")
-        numbers = [each for each, kind in outputs.items() if kind in list(_TYPES)[:3] and name in (each, None)]
-        images = torch.linspace(-1, 1, 2 * 3 * self._probe_size[0] * self._probe_size[1]).view(2, 3, *self._probe_size)
-        try:
-            returned = self._run(images, numbers)
-        except RemttaError:
-            if self._batch is not None:
-                raise
-            self._batch = 1  # some exporters fix the number of images inside, but not at the input
-            returned = self._run(images, numbers)
+    def _find_output(self, graph: OnnxGraph, wanted: str | None) -> None:
+        """Find the output (B, C) by its values for two images, and whether it has logits or probabilities."""
+        kinds = {each.name: each.type for each in self._opened.get_outputs()}
+        if wanted is not None and wanted not in kinds:
+            raise UsageError(f"{self.path.name} has no output {wanted}; choose {', '.join(kinds)}")
+        names = [name for name, kind in kinds.items() if kind in _TYPES and wanted in (name, None)]
+        images = torch.linspace(-1, 1, 6 * self.image_size[0] * self.image_size[1]).view(2, 3, *self.image_size)
+        returned = dict(zip(names, self._run(images, names), strict=True)) if names else {}
         found = {
-            each: array
-            for each, array in zip(numbers, returned, strict=True)
-            if array.ndim > 1 and array.shape[0] == 2 and array.shape[1] > 1 and array[0].size == array.shape[1]
+            name: values
+            for name, values in returned.items()
+            if values.ndim > 1 and values.shape[:2].numel() == values.numel() and len(values) == 2 < 2 * values.shape[1]
         }
         if not found:
-            got = ", ".join(f"{each} {array.shape}" for each, array in zip(numbers, returned, strict=True))
-            others = ", ".join(f"{each} {kind}" for each, kind in outputs.items() if each not in numbers)
-            raise CheckpointError(
-                f"{self.path} is no classifier of images: it has no output (B, C), but for two images returns "
-                f"{', '.join(filter(None, [got, others]))}"
+            got = ", ".join(
+                f"{name} {tuple(returned[name].shape) if name in returned else kinds[name]}" for name in kinds
             )
+            raise CheckpointError(f"{self.path} has no output (B, C), as a classifier has; for two images: {got}")
         if len(found) > 1:
             raise UsageError(
                 f"{self.path.name} has several outputs (B, C); choose with --output-name: {', '.join(found)}"
             )
-        self._output = next(iter(found))
-        return found[self._output]
-
-    def _find_logits(self, graph: OnnxGraph, shown: np.ndarray) -> None:
-        """Find out whether the output, with values `shown` for two images, has logits or probabilities."""
-        node, quantised, _ = graph.end(self._output)
-        if node is not None and node.op_type == "Sigmoid":
+        ((self._output, values),) = found.items()
+        self.num_classes = values.shape[1]
+        operator, _, quantised = graph.last_operator(self._output)
+        if operator == "Sigmoid":
             raise CheckpointError(f"{self.path} ends in a sigmoid: its classes do not exclude one another")
-        values = shown.reshape(2, -1).astype("f8")
-        shares = values.min() >= 0 and bool(np.allclose(values.sum(1), 1, atol=1e-3))
-        coarse = quantised or shown.dtype.itemsize == 2
-        self._least, self._tolerance = None, _COARSE if coarse else _FINE
-        if shares or (node is not None and node.op_type == "Softmax"):
-            self._least = _LEAST_QUANTISED if quantised else _LEAST[shown.dtype.itemsize]
+        num_bytes, sums = int(_TYPES[kinds[self._output]][1]), values.flatten(1).sum(1)
+        self._least, self._tolerance = None, _COARSE if quantised or num_bytes == 2 else _FINE
+        if operator == "Softmax" or (values.min() >= 0 and torch.allclose(sums, torch.ones(2), atol=1e-3)):
+            self._least = _LEAST_QUANTISED if quantised else _LEAST[num_bytes]
             _log.info("%s returns probabilities; their logarithms are the logits", self.path.name)
 
     def save(self, path: Path, metadata: Mapping[str, str]) -> None:
@@ -239,8 +209,8 @@ class OnnxClassifier(nn.Module):
     @torch.inference_mode()
     def _write_checked(self, path: Path, content: bytes) -> None:
         path.write_bytes(content)
-        images = torch.randn(2, 3, *self._probe_size, generator=torch.Generator().manual_seed(0))
-        written = OnnxClassifier(read_graph(path), self._output, self._providers, self._probe_size)
+        images = torch.randn(2, 3, *self.image_size, generator=torch.Generator().manual_seed(0))
+        written = OnnxClassifier(read_graph(path), self._output, self._providers, self.image_size)
         difference = float((written(images).softmax(-1) - self(images).softmax(-1)).abs().max())
         if not difference <= self._tolerance:
             raise RemttaError(f"the shifted file predicts otherwise, by {difference:.1e}; nothing was written")
@@ -256,17 +226,13 @@ def load_onnx(options: ModelOptions, device: str | torch.device) -> OnnxClassifi
     labels, providers = read_labels(options.labels), _providers(str(device), options.provider)
     graph = read_graph(Path(str(options.checkpoint)))
     config = _known_config(graph)
-    size = options.input_size or tuple(config.get("input_size", ())[1:]) or None
+    size = options.input_size or config.get("input_size", ())[1:] or None
     model = OnnxClassifier(graph, options.output_name, providers, size)
     if model.provider != providers[0][0]:
-        text = f"onnxruntime cannot use {providers[0][0]} here, but {model.provider}"
-        if options.provider:
-            raise UsageError(text)
-        _log.warning("%s", text)
-    config |= given_preprocessing(options) | {"input_size": (3, *model._probe_size)}
-    if labels is not None:
-        config["label_names"] = checked_labels(labels, model.num_classes)
-    config["label_names"] = known_labels(model.num_classes, config)
+        raise UsageError(f"onnxruntime cannot use {providers[0][0]} on this machine; use --provider cpu")
+    config |= given_preprocessing(options) | {"input_size": (3, *model.image_size)}
+    named = None if labels is None else checked_labels(labels, model.num_classes)
+    config["label_names"] = named or known_labels(model.num_classes, config)
     config["built_from"] = built_from(replace(options, checkpoint=model.path.resolve()))
     model.pretrained_cfg = model.default_cfg = config
     return model.eval()
@@ -277,11 +243,10 @@ def _providers(device: str, name: str | None) -> list[Any]:
     available = needed("onnxruntime", "onnx", "an ONNX file").get_available_providers()
     short = {each.removesuffix("ExecutionProvider").lower(): each for each in available}
     kind, _, number = device.partition(":")
-    wanted = name or ("cuda" if kind == "auto" and "cuda" in short else _PROVIDERS.get(kind, "cpu"))
+    wanted = name or ("CUDA" if kind == "auto" and "cuda" in short else _PROVIDERS.get(kind, "CPU"))
     found = short.get(wanted.lower().removesuffix("executionprovider"))
     if found is None:
-        option = f"--provider {name}" if name else f"--device {device}"
-        raise UsageError(f"{option}: onnxruntime has no {wanted} here; it has {', '.join(sorted(short))}")
+        raise UsageError(f"onnxruntime has no provider {wanted} here; it has {', '.join(sorted(short))}")
     first = (found, {"device_id": number} if number else {})
     return [first] if found == "CPUExecutionProvider" else [first, "CPUExecutionProvider"]
 
@@ -289,18 +254,16 @@ def _providers(device: str, name: str | None) -> list[Any]:
 def _known_config(graph: OnnxGraph) -> PretrainedConfig:
     """Return the preprocessing and labels that the file holds, if remtta or Ultralytics wrote it."""
     known = graph.metadata
+    if known.get("task", "classify") != "classify":
+        raise CheckpointError(f"{graph.path} is a model to {known['task']}, not a classifier of images")
     try:
-        if "preprocessing" in known and "remtta_version" in known:
-            fields = {**json.loads(known["preprocessing"])}
-            fields["input_size"] = tuple(fields["input_size"])
-            values = vars(Preprocessing(**fields))
-            names = {"label_names": json.loads(known.get("labels", "[]"))}
-            return {**values, **names, "input_size": (3, *values["input_size"])}
-        if known.get("task", "classify") != "classify":
-            raise CheckpointError(f"{graph.path} is a model to {known['task']}, not a classifier of images")
-        if "task" in known and "names" in known:  # Ultralytics
+        if "remtta_version" in known:
+            fields = json.loads(known["preprocessing"])
+            values = vars(Preprocessing(**{**fields, "input_size": tuple(fields["input_size"])}))
+            return {**values, "label_names": json.loads(known["labels"]), "input_size": (3, *values["input_size"])}
+        if "task" in known:  # Ultralytics
             names = {"label_names": dict(literal_eval(known["names"]))}
             return {**names, "mean": (0.0,) * 3, "std": (1.0,) * 3, "interpolation": "bilinear", "crop_pct": 1.0}
-    except (ValueError, TypeError, KeyError, SyntaxError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, SyntaxError, RecursionError) as error:
         raise CheckpointError(f"{graph.path} has damaged metadata: {first_line(error)}") from error
     return {}

@@ -100,20 +100,18 @@ class ModelOptions:
     ] = None
 
     def __post_init__(self) -> None:
-        name, file = str(self.name or ""), self.checkpoint
-        if is_onnx(name) and file is None:
-            object.__setattr__(self, "checkpoint", name)
-        elif is_onnx(name or str(file or "")) != is_onnx(str(file or "")):
+        if is_onnx(str(self.name)) and self.checkpoint is None:
+            object.__setattr__(self, "checkpoint", self.name)
+            object.__setattr__(self, "name", Path(str(self.name)).name)
+        if is_onnx(str(self.name)) != self.is_onnx:
             raise UsageError("an ONNX file is a whole model: name it with --model, and leave --checkpoint out")
-        if self.is_onnx:
-            object.__setattr__(self, "name", Path(name or str(file)).name)
-        elif self.output_name or self.provider:
+        if not self.is_onnx and (self.output_name or self.provider):
             raise UsageError("--output-name and --provider are for ONNX files, which --model names")
 
     @property
     def is_onnx(self) -> bool:
         """True if the model is an ONNX file, which is also its checkpoint."""
-        return is_onnx(str(self.checkpoint or ""))
+        return is_onnx(str(self.checkpoint))
 
     def check_files(self) -> None:
         """Raise UsageError if the checkpoint does not exist."""

@@ -89,7 +89,7 @@ def test_refusals_are_one_line_and_write_nothing(made: Path, capfd: pytest.Captu
     write_onnx(made / "boxes.onnx", end="detector")
     (made / "damaged.onnx").write_bytes(b"no model")
     for name, more, code, text in (
-        ("boxes.onnx", [], 4, "no classifier of images"),
+        ("boxes.onnx", [], 4, "as a classifier has"),
         ("damaged.onnx", [], 4, "not a readable ONNX file"),
         ("missing.onnx", [], 2, "no such checkpoint file"),
         ("tiny.onnx", ["--method", "tent"], 2, "use the method fast, centre, source or lame"),
