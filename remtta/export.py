@@ -28,11 +28,11 @@ from remtta._version import __version__
 from remtta.backbones.norms import norm_modules
 from remtta.deltas.delta import Delta, apply_delta, save_weights
 from remtta.errors import OutputError, RemttaError, UsageError, counted, first_line, needed
-from remtta.files import FolderLock, check_can_hold, check_not_input, writing
+from remtta.files import FolderLock, check_can_hold, check_not_input, write_atomically, writing
 from remtta.models.card import ModelCard, card_of
 from remtta.models.huggingface import weights_place
 from remtta.models.loading import load, load_model
-from remtta.models.onnx_graph import OnnxGraph
+from remtta.models.onnx_graph import OnnxGraph, read_graph
 from remtta.models.onnx_model import OnnxClassifier
 from remtta.models.unwrapping import classifiers_of, config_of
 from remtta.models.zero_shot import ZeroShotHead
@@ -45,7 +45,7 @@ TOLERANCE = 1e-4
 
 BATCHES = (1, 7)
 
-_ONNX_FILE = "model.onnx"
+_ONNX_FILE, _PROVIDER = "model.onnx", "CPUExecutionProvider"
 
 _log = logging.getLogger(__name__)
 
@@ -113,11 +113,6 @@ def adapted_model(delta: Delta, options: ModelOptions) -> ExportableModel:
     return ExportableModel(model, base, card_of(model), delta, inputs)
 
 
-def write_onnx(adapted: ExportableModel, folder: Path) -> None:
-    """Write `model.onnx`; see `save_onnx`."""
-    save_onnx(adapted, folder / _ONNX_FILE)
-
-
 def save_onnx(adapted: ExportableModel, path: Path) -> None:
     """Write an ONNX file: normalised images (B, 3, H, W) to logits (B, C), for any B; an ONNX file keeps its own inputs
     and outputs. Raise UsageError if a package is missing, or the model is too large for one file; RemttaError if the
@@ -126,9 +121,13 @@ def save_onnx(adapted: ExportableModel, path: Path) -> None:
     if isinstance(adapted.model, OnnxClassifier):
         adapted.model.save(path, adapted.facts)
         return
-    content = OnnxGraph(_to_onnx(adapted), path, b"").content(adapted.facts)
-    path.write_bytes(content)
-    adapted.check("onnxruntime", load(ModelOptions(str(path))))
+    content = OnnxGraph(_to_onnx(adapted), path).content(adapted.facts)
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+        adapted.check("onnxruntime", OnnxClassifier(read_graph(temporary), None, [_PROVIDER], None))
+
+    write_atomically(path, write)
 
 
 def _to_onnx(adapted: ExportableModel) -> Any:
@@ -236,7 +235,11 @@ class _Writer:
 
 
 _WRITERS: dict[Format, _Writer] = {
-    "onnx": _Writer(write_onnx, ("onnx", "onnxruntime", "onnxscript"), _ONNX_FILE),
+    "onnx": _Writer(
+        lambda adapted, folder: save_onnx(adapted, folder / _ONNX_FILE),
+        ("onnx", "onnxruntime", "onnxscript"),
+        _ONNX_FILE,
+    ),
     "peft": _Writer(write_peft, ("peft",), "adapter_config.json"),
     "timm": _Writer(write_timm, (), "config.json"),
 }

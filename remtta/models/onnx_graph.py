@@ -105,8 +105,6 @@ class OnnxGraph:
         if node is None or node.op_type not in ("Gemm", "Conv", "Add") or self._uses[node.output[0]] > 1:
             return False
         names = node.input if node.op_type == "Add" else node.input[2:]
-        if any(each.name == "beta" and each.f != 1 for each in node.attribute):
-            return False
         for tensor in self.proto.graph.initializer:
             if tensor.name in names and self._uses[tensor.name] == 1 and np.prod(tensor.dims) == len(shift):
                 values = import_onnx().numpy_helper.to_array(tensor)

@@ -37,18 +37,6 @@ _UNUSED = ("use_ema", "num_classes", "model_kwargs", "prompts", "text_embeddings
 _log = logging.getLogger(__name__)
 
 
-class LogitBias(nn.Module):
-    """Adds a bias (C,) to the logits: 0 in the source model; in a delta, the offset that centring subtracts."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.bias = nn.Parameter(torch.zeros(num_classes))
-
-    def forward(self, logits: Tensor) -> Tensor:
-        """Return shifted logits (B, C)."""
-        return logits + self.bias
-
-
 class OnnxClassifier(nn.Module):
     """The classifier in an ONNX file. It can be copied and pickled; copies open the file again.
 
@@ -60,7 +48,7 @@ class OnnxClassifier(nn.Module):
         image_size: The same, with a default.
         num_classes: Number of classes C.
         pretrained_cfg: Preprocessing, labels and origin, as in timm.
-        head: The bias that is added to the logits.
+        head: Holds the bias (C,) that is added to the logits: 0 in the source model; in a delta, minus the offset.
 
     Args:
         graph: The parsed file.
@@ -78,7 +66,7 @@ class OnnxClassifier(nn.Module):
         self.provider = str(self._session.get_providers()[0])
         self._find_input(size)
         self._find_output(graph, output)
-        self.head = LogitBias(self.num_classes)
+        self.head = nn.ParameterDict({"bias": torch.zeros(self.num_classes)})
         digest = bytearray(graph.sha256 + self._output.encode())
         self.register_buffer("onnx_sha256", torch.frombuffer(digest, dtype=torch.uint8).clone())
         self.pretrained_cfg = self.default_cfg = PretrainedConfig()
@@ -107,7 +95,7 @@ class OnnxClassifier(nn.Module):
         if self._least is not None:
             logits = logits.clamp(min=self._least).log()
             logits = logits - logits.mean(1, keepdim=True)  # a constant per image says nothing
-        return self.head(logits.to(self.head.bias.device))
+        return logits.to(self.head["bias"].device) + self.head["bias"]
 
     def _run(self, images: Tensor, outputs: Sequence[str]) -> list[Tensor]:
         """Return outputs in float32 for images (B, 3, H, W), as many at a time as the file takes."""
@@ -202,7 +190,7 @@ class OnnxClassifier(nn.Module):
         OutputError if it cannot be written.
         """
         graph = read_graph(self.path, whole=True)
-        graph.shift(self._output, self.head.bias.detach().cpu().numpy(), probabilities=self._least is not None)
+        graph.shift(self._output, self.head["bias"].detach().cpu().numpy(), probabilities=self._least is not None)
         content = graph.content(metadata)
         write_atomically(path, lambda temporary: self._write_checked(temporary, content))
 

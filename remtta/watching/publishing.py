@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import logging
-import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,37 +34,28 @@ class ModelPublisher:
     """
 
     def __init__(self, path: Path, every: str = "10m") -> None:
-        number = re.fullmatch(r"(\d+)(m?)", every)
-        check(number is not None and int(number[1]) > 0, "--publish-every", every, "updates (200) or minutes (10m)")
-        assert number is not None
-        self._path, self._every, self._by_time = path, int(number[1]), bool(number[2])
+        valid = re.fullmatch(r"[1-9]\d*m?", every) is not None
+        check(valid, "--publish-every", every, "a number of updates (200) or of minutes (10m)")
         if path.suffix not in ("", ".onnx", ".safetensors"):
             raise UsageError(f"--publish {path} must be a folder, or end in .onnx or .safetensors")
-        check_can_hold(path if path.suffix == "" else path.parent, "a folder to publish in", "--publish")
+        check_can_hold(path.parent, "a folder to publish in", "--publish")
+        self._path, self._every, self._by_time = path, int(every.removesuffix("m")), every.endswith("m")
+        self._as_delta = path.name.endswith("delta.safetensors")
         self._published, self._at = 0, time.monotonic()  # updates in the last one, and when
-        self._versions: list[Path] = []
+        self._versions: list[Path] = []  # oldest first
 
     def follow(self, run: Run) -> None:
         """Publish this run's model; raise UsageError if it cannot be written so."""
-        from remtta.models.onnx_model import OnnxClassifier
-
-        self._run, method = run, run.context.pipeline.method
-        onnx = isinstance(method.model.backbone.module, OnnxClassifier)
-        if self._path.suffix == ".safetensors" and onnx and not self._as_delta:
+        self._run, context = run, run.context
+        if not context.pipeline.method.adapts or context.pipeline.method.delta_refusal:
+            raise UsageError(f"{context.method} changes no weights that --publish could write")
+        if self._path.suffix == ".safetensors" and context.card.provider and not self._as_delta:
             raise UsageError(f"--publish {self._path}: an ONNX file is published as .onnx, or as its delta.safetensors")
-        if method.delta_refusal or not method.adapts:
-            raise UsageError(f"--publish: {method.delta_refusal or f'{run.context.method} changes nothing'}")
-
-    @property
-    def _as_delta(self) -> bool:
-        return self._path.name.endswith("delta.safetensors")
 
     def after_batch(self) -> None:
         """Publish the model if it is time to."""
-        passed = (
-            (time.monotonic() - self._at) / 60 if self._by_time else self._run.summary.num_updates - self._published
-        )
-        if passed >= self._every:
+        minutes, updates = (time.monotonic() - self._at) / 60, self._run.summary.num_updates - self._published
+        if (minutes if self._by_time else updates) >= self._every:
             self.publish()
 
     def publish(self) -> None:
@@ -77,32 +65,21 @@ class ModelPublisher:
             return
         self._published, self._at = updates, time.monotonic()
         try:
-            with self._target() as path, writing(path):
-                self._write(path)
+            with writing(self._path):
+                self._write(self._path) if self._path.suffix else self._write_version()
             _log.debug("published the model after %d updates: %s", updates, self._path)
         except RemttaError as error:
             _log.warning("the model was not published: %s", error)
 
-    @contextlib.contextmanager
-    def _target(self) -> Iterator[Path]:
-        """Yield the path of a new file that takes its place at the end of the block."""
-        folder = self._path.parent if self._path.suffix else self._path
-        part = folder / f".publishing.{os.getpid()}"
-        try:
-            with writing(part):
-                part.mkdir(parents=True)
-            yield part / (self._path.name if self._path.suffix else "model.onnx")
-            with writing(self._path):
-                if self._path.suffix:
-                    os.replace(part / self._path.name, self._path)
-                    return
-                numbers = [int(each.name) for each in folder.iterdir() if each.name.isdigit()]
-                self._versions.append(folder / str(max(numbers, default=0) + 1))
-                part.rename(self._versions[-1])
-                for old in self._versions[:-_KEPT]:
-                    shutil.rmtree(old, ignore_errors=True)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+    def _write_version(self) -> None:
+        self._path.mkdir(parents=True, exist_ok=True)
+        number = 1 + max((int(each.name) for each in self._path.iterdir() if each.name.isdigit()), default=0)
+        part = self._path / f".{number}"
+        part.mkdir(exist_ok=True)
+        self._write(part / "model.onnx")
+        self._versions.append(part.rename(self._path / str(number)))
+        for old in self._versions[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
 
     def _write(self, path: Path) -> None:
         from remtta.deltas.delta import apply_delta, save_delta, save_weights
@@ -111,13 +88,13 @@ class ModelPublisher:
         from remtta.runs.manifest import delta_of
 
         context, frames = self._run.context, self._run.summary.progress.frames_in_delta
-        size, method = context.options.batch_size, context.pipeline.method
+        size, adapted = context.options.batch_size, context.pipeline.method.model
         delta = delta_of(context.card, context.method, context.config, size, context.pipeline.committed, frames)
         if self._as_delta:
             save_delta(path, delta)
             return
-        with method.model.weights.at_source():
-            model = copy.deepcopy(method.model.backbone.module).cpu()
+        with adapted.weights.at_source():
+            model = copy.deepcopy(adapted.backbone.module).cpu()
         apply_delta(model, delta)
         if path.suffix == ".onnx":
             save_onnx(ExportableModel(model, {}, card_of(model), delta, ()), path)

@@ -68,7 +68,7 @@ def test_every_form_predicts_as_torch_does(form: OnnxClassifier) -> None:
 def test_every_form_is_written_with_shifted_logits(form: OnnxClassifier, tmp_path: Path) -> None:
     shift, images = torch.linspace(-1, 1, NUM_CLASSES), random_images(5)
     before = form(images)
-    form.head.bias.data += shift
+    form.head["bias"].data += shift
     form.save(tmp_path / "shifted.onnx", {"frames": "12"})
     written = load(tmp_path / "shifted.onnx", output_name=form._output)
     difference = (written(images).softmax(-1) - (before + shift).softmax(-1)).abs().max()
@@ -80,7 +80,7 @@ def test_a_bias_takes_the_shift_where_there_is_one(tmp_path: Path) -> None:
     counts = {}
     for end in ("Gemm", "Softmax", "MatMul", "quantised Gemm", "exp"):
         model = load(write_onnx(tmp_path / "tiny.onnx", end=end))
-        model.head.bias.data += torch.linspace(-1, 1, NUM_CLASSES)
+        model.head["bias"].data += torch.linspace(-1, 1, NUM_CLASSES)
         model.save(tmp_path / "shifted.onnx", {})
         counts[end] = len(onnx.load(tmp_path / "shifted.onnx").graph.node) - len(onnx.load(model.path).graph.node)
     assert counts == {"Gemm": 0, "Softmax": 0, "MatMul": 1, "quantised Gemm": 1, "exp": 3}
@@ -88,7 +88,7 @@ def test_a_bias_takes_the_shift_where_there_is_one(tmp_path: Path) -> None:
 
 def test_a_file_that_predicts_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = load(write_onnx(tmp_path / "tiny.onnx"))
-    model.head.bias.data += torch.linspace(-9, 9, NUM_CLASSES)
+    model.head["bias"].data += torch.linspace(-9, 9, NUM_CLASSES)
     monkeypatch.setattr("remtta.models.onnx_graph.OnnxGraph._shift_bias", lambda *_: True)
     with pytest.raises(RemttaError, match="predicts otherwise"):
         model.save(tmp_path / "shifted.onnx", {})

@@ -52,7 +52,7 @@ def test_a_run_with_fast_by_default(made: Path) -> None:
     assert list(delta.tensors) == ["head.bias"] and delta.tensors["head.bias"].any()
     base = load_base(delta)
     apply_delta(base, delta)
-    assert torch.equal(base.head.bias, delta.tensors["head.bias"])  # type: ignore[union-attr]
+    assert torch.equal(base.head["bias"], delta.tensors["head.bias"])  # type: ignore[union-attr]
 
 
 def test_a_resumed_run_is_the_same_bit_for_bit(made: Path) -> None:
@@ -194,8 +194,8 @@ def test_publishing_by_time_and_what_is_refused(made: Path, tmp_path: Path, capf
     assert (tmp_path / "live.onnx").exists()
     for path, every, text in (
         ("live.pth", "1", "must be a folder, or end in .onnx"),
-        ("live.onnx", "0", "publish-every must be updates"),
-        ("live.onnx", "1h", "publish-every must be updates"),
+        ("live.onnx", "0", "publish-every must be a number of updates"),
+        ("live.onnx", "1h", "publish-every must be a number of updates"),
         ("live.safetensors", "1", "published as .onnx, or as its delta.safetensors"),
     ):
         with pytest.raises(UsageError, match=text):
