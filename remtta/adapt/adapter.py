@@ -25,6 +25,7 @@ from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
+from remtta.options.model import is_onnx
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.harm import log_event
 from remtta.pipeline.pipeline import Pipeline
@@ -58,8 +59,7 @@ class Adapter:
         image_inputs: Turns images into the model's inputs.
 
     Args:
-        model: A classifier of images (B, 3, H, W), adapted in place, in eval mode; or its name for `load_model`, such
-            as an ONNX file's.
+        model: A classifier of images (B, 3, H, W), adapted in place, in eval mode; or the path of an ONNX file.
         method: Name of the method; by default "remtta", or "fast" for an ONNX file.
         batch_size: Images per call, or per batch of `stream`. Below 20 the learning rate is reduced in proportion.
         output: Function from what the model returns to logits (B, C), for a model that returns something else.
@@ -97,7 +97,7 @@ class Adapter:
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        model = load_model(model) if isinstance(model, str) else model
+        model = load_model(model) if isinstance(model, str) and is_onnx(model) else model
         given = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))
         self.card = card_of(given)
         warn_of_change(given, self.card)

@@ -29,7 +29,6 @@ FAMILIES: dict[type[nn.Module], Builder] = {
     VisionTransformer: ViT,
     Eva: RotaryViT,
     Beit: BEiT,
-    OnnxClassifier: OnnxBackbone,
     **dict.fromkeys(STAGES, StagedClassifier),
 }
 """By the class of the model; the first matching class counts."""
@@ -40,6 +39,8 @@ def backbone_of(model: nn.Module) -> Backbone:
     raise ModelError, with the reason, if it cannot be adapted.
     """
     unwrapped = unwrap_model(model)
+    if isinstance(unwrapped.module, OnnxClassifier):
+        return OnnxBackbone(unwrapped.module)
     if unwrapped.is_timm:
         for architecture, backbone in FAMILIES.items():
             if isinstance(unwrapped.module, architecture) and not _overrides_forward(unwrapped.module, backbone):

@@ -91,11 +91,12 @@ class OnnxGraph:
         values = shift.reshape(-1, *[1] * (len(kind.shape.dim) - 2))
         values = values.astype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
         graph.initializer.append(import_onnx().numpy_helper.from_array(values, constant))
-        steps = [("Add", [raw, constant], output, {})]
         if probabilities:
-            steps = [("Log", [raw], log, {}), ("Add", [log, constant], shifted, {})]
-            steps.append(("Softmax", [shifted], output, {"axis": 1}))
-        graph.node.extend(helper.make_node(name, inputs, [made], **more) for name, inputs, made, more in steps)
+            graph.node.append(helper.make_node("Log", [raw], [log]))
+        added, result = (log, shifted) if probabilities else (raw, output)
+        graph.node.append(helper.make_node("Add", [added, constant], [result]))
+        if probabilities:
+            graph.node.append(helper.make_node("Softmax", [shifted], [output], axis=1))
 
     def _shift_bias(self, logits: str, shift: np.ndarray) -> bool:
         """Add a shift to the bias of the layer that returns the logits; return False if it has none of its own."""

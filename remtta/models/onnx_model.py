@@ -138,11 +138,11 @@ class OnnxClassifier(nn.Module):
 
     def _find_input(self, size: Size | None) -> None:
         inputs = self._opened.get_inputs()
-        first, shape = (inputs[0], inputs[0].shape) if inputs else (None, [])
-        if len(inputs) != 1 or first.type not in _TYPES or len(shape) != 4 or 3 not in (shape[1], shape[3]):
+        kind, shape = (inputs[0].type, inputs[0].shape) if inputs else ("", [])
+        if len(inputs) != 1 or kind not in _TYPES or len(shape) != 4 or 3 not in (shape[1], shape[3]):
             got = ", ".join(f"{each.name} {each.type} {each.shape}" for each in inputs)
             raise CheckpointError(f"{self.path} takes {got or 'nothing'}, not images (B, 3, H, W) or (B, H, W, 3)")
-        self._input, self._type, self._channels_last = first.name, _TYPES[first.type], shape[1] != 3
+        self._input, self._type, self._channels_last = inputs[0].name, _TYPES[kind], shape[1] != 3
         self._batch = shape[0] if isinstance(shape[0], int) else None
         height, width = shape[1:3] if self._channels_last else shape[2:]
         self.input_size = (height, width) if isinstance(height, int) and isinstance(width, int) else None

@@ -47,7 +47,7 @@ def write_onnx(
     quantised Gemm or Softmax, two outputs, or is a detector.
     """
     dtype = helper.tensor_dtype_to_np_dtype(kind)
-    tensors = {name: values.astype(dtype) for name, values in weights().items()}
+    tensors: dict[str, Any] = {name: values.astype(dtype) for name, values in weights().items()}
     nodes: list[Any] = [helper.make_node("Transpose", ["images"], ["nchw"], perm=[0, 3, 1, 2])] if channels_last else []
     nodes += [
         helper.make_node(
