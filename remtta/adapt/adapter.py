@@ -81,7 +81,7 @@ class Adapter:
 
     def __init__(
         self,
-        model: nn.Module | str,
+        model: nn.Module | str | Path,
         method: str | None = None,
         *,
         batch_size: int = DEFAULT_BATCH_SIZE,
@@ -97,8 +97,10 @@ class Adapter:
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        model = load_model(model) if isinstance(model, str) and is_onnx(model) else model
-        given = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))
+        if isinstance(model, str | Path) and is_onnx(str(model)):
+            model = load_model(str(model))
+        # Anything else is refused by `card_of`.
+        given = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))  # type: ignore[arg-type]
         self.card = card_of(given)
         warn_of_change(given, self.card)
         if guard == "stop":

@@ -117,7 +117,7 @@ def adapt_stream(
         if publisher is not None:
             publisher.follow(run)
         summary = run.execute()
-        if publisher is not None:
+        if publisher is not None and summary.exit_reason == "completed":
             publisher.publish()
     if stream.left_out:
         _log.info("ignored files in %s: %s", stream.name, shown_counts(stream.left_out))

@@ -306,7 +306,7 @@ def _load(
     from remtta.pipeline.build import AdaptationConfig
 
     start = load_start(delta, folder, overwrite=run.overwrite)
-    base = model.name or (start and start.model)
+    base = model.name or (start.model if start else None)
     name, settings = name or default_method(base), settings or method.config(run.batch_size, base)  # needs torch
     check_source_data([name], source_data, calibrates=run.estimate is not None)
     running.set_threads(default_threads)

@@ -92,7 +92,7 @@ def evaluate(
         check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
         start = load_start(methods.shared.delta, output, overwrite=options.overwrite)
-        configs = methods.configs(options.batch_size, model.name or (start and start.model))
+        configs = methods.configs(options.batch_size, model.name or (start.model if start else None))
         from remtta.evaluation.evaluating import evaluate as measure
         from remtta.evaluation.preprocessing import choose_preprocessing
         from remtta.methods.source_data import check_source_data

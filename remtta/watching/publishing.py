@@ -41,7 +41,7 @@ class ModelPublisher:
         check_can_hold(path.parent, "a folder to publish in", "--publish")
         self._path, self._every, self._by_time = path, int(every.removesuffix("m")), every.endswith("m")
         self._as_delta = path.name.endswith("delta.safetensors")
-        self._published, self._at = 0, time.monotonic()  # updates in the last one, and when
+        self._published, self._at = (0, 0), time.monotonic()  # `_state` of the last one, and when
         self._versions: list[Path] = []  # oldest first
 
     def follow(self, run: Run) -> None:
@@ -54,20 +54,26 @@ class ModelPublisher:
 
     def after_batch(self) -> None:
         """Publish the model if it is time to."""
-        minutes, updates = (time.monotonic() - self._at) / 60, self._run.summary.num_updates - self._published
-        if (minutes if self._by_time else updates) >= self._every:
+        minutes, (updates, alarms) = (time.monotonic() - self._at) / 60, self._state
+        passed = minutes if self._by_time else updates - self._published[0]
+        if passed >= self._every or alarms != self._published[1]:  # after an alarm, what harmed must not be served
             self.publish()
+
+    @property
+    def _state(self) -> tuple[int, int]:
+        """Number of updates and of alarms."""
+        return self._run.summary.num_updates, self._run.context.pipeline.total_alarms
 
     def publish(self) -> None:
         """Publish the model, unless it has not changed or the guard doubts it; a failure is only logged."""
-        guard, updates = self._run.context.pipeline.guard, self._run.summary.num_updates
-        if updates == self._published or (guard is not None and guard.detector.verdict != "trust"):
+        guard, state = self._run.context.pipeline.guard, self._state
+        if state == self._published or (guard is not None and guard.detector.verdict == "doubt"):
             return
-        self._published, self._at = updates, time.monotonic()
+        self._published, self._at = state, time.monotonic()
         try:
             with writing(self._path):
                 self._write(self._path) if self._path.suffix else self._write_version()
-            _log.debug("published the model after %d updates: %s", updates, self._path)
+            _log.debug("published the model after %d updates: %s", state[0], self._path)
         except RemttaError as error:
             _log.warning("the model was not published: %s", error)
 

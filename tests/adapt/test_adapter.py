@@ -314,7 +314,7 @@ def test_what_is_wrong_is_refused_and_small_batches_are_reported(caplog: pytest.
         with pytest.raises(UsageError, match=told):
             adapter_of(**settings)
     with pytest.raises(ModelError, match=r"must be a torch\.nn\.Module, got str; remtta\.load_model builds one"):
-        Adapter("vit_tiny_patch16_224")  # type: ignore[arg-type]
+        Adapter("vit_tiny_patch16_224")
     with pytest.raises(UsageError, match=r"what remtta.load_delta returns, got str"):
         apply_delta(tiny_vit(), "delta.safetensors")  # type: ignore[arg-type]
     for source, told in ((random_images(2), "got Tensor; pass images"), (Image.new("RGB", (9, 9)), "got Image; pass")):

@@ -39,7 +39,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapt(place: Path, output: str, *more: str | Path) -> int:
-    options = ["--model", place / "tiny.onnx", "--batch-size", "4", "--logits", "--output", place / output]
+    options: list[str | Path] = [
+        "--model",
+        place / "tiny.onnx",
+        "--batch-size",
+        "4",
+        "--logits",
+        "--output",
+        place / output,
+    ]
     return remtta_here("adapt", place / "frames", *options, *more)
 
 
@@ -52,7 +60,7 @@ def test_a_run_with_fast_by_default(made: Path) -> None:
     assert list(delta.tensors) == ["head.bias"] and delta.tensors["head.bias"].any()
     base = load_base(delta)
     apply_delta(base, delta)
-    assert torch.equal(base.head["bias"], delta.tensors["head.bias"])  # type: ignore[union-attr]
+    assert torch.equal(base.state_dict()["head.bias"], delta.tensors["head.bias"])
 
 
 def test_a_resumed_run_is_the_same_bit_for_bit(made: Path) -> None:
@@ -75,7 +83,7 @@ def test_an_applied_delta_predicts_as_the_adapted_model(made: Path, capfd: pytes
     assert json.loads(told["preprocessing"])["input_size"] == [32, 32]
     assert adapt(made, "continued", "--delta", made / "run", "--method", "source") == 0
     shutil.copy(made / "adapted.onnx", made / "tiny2.onnx")
-    options = ["--method", "source", "--logits", "-b", "4", "-o", made / "applied"]
+    options: list[str | Path] = ["--method", "source", "--logits", "-b", "4", "-o", made / "applied"]
     assert remtta_here("adapt", made / "frames", "--model", made / "tiny2.onnx", *options) == 0
     for first, second in zip(rows(made / "continued"), rows(made / "applied"), strict=True):
         torch.testing.assert_close(Tensor(first["logits"]), Tensor(second["logits"]), atol=1e-4, rtol=0)
@@ -85,10 +93,10 @@ def test_an_applied_delta_predicts_as_the_adapted_model(made: Path, capfd: pytes
 
 
 def test_refusals_are_one_line_and_write_nothing(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    given = ["adapt", made / "frames", "-o", made / "nothing", "--model"]
+    given: list[str | Path] = ["adapt", made / "frames", "-o", made / "nothing", "--model"]
     write_onnx(made / "boxes.onnx", end="detector")
     (made / "damaged.onnx").write_bytes(b"no model")
-    for name, more, code, text in (
+    refused: list[tuple[str, list[str | Path], int, str]] = [
         ("boxes.onnx", [], 4, "as a classifier has"),
         ("damaged.onnx", [], 4, "not a readable ONNX file"),
         ("missing.onnx", [], 2, "no such checkpoint file"),
@@ -96,18 +104,19 @@ def test_refusals_are_one_line_and_write_nothing(made: Path, capfd: pytest.Captu
         ("tiny.onnx", ["--checkpoint", made / "x.pth"], 2, "leave --checkpoint out"),
         ("vit_tiny_patch16_224", ["--checkpoint", made / "tiny.onnx"], 2, "name it with --model"),
         ("remtta-demo", ["--provider", "cpu"], 2, "are for ONNX files"),
-    ):
+    ]
+    for name, more, code, text in refused:
         assert text in refusal_of(capfd, *given, made / name if name.endswith("x") else name, *more, code=code)
         assert not (made / "nothing").exists()
     write_onnx(made / "other.onnx", end="MatMul")
-    target = ["-o", made / "new.onnx"]
+    target: list[str | Path] = ["-o", made / "new.onnx"]
     assert "other weights" in refusal_of(capfd, "apply", made / "run", "--model", made / "other.onnx", *target, code=4)
     assert "--output adapted.onnx" in refusal_of(capfd, "apply", made / "run", "-o", made / "new.safetensors")
     assert "use --format onnx" in refusal_of(capfd, "export", made / "run", "-f", "timm", "-o", made / "new")
 
 
 def test_eval_doctor_bench_and_many_streams(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    model = ["--model", made / "tiny.onnx"]
+    model: list[str | Path] = ["--model", made / "tiny.onnx"]
     write_tree(made / "tree", ["fog"])
     assert remtta_here("eval", made / "tree", *model, "-o", made / "table", "--no-plots") == 0
     results = json.loads((made / "table" / "results.json").read_text())["methods"]
@@ -119,7 +128,7 @@ def test_eval_doctor_bench_and_many_streams(made: Path, capfd: pytest.CaptureFix
     measured = json.loads(capfd.readouterr().out)["measurements"]
     assert [each["subject"] for each in measured] == ["forward", "source", "fast"]
     (made / "cams.txt").write_text(f"a={made / 'frames'}\nb={made / 'frames'}\n")
-    options = [*model, "--streams", "-b", "4", "--logits", "-o", made / "site"]
+    options: list[str | Path] = [*model, "--streams", "-b", "4", "--logits", "-o", made / "site"]
     assert remtta_here("adapt", made / "cams.txt", *options) == 0
     assert rows(made / "site" / "b") == rows(made / "run")
 
@@ -168,13 +177,21 @@ def test_a_checkpoint_of_torch_has_the_adapted_weights(made: Path, tmp_path: Pat
     assert same_tensors(load_file(tmp_path / "live.safetensors"), expected.state_dict())
 
 
-@pytest.mark.parametrize("verdict", ["doubt", "retired"])
-def test_a_doubted_model_is_not_published(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: str
-) -> None:
-    monkeypatch.setattr("remtta.pipeline.harm.HarmDetector.verdict", verdict)
+def test_a_doubted_model_is_not_published(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remtta.pipeline.harm.HarmDetector.verdict", "doubt")
     publish(made, tmp_path / "live.safetensors", model=tiny_vit(), guard=GuardOptions("rollback"))
     assert not (tmp_path / "live.safetensors").exists()
+
+
+def test_after_the_last_alarm_the_source_weights_are_published(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drift = iter([0.0, 9.0])
+    monkeypatch.setattr("remtta.models.weights.AdaptedWeights.drift", lambda self: next(drift, 0.0))
+    guard = GuardOptions("rollback", retries=0)
+    publish(made, tmp_path / "delta.safetensors", "100", model=tiny_vit(), guard=guard)
+    tensors = load_delta(tmp_path / "delta.safetensors").tensors
+    assert not any(tensor.any() for name, tensor in tensors.items() if name != "head.bias")
 
 
 def test_a_failure_leaves_the_file_and_the_run_goes_on(
@@ -201,5 +218,13 @@ def test_publishing_by_time_and_what_is_refused(made: Path, tmp_path: Path, capf
         with pytest.raises(UsageError, match=text):
             publish(made, tmp_path / path, every)
     (made / "one.txt").write_text(f"a={made / 'frames'}\n")
-    options = ["--model", made / "tiny.onnx", "--streams", "--publish", tmp_path / "x.onnx", "-o", tmp_path / "s"]
+    options: list[str | Path] = [
+        "--model",
+        made / "tiny.onnx",
+        "--streams",
+        "--publish",
+        tmp_path / "x.onnx",
+        "-o",
+        tmp_path / "s",
+    ]
     assert "--publish are for one stream" in refusal_of(capfd, "adapt", made / "one.txt", *options)
