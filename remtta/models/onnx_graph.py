@@ -29,7 +29,7 @@ def import_onnx() -> Any:
 class OnnxGraph:
     """A parsed ONNX file."""
 
-    proto: Any  # ModelProto; perhaps without the values of tensors stored elsewhere
+    proto: Any  # ModelProto
     path: Path
     sha256: bytes = b""  # of the file and those that it refers to
     _nodes: dict[str, Any] = field(default_factory=dict)  # by the name of each output
@@ -123,7 +123,7 @@ class OnnxGraph:
 
 
 def read_graph(path: Path, *, whole: bool = False) -> OnnxGraph:
-    """Parse an ONNX file, with the values that it stores in other files if `whole`.
+    """Parse an ONNX file, with all its weights if `whole`, else with none.
 
     Raise CheckpointError if it is damaged, or refers to a file that is not in its own folder.
     """
@@ -146,6 +146,9 @@ def read_graph(path: Path, *, whole: bool = False) -> OnnxGraph:
             digest.update(hashlib.file_digest(values, "sha256").digest())
     if whole:
         onnx.load_external_data_for_model(proto, str(folder))
+    else:  # without the weights, which the session reads by itself
+        graph = onnx.GraphProto(node=proto.graph.node, output=proto.graph.output)
+        proto = onnx.ModelProto(metadata_props=proto.metadata_props, graph=graph)
     return OnnxGraph(proto, path, digest.digest())
 
 

@@ -27,8 +27,9 @@ from remtta.options import ModelOptions
 
 _TYPES = {"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(double)": "f8"}
 _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA", "mps": "CoreML"}
+_CPU = "CPUExecutionProvider"
 _SIDE = 224  # of images, if a file accepts any size
-_AT_ONCE = 16  # images per call: more need more memory, and are hardly faster
+_AT_ONCE = 4  # images per call on a CPU: more need more memory, and are no faster
 _LEAST = {2: 6e-8, 4: 1e-30, 8: 1e-30}  # smallest probability, by the bytes of its type
 _LEAST_QUANTISED = 1 / 512  # half a step of 8 bits
 _FINE, _COARSE = 1e-4, 2e-2  # largest difference of a probability in a written file: float32; float16 or int8
@@ -102,8 +103,9 @@ class OnnxClassifier(nn.Module):
         images = images.permute(0, 2, 3, 1) if self._channels_last else images
         pixels = images.detach().cpu().numpy().astype(self._type)
         parts = []
-        for start in range(0, len(pixels), self._batch or _AT_ONCE):
-            part = pixels[start : start + (self._batch or _AT_ONCE)]
+        size = self._batch or (_AT_ONCE if self.provider == _CPU else len(pixels))
+        for start in range(0, len(pixels), size):
+            part = pixels[start : start + size]
             whole = part[np.arange(self._batch or len(part)) % len(part)]  # with copies, if there are too few
             try:
                 returned = self._opened.run(outputs, {self._input: whole})
@@ -236,7 +238,7 @@ def _providers(device: str, name: str | None) -> list[Any]:
     if found is None:
         raise UsageError(f"onnxruntime has no provider {wanted} here; it has {', '.join(sorted(short))}")
     first = (found, {"device_id": number} if number else {})
-    return [first] if found == "CPUExecutionProvider" else [first, "CPUExecutionProvider"]
+    return [first] if found == _CPU else [first, _CPU]
 
 
 def _known_config(graph: OnnxGraph) -> PretrainedConfig:
