@@ -128,6 +128,7 @@ class OnnxClassifier(nn.Module):
         runtime = needed("onnxruntime", "onnx", "an ONNX file")
         options = runtime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 3, torch.get_num_threads()
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # frames are decoded meanwhile
         try:
             return runtime.InferenceSession(model, options, providers=self._providers)
         except Exception as error:
