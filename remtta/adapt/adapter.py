@@ -1,4 +1,4 @@
-"""`remtta adapt` as an object."""
+"""The engine of `remtta adapt`, as an object."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _log = logging.getLogger("remtta")
 
 
 class Adapter:
-    """A classifier that adapts to its inputs as `remtta adapt` does, with the method, centred logits and the guard.
+    """A classifier that adapts to its inputs as `remtta adapt` does, with the method, centered logits and the guard.
 
         adapter = remtta.Adapter(model)
-        probs = adapter(images)  # (B, C); predicts, then learns
+        probs = adapter(images)  # (B, C); predicts, then updates
 
     It may be called from any number of threads and serves one at a time; a process that is forked during a call cannot
     use it (let `multiprocessing` spawn). The model belongs to it alone, as its weights change in place. If an error
@@ -66,10 +66,10 @@ class Adapter:
         preprocessing: How pictures become inputs; None for the model's own, or else ImageNet's.
         labels: Class names, also by number or as a file with one per line; None for the model's own.
         guard: What the guard does against harm; None for the method's default. "stop" is for runs.
-        answer: Which model answers; None for the method's default.
+        answer: Which model predicts; None for the method's default.
         smooth: "auto" if calls and frames come in order, as on video.
         delta: Adapted weights to start from.
-        source_data: Folder of clean images without labels, for methods that learn from them first.
+        source_data: Folder of clean images without labels, for methods that need them first.
         seed: Seed of every random choice.
         settings: Settings of the method, named as in its config; its defaults where left out.
 
@@ -128,11 +128,11 @@ class Adapter:
         return self.pipeline.frozen
 
     def __call__(self, images: Images) -> Tensor:
-        """Predict images, then learn from them; return class probabilities (B, C), on the CPU.
+        """Predict images, then update on them; return class probabilities (B, C), on the CPU.
 
         Raises:
-            ValueError: If they are not a batch of images, or their values are not finite; nothing is learned then.
-            NotFiniteError: If the model's outputs are not finite numbers; nothing is learned then.
+            ValueError: If they are not a batch of images, or their values are not finite; there is no update then.
+            NotFiniteError: If the model's outputs are not finite numbers; there is no update then.
         """
         pixels, pipeline, method = self.image_inputs.inputs(images), self.pipeline, self.pipeline.method
         with self._alone():

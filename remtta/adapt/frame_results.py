@@ -76,10 +76,10 @@ class Result:
 
 
 def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
-    """Predict a stream's frames and learn from them; yield a result per frame, batch after batch.
+    """Predict a stream's frames and update on them; yield a result per frame, batch after batch.
 
     Frames of a camera or network stream that have waited 2 seconds for a full batch are yielded before it. Frames that
-    cannot be read are left out, with a warning. Black and repeated frames of videos and cameras are not learned from.
+    cannot be read are left out, with a warning. Black and repeated frames of videos and cameras enter no update.
 
     Args:
         source: A stream, anything that `open_stream` takes, or the number of a camera.

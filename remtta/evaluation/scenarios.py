@@ -37,7 +37,7 @@ class Visit:
 
     items: np.ndarray  # shape (n, 2): domain index and position in the domain
     reset: bool = False  # restore the source weights first
-    phase: Phase = "adapt"  # "adapt"; or "unseen" or "revisit" to test without learning
+    phase: Phase = "adapt"  # "adapt"; or "unseen" or "revisit" to test without updates
 
 
 def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit]:

@@ -202,7 +202,7 @@ class Trial(LoopCallback):
         share = position.adapted / max(1, num_images)  # the other images go forward once
         looked = self._pipeline.num_source_predictions / max(1, num_images)
         if method.trained and not position.adapted:
-            _log.warning("%s, seed %d, learned from no image", self._name, self._seed)
+            _log.warning("%s, seed %d, made no update", self._name, self._seed)
         return TrialRecord(
             method=self._name,
             seed=self._seed,

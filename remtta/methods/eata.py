@@ -31,8 +31,8 @@ class ETAConfig(TentConfig):
     """Settings of ETA; the defaults are the official code's for ViTs, at a batch of 64.
 
     Attributes:
-        entropy_margin: Learn only from images with lower entropy; a fraction of ln C.
-        max_cosine: Of those, learn only from images whose probabilities have a smaller cosine with the running mean.
+        entropy_margin: Update only on images with lower entropy; a fraction of ln C.
+        max_cosine: Of those, use only images whose probabilities have a smaller cosine with the running mean.
             The value is for 1,000 classes and scaled by sqrt(1000 / C), like the cosine of a one-hot prediction with a
             uniform mean.
         probs_momentum: Share of the running mean of the probabilities kept at each update.
@@ -66,7 +66,7 @@ class ETA(Method[ETAConfig]):
         return logits.unsqueeze(0), (weights * entropies).mean(), int(selected.sum())
 
     def _selected(self, logits: Tensor) -> Tensor:
-        """Return which images (B,) are learned from."""
+        """Return which images (B,) enter the loss."""
         selected = self.entropy(logits) < self._margin
         if _MEAN_PROBS in self.buffers:
             selected &= F.cosine_similarity(self.buffers[_MEAN_PROBS], logits.softmax(-1)).abs() < self._max_cosine
@@ -125,7 +125,7 @@ class EATA(ETA):
                 break
         if left:
             wanted = self.config.fisher_images
-            _log.warning("EATA learned from %d source images, fewer than %d", wanted - left, wanted)
+            _log.warning("EATA's Fisher information is from %d source images, fewer than %d", wanted - left, wanted)
         return {name: (total / num_batches).cpu() for name, total in zip(self.trained, sums, strict=True)}
 
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:

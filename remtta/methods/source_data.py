@@ -28,7 +28,7 @@ from remtta.streams.sources import open_stream
 
 FEW_IMAGES = 32  # FOA needs no more
 SOURCE_BATCH = 64
-"""Images per batch from which methods learn; EATA's squared gradients depend on this size."""
+"""Images per batch for source statistics; EATA's squared gradients depend on this size."""
 
 _FORMAT_VERSION = "2"
 _SUFFIX = ".safetensors"
@@ -96,7 +96,7 @@ def learn_from_source(
         if different := [key for key, value in wanted.items() if header.get(key) != value]:
             text = f"{path} was made with another {', '.join(different)}"
             raise CheckpointError(f"{text}; name the folder of source images instead")
-        _log.info("%s learns from the source statistics in %s", name, path)
+        _log.info("%s uses the source statistics in %s", name, path)
     else:
         files = source_files(path)
         found_files = [(str(file.relative_to(path)), file.stat()) for file in files]
@@ -105,15 +105,15 @@ def learn_from_source(
         path = cache_folder() / f"{name}-{key[:32]}{_SUFFIX}"
         if cached := _cached(path):
             header, tensors = cached
-            _log.info("%s learned from %s before; its statistics are read from %s", name, source_data, path)
+            _log.info("%s uses the statistics of %s from an earlier run: %s", name, source_data, path)
         else:
-            _log.info("%s learns from source images (%d files), once", name, len(files))
+            _log.info("%s computes statistics of source images (%d files), once", name, len(files))
             device, most = method.model.device, method.max_source_images
             batches = clean_batches(files, preprocessing, device, most, wait, fitting_as_they_are=fitting_as_they_are)
             header, tensors = _learned(method, path, made_for, batches)
     if header["images"] < FEW_IMAGES:
         _log.warning(
-            "%s learned from only %s; a few hundred are better", name, counted(header["images"], "source image")
+            "%s has statistics of only %s; a few hundred are better", name, counted(header["images"], "source image")
         )
     method.use_source(tensors)
     return {

@@ -1,4 +1,4 @@
-"""Base of methods in which a student learns from a slowly moving teacher."""
+"""Base of methods with a student that is trained on a slowly moving teacher's predictions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _STUDENT = "student."
 
 
 class Teacher(Method[Config]):
-    """Predict with a teacher; a student learns from it, and the teacher follows the student.
+    """Predict with a teacher; a student is trained on its predictions, and the teacher follows the student.
 
     The model holds the teacher's weights: the model's prediction, the method's, and `delta` all refer to the teacher.
     The student is a second set of weights that runs through the same model.

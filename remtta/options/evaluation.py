@@ -101,7 +101,7 @@ class EvalOptions:
 
     Scenarios: "continual" (reset only at the start), "episodic" (reset at each domain), "gradual" (severities 1 to 5
     and back in each corruption), "recurring" (all domains repeatedly), "mixed" (all domains shuffled together),
-    "label-shift", or "time-constrained". Except in "mixed", batches never span domains; tests without learning use the
+    "label-shift", or "time-constrained". Except in "mixed", batches never span domains; tests without updates use the
     weights as they are, whatever `reset_every`. `guard` applies to methods named with +guard. Progress is saved every
     `save_every_s` seconds.
     """
@@ -139,10 +139,10 @@ class EvalOptions:
     ] = None
     unseen: Annotated[
         tuple[str, ...],
-        in_protocol("Domains to test at the end, without learning.", metavar="A,B", default="none"),
+        in_protocol("Domains to test at the end, without updates.", metavar="A,B", default="none"),
         Fixed(),
     ] = ()
-    revisit: Annotated[bool, in_protocol("Test all domains again at the end, without learning."), Fixed()] = False
+    revisit: Annotated[bool, in_protocol("Test all domains again at the end, without updates."), Fixed()] = False
     imbalance: Annotated[float, in_protocol("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
     dirichlet: Annotated[
         float | None,

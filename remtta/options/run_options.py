@@ -56,7 +56,7 @@ class GuardOptions:
             "Model that predicts: the adapted model, or both (mean of their probabilities).",
             default="by the method: both for remtta, light and, with batch norms, fast, else adapted",
             common=True,
-            more="guard.md#who-answers",
+            more="guard.md#which-model-predicts",
         ),
     ] = None
     retries: Annotated[

@@ -99,8 +99,8 @@ class Estimator(Callback):
     """Estimates the accuracy of the last frames' predictions.
 
     Diversity counts only while frames are unordered: a camera that sees one class for a while is not worse. Predictions
-    are taken before centring, so the gain from centring is not included. Below the accuracy `expire_below`, it emits an
-    "expired" event.
+    are taken before centering, so its gain is not included. Below the accuracy `expire_below`, it emits an "expired"
+    event.
     """
 
     prefix = "accuracy."

@@ -174,10 +174,10 @@ def describe(event: Mapping[str, Any]) -> str:
     warns = event["action"] == "warn"
     alone = event.get("answer", "adapted") == "adapted"
     if kind == "doubt":
-        doubt = "the source model answers while " if alone and not warns else ""
+        doubt = "the source model predicts while " if alone and not warns else ""
         return f"{doubt}adaptation is in doubt{numbers}"
     if kind == "trust":
-        return f"{'the adapted model answers again' if alone and not warns else 'adaptation is out of doubt'}{numbers}"
+        return f"{'the adapted model predicts again' if alone and not warns else 'adaptation is out of doubt'}{numbers}"
     if kind == "restart":
         return f"in doubt for too long{numbers}: back to the source weights"
     if kind == "pardon":
@@ -187,6 +187,6 @@ def describe(event: Mapping[str, Any]) -> str:
         "rollback": f"back to the source weights, at {event['lr_scale']:g} of the learning rate",
         "retired": "the run ends here"
         if event["action"] == "stop"
-        else "adaptation ends, and the source model answers",
+        else "adaptation ends, and the source model predicts",
     }[kind]
     return f"{event['reason']}{numbers}: {outcome}"

@@ -150,7 +150,7 @@ def _layers_moved(arrays: Mapping[str, np.ndarray]) -> list[LayerChange]:
 
 
 def classes_moved(arrays: Mapping[str, np.ndarray]) -> list[Content]:
-    """Return the classes whose bias changed most, by number, for a head of which only the bias changed (centring)."""
+    """Return the classes whose bias changed most, by number, for a head of which only the bias changed (centering)."""
     if not (biases := _head_biases(arrays)):
         return []
     change = np.mean([arrays[name].reshape(-1).astype(np.float64) for name in biases], axis=0)
@@ -198,13 +198,13 @@ def run_facts(content: Content) -> Facts:
 
 def _guard(guard: Content | None, options: Content) -> str:
     if guard is None:
-        return "none; the adapted model answers"
+        return "none; the adapted model predicts"
     requested = options.get("guard") or {}
     parts = [f"{name} {requested[name]}" for name in ("action", "answer") if name in requested]
     if guard.get("lead"):
         parts.append(f"lead {100 * guard['lead']:+.0f} %")
     parts.append(counted(guard.get("alarms", 0), "alarm"))
-    parts.append(f"{counted(guard.get('answered_by_source', 0), 'frame')} answered by the source")
+    parts.append(f"{counted(guard.get('answered_by_source', 0), 'frame')} predicted by the source")
     if by_both := guard.get("answered_by_both", 0):
         parts.append(f"{by_both} by both models")
     return ", ".join(parts) + ("; adaptation has ended" if guard.get("retired") else "")

@@ -104,7 +104,7 @@ def _run_sections(runs: Sequence[_Run]) -> Iterator[str]:
 def _layers(name: str, delta: Content) -> str:
     """Return the chart of a delta's layers; the head, whose bias moves on another scale, is in the caption."""
     head = [
-        f"{layer['layer']}, by centring: {layer['rms']:.2e}"
+        f"{layer['layer']}, by centering: {layer['rms']:.2e}"
         for layer in delta["layers"]
         if layer["layer"] in delta["head"]
     ]

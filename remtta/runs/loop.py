@@ -1,4 +1,4 @@
-"""The loop: predict each batch, learn from it, and hand on the result."""
+"""The loop: predict each batch, update on it, and hand on the result."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from remtta.runs.states import load_whole, other_version
 from remtta.streams.batches import Batch
 
 OUT_OF_TIME = "out of time"
-"""Why a frame is not learned from: no time was left. It still counts for the guard and the centring."""
+"""Why a frame enters no update: no time was left. It still counts for the guard and the centering."""
 
 PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 
@@ -37,7 +37,7 @@ class Counts:
     updates: int = 0  # optimizer steps taken, including those undone by a reset
     frames_in_delta: int = 0  # frames on which the current weights were adapted, including those of a starting delta
     frames_since_reset: int = 0  # the same since the last reset
-    not_adapted: int = 0  # frames that were predicted but excluded from learning
+    not_adapted: int = 0  # frames that were predicted but excluded from updates
     by_source: int = 0  # frames predicted by the source model alone
     by_both: int = 0  # frames predicted by both models
     smoothed: int = 0  # frames whose predictions were smoothed with earlier frames
@@ -52,7 +52,7 @@ class BatchResult:
     prediction: Prediction
     update: int  # number of updates since the last reset at the time of the prediction
     adapted: bool = False  # whether the batch led to an update
-    # Reasons why readable frames were excluded from learning, by frame index.
+    # Reasons why readable frames were excluded from updates, by frame index.
     excluded: Mapping[int, str] = field(default_factory=dict)
     prediction_seconds: float = 0.0  # until the predictions are there; includes the update without `latency`
     seconds: float = 0.0  # duration of the batch, including the update
@@ -71,7 +71,7 @@ Snapshot = tuple[Counts, Mapping[str, Tensor]]
 
 
 class LearningPolicy:
-    """Decides which frames are excluded from learning; by default none."""
+    """Decides which frames are excluded from updates; by default none."""
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
         """Return why readable frames are excluded, by frame index; `pixels` (K, 3, H, W) are preprocessed."""
@@ -93,11 +93,11 @@ class LoopCallback:
         """Write the rest; everything is counted."""
 
     def deliver(self, result: BatchResult) -> None:
-        """Send the predictions to readers, at the end; with `latency`, before anything is learned."""
+        """Send the predictions to readers, at the end; with `latency`, before the update."""
 
 
 class AdaptationLoop:
-    """Predicts batches and learns from them with a pipeline, and notifies a callback.
+    """Predicts batches and updates on them with a pipeline, and notifies a callback.
 
     On a stop, a batch that takes under 2 s is completed; of a slower one, the state from before is saved.
 
@@ -107,7 +107,7 @@ class AdaptationLoop:
 
     Args:
         counts: New counts, or those of a run to resume.
-        reset_every: Restore the source weights after this many learned frames; None for never.
+        reset_every: Restore the source weights after updates on this many frames; None for never.
         adapt_for: Only predict after this many frames; None for never.
         latency: Pass predictions to the callback before the update begins.
         live: Frames do not come again after a failure, so copy the state before every batch, not only before slow ones.
@@ -147,7 +147,7 @@ class AdaptationLoop:
             self._with_model(partial(self._predict_early if batch.early else self._process, batch))
 
     def _process(self, batch: Batch) -> None:
-        """Predict a batch, and learn from it."""
+        """Predict a batch, and update on it."""
         with self._interrupts.held() if self.quick else contextlib.nullcontext():
             if (self._live or not self.quick) and self.pipeline.method.norms_only:  # do not hold gigabytes twice
                 self._before = self._counts_before or replace(self.counts), self.pipeline.state_dict()
@@ -167,7 +167,7 @@ class AdaptationLoop:
                     self._callback.deliver(result)
 
     def _predict_early(self, batch: Batch) -> None:
-        """Predict and report frames; their rows say whether they will be learned from with the rest of their batch."""
+        """Predict and report frames; their rows say whether they will enter an update with the rest of their batch."""
         with self._interrupts.held():
             self._counts_before = self._counts_before or replace(self.counts)
             result = replace(self._predict(replace(batch, learn=False)), batch=batch, adapted=self.pipeline.learns)
@@ -198,11 +198,11 @@ class AdaptationLoop:
                 "use a lower --lr, or check the checkpoint"
             )
         seconds = time.monotonic() - started
-        adapted = bool(prediction.learned.any()) and not prediction.harmful  # assumed, until it is learned from
+        adapted = bool(prediction.learned.any()) and not prediction.harmful  # assumed, until the update
         return BatchResult(batch, prediction, update, adapted, excluded, prediction_seconds=seconds, seconds=seconds)
 
     def _learn(self, result: BatchResult, started: float) -> BatchResult:
-        """Update by a predicted batch, if it is to be learned from; return the result with what came of it."""
+        """Update on a predicted batch, if it is to be used; return the result with what came of it."""
         learning = time.monotonic()
         labels = result.batch.labels
         self.pipeline.learn(None if labels is None else labels.to(self._card.device))
@@ -215,7 +215,7 @@ class AdaptationLoop:
         return replace(result, adapted=adapted, prediction_seconds=predicted, seconds=seconds)
 
     def _freeze_or_reset(self, batch: Batch) -> None:
-        """Stop learning, or restore the source weights, if it is time to."""
+        """Stop updates, or restore the source weights, if it is time to."""
         counts = self._counts_before or self.counts  # without frames of this batch that were predicted early
         if self._adapt_for is not None and counts.frames >= self._adapt_for:
             self.pipeline.frozen = True

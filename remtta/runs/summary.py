@@ -113,15 +113,15 @@ class RunSummary:
         progress = self.progress
         how = "" if self.exit_reason == "completed" else f", ended early: {self.ended}"
         dropped = f"{progress.dropped} dropped for newer ones, " if progress.dropped else ""
-        by_source = f"{counted(progress.by_source, 'frame')} answered by the source"
+        by_source = f"{counted(progress.by_source, 'frame')} predicted by the source"
         unrelated = "none, as no relation between successive frames was found"
         smoothed = counted(progress.smoothed, "frame") if progress.smoothed else unrelated
         lines = {
             f"{counted(self.num_frames, 'frame')}, {self.num_predicted} predicted, {self.num_skipped} skipped, "
             f"{dropped}{counted(self.num_updates, 'update')}, {self.images_per_s:.1f} images/s{how}": True,
-            f"predicted without learning: {counted(progress.not_adapted, 'frame')}": progress.not_adapted,
+            f"predicted without an update: {counted(progress.not_adapted, 'frame')}": progress.not_adapted,
             f"guard: {counted(self.num_alarms, 'alarm')}, {by_source}": self.num_alarms or progress.by_source,
-            f"answered by both models: {counted(progress.by_both, 'frame')}": progress.by_both,
+            f"predicted by both models: {counted(progress.by_both, 'frame')}": progress.by_both,
             f"smoothed over time: {smoothed}": self.smooths,
             f"estimated accuracy of the last frames: {shown_estimates(self.estimates)}": self.estimates,
             **{str(path): path.exists() for path in (self.output / PREDICTIONS, self.output / DELTA)},

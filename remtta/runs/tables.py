@@ -17,7 +17,7 @@ SAME = "≈"
 """Precedes an error or gain that does not differ significantly from the source model's."""
 
 AGAIN = ("unseen", "revisit")
-"""Phases of an evaluation that test again without learning."""
+"""Phases of an evaluation that test again without updates."""
 
 _NUMBER = re.compile(rf"[{SAME}+-]*[\d.]+( ± [\d.]+)?")
 _ESCAPES = str.maketrans(

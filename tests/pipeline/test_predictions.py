@@ -233,7 +233,7 @@ def test_rows_tell_which_model_predicted_and_where_the_models_disagree(
             assert row["each"][name]["class"] == wanted["class"]
             assert row["each"][name]["prob"] == pytest.approx(wanted["prob"], abs=1e-5)
         assert row["update"] == one["update"]
-    assert summary.progress.by_both == len(rows) and f"answered by both models: {len(rows)} frames" in summary.report()
+    assert summary.progress.by_both == len(rows) and f"predicted by both models: {len(rows)} frames" in summary.report()
     guard = record_of(tmp_path / "both")["guard"]
     told = {"alarms": 0, "retired": False, "answered_by_source": 0, "answered_by_both": len(rows)}
     assert guard == {**told, "lead": guard["lead"]}

@@ -82,7 +82,7 @@ def test_the_page_stands_alone_and_says_what_the_files_do(page: Path, folders: l
     assert len(charts) == 2 * 2 + 2
     assert (
         not re.search(r"\bhead\b", " ".join(str(chart["alt"]) for chart in charts))
-        and "head, by centring: " in reader.text
+        and "head, by centering: " in reader.text
     )
     verdicts = re.findall(r'class="verdict">([^<]*)<', content)
     assert (

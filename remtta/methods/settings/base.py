@@ -59,7 +59,7 @@ class MethodConfig:
             (`remtta.pipeline.centering`). Specific to this project.
         micro_batch: Images per forward and backward pass; fewer save memory without changing the update. None for the
             method's choice: the whole batch, or for REM on a CPU the fastest number.
-        adapt_every: Learn from every N-th batch only. Specific to this project.
+        adapt_every: Update on every N-th batch only. Specific to this project.
         adapt_layers: Blocks whose norms adapt: None for the first three quarters, "all" for every norm of the model,
             "auto" for all in a model with batch norms or one block and else as None, or block numbers such as "0-8" or
             "0,2,4-6".
@@ -110,7 +110,7 @@ class MethodConfig:
     adapt_every: Annotated[
         int,
         in_method(
-            "Learn from every N-th batch only; the others take one or two forward passes.",
+            "Update on every N-th batch only; the others take one or two forward passes.",
             metavar="N",
             min=1,
             default="light 2, else 1",

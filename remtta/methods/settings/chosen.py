@@ -38,7 +38,7 @@ class SharedSettings:
     source_data: Annotated[
         Path | None,
         in_method(
-            "Clean unlabelled images of the source domain, for methods that learn from them first; or statistics "
+            "Clean unlabelled images of the source domain, for methods that need them first; or statistics "
             "(.safetensors) that an earlier run computed.",
             metavar="FOLDER",
             more="methods.md#source-images",
