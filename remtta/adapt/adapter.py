@@ -165,7 +165,7 @@ class Adapter:
             yield
 
     def freeze(self) -> None:
-        """Only predict from now on, each image by itself (except with bn="batch"); after `reset`, as the source does."""
+        """Only predict from now on, each image by itself (except with bn="batch"); after `reset` as the source does."""
         self.pipeline.frozen = True
 
     def reset(self) -> None:
