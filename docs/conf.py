@@ -21,7 +21,18 @@ autodoc_typehints = "description"
 napoleon_use_ivar = True
 _KINDS = {
     "Tutorial": ["tutorial"],
-    "How to": ["install", "reliability", "scale", "evaluation", "doctor", "estimates", "clip", "export", "report"],
+    "How to": [
+        "install",
+        "reliability",
+        "scale",
+        "evaluation",
+        "doctor",
+        "estimates",
+        "clip",
+        "onnx",
+        "export",
+        "report",
+    ],
     "Reference": ["options", "methods", "models", "files", "corruptions", "api"],
     "Explanation": ["guard", "results", "negative_results", "performance", "architecture"],
 }

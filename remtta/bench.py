@@ -26,7 +26,7 @@ from remtta.models.peak_memory import keep_freed_memory, peak_bytes, resident_by
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.prompts import is_zero_shot
 from remtta.options import GuardOptions, ModelOptions
-from remtta.options.bench import FORWARD, BenchOptions
+from remtta.options.bench import FORWARD, SUBJECTS, BenchOptions
 from remtta.pipeline.build import assemble_pipeline
 
 MEMORY_STEPS = 2
@@ -62,7 +62,10 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
     """
     if options.threads:
         torch.set_num_threads(options.threads)
-    names = [FORWARD, *(name for name in options.subjects if name != FORWARD)]
+    subjects = (
+        (FORWARD, "source", "fast") if options.model.is_onnx and options.subjects == SUBJECTS else options.subjects
+    )
+    names = [FORWARD, *(name for name in subjects if name != FORWARD)]
     prepared = {name: prepare(name, options) for name in names}
     device = select_device(options.device)
     for name, subject in prepared.items():
@@ -96,7 +99,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     """
     device = select_device(options.device)
     torch.default_generator.manual_seed(options.seed)
-    model = _model(options.model).eval().to(device)
+    model = _model(options.model, device).eval().to(device)
     if options.compile and subject != FORWARD:
         compile_blocks(model)
     height, width = preprocessing_of(model).input_size
@@ -120,9 +123,11 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     return Prepared(step, model, method, config.adapt_every)
 
 
-def _model(options: ModelOptions) -> nn.Module:
+def _model(options: ModelOptions, device: torch.device) -> nn.Module:
     """Build the model, with random weights unless it has a checkpoint or is a zero-shot or the embedded model."""
     name = options.name or ""
+    if options.is_onnx:
+        return load(options, device=device)
     if is_zero_shot(name) or name == EMBEDDED or options.checkpoint is not None:
         return load(options)
     model: Any = create(name, options, pretrained=False)

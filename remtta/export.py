@@ -28,10 +28,12 @@ from remtta._version import __version__
 from remtta.backbones.norms import norm_modules
 from remtta.deltas.delta import Delta, apply_delta, save_weights
 from remtta.errors import OutputError, RemttaError, UsageError, check_installed, counted, first_line, needed
-from remtta.files import FolderLock, check_can_hold, check_not_input, writing
+from remtta.files import FolderLock, check_can_hold, check_not_input, write_atomically, writing
 from remtta.models.card import ModelCard, card_of
 from remtta.models.huggingface import weights_place
 from remtta.models.loading import load, load_model
+from remtta.models.onnx_graph import OnnxGraph, read_graph
+from remtta.models.onnx_model import OnnxClassifier
 from remtta.models.unwrapping import classifiers_of, config_of
 from remtta.models.zero_shot import ZeroShotHead
 from remtta.options import ModelOptions
@@ -43,8 +45,7 @@ TOLERANCE = 1e-4
 
 BATCHES = (1, 7)
 
-_ONNX_FILE = "model.onnx"
-_MAX_ONNX_BYTES = 2**31 - 1  # of a protobuf message
+_ONNX_FILE, _PROVIDER = "model.onnx", "CPUExecutionProvider"
 
 _log = logging.getLogger(__name__)
 
@@ -112,40 +113,21 @@ def adapted_model(delta: Delta, options: ModelOptions) -> ExportableModel:
     return ExportableModel(model, base, card_of(model), delta, inputs)
 
 
-def write_onnx(adapted: ExportableModel, folder: Path) -> None:
-    """Write `model.onnx`: normalised images (B, 3, H, W) to logits (B, C), for any B. Raise UsageError if a package is
-    missing, or the model is too large for one file; RemttaError if the model cannot be exported, or its logits differ
-    from torch's.
+def save_onnx(adapted: ExportableModel, path: Path) -> None:
+    """Write an ONNX file: normalised images (B, 3, H, W) to logits (B, C), for any B; an ONNX file keeps its own inputs
+    and outputs. Raise UsageError if a package is missing, or the model is too large for one file; RemttaError if the
+    model cannot be exported, or its logits differ.
     """
-    onnx = needed("onnx", "export", "an export")
-    proto = _to_onnx(adapted)
-    properties = {entry.key: entry.value for entry in proto.metadata_props}
-    onnx.helper.set_model_props(proto, {**properties, **adapted.facts})
-    if proto.ByteSize() > _MAX_ONNX_BYTES:
-        raise UsageError(
-            f"the model takes {proto.ByteSize() / 1e9:.1f} GB, and one ONNX file holds at most 2; use --format timm"
-        )
-    content = proto.SerializeToString()
-    adapted.check("onnxruntime", _onnx_predictor(content))
-    (folder / _ONNX_FILE).write_bytes(content)
+    if isinstance(adapted.model, OnnxClassifier):
+        adapted.model.save(path, adapted.facts)
+        return
+    content = OnnxGraph(_to_onnx(adapted), path).content(adapted.facts)
 
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+        adapted.check("onnxruntime", OnnxClassifier(read_graph(temporary), None, [_PROVIDER], None))
 
-def _onnx_predictor(content: bytes) -> Callable[[Tensor], ArrayLike]:
-    """Return a function that predicts with onnxruntime."""
-    runtime = needed("onnxruntime", "export", "an export")
-    try:
-        session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        name = session.get_inputs()[0].name
-    except Exception as error:  # its own exceptions, which onnxruntime does not expose
-        raise RemttaError(f"onnxruntime cannot load it: {_described(error)}") from error
-
-    def predict(images: Tensor) -> ArrayLike:
-        try:
-            return session.run(None, {name: images.numpy()})[0]
-        except Exception as error:
-            raise RemttaError(f"onnxruntime cannot run it on {len(images)} images: {_described(error)}") from error
-
-    return predict
+    write_atomically(path, write)
 
 
 def _to_onnx(adapted: ExportableModel) -> Any:
@@ -246,7 +228,11 @@ def write_timm(adapted: ExportableModel, folder: Path) -> None:
 
 
 _WRITERS: dict[Format, tuple[Callable[[ExportableModel, Path], None], Sequence[str], str]] = {
-    "onnx": (write_onnx, ("onnx", "onnxruntime", "onnxscript"), _ONNX_FILE),
+    "onnx": (
+        lambda adapted, folder: save_onnx(adapted, folder / _ONNX_FILE),
+        ("onnx", "onnxruntime", "onnxscript"),
+        _ONNX_FILE,
+    ),
     "peft": (write_peft, ("peft",), "adapter_config.json"),
     "timm": (write_timm, (), "config.json"),
 }
@@ -267,6 +253,8 @@ def export_model(adapted: ExportableModel, format: Format, output: Path, *, over
     """
     write, _, main_file = _WRITERS[format]
     check_packages(format)
+    if isinstance(adapted.model, OnnxClassifier) and format != "onnx":
+        raise UsageError(f"{adapted.delta.model} is an ONNX file; use --format onnx")
     check_can_hold(output, "the folder of an export", "--output")
     if not overwrite and (output / main_file).exists():  # checked before the work, other files after it
         raise UsageError(f"{output / main_file} exists; choose another --output or add --overwrite")

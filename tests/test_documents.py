@@ -13,8 +13,19 @@ from tests.test_options_page import COMMANDS, ELSEWHERE, KNOWN, MAIN, OPTION
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-# Of podman, docker, uv and jq.
-OTHERS = {"--build", "--cpus", "--from", "--no-healthcheck", "--read-only", "--resolution", "--tmpfs", "--unbuffered"}
+# Of podman, docker, uv, jq and tritonserver.
+OTHERS = {
+    "--model-repository",
+    "--model-control-mode",
+    "--build",
+    "--cpus",
+    "--from",
+    "--no-healthcheck",
+    "--read-only",
+    "--resolution",
+    "--tmpfs",
+    "--unbuffered",
+}
 TEXTS = {page: page.read_text() for page in PAGES}
 
 

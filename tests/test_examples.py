@@ -450,9 +450,9 @@ def test_results_have_the_figures_of_the_ablation() -> None:
 
 
 def test_results_have_the_figures_of_orders() -> None:
-    printed = [FIGURES["streams"][name]["printed"] for name in list(FIGURES["streams"])[:2]]
+    printed = [each["printed"] for each in FIGURES["streams"].values()]
     found = [[line.strip("| ").split(" | ") for line in each.splitlines()[2:]] for each in printed]
-    for row, *models in zip(rows_after("## Orders of frames"), *found, strict=True):
+    for row, *models in zip(rows_after("## Orders of frames")[:-1], *found, strict=True):  # without the means
         cells = (cell for _, _, plain, centred in models for cell in (plain.partition(" ")[0], centred))
         assert row[1:] == [re.sub(r"^[+-]0\.0", "0.0", cell) for cell in cells]
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from remtta import Delta, apply_delta, load_delta, load_model, save_delta
 from remtta.backbones.norms import norm_modules
 from remtta.errors import OutputError, RemttaError, UsageError
-from remtta.export import ExportableModel, export_model, write_onnx, write_timm
+from remtta.export import ExportableModel, export_model, save_onnx, write_timm
 from remtta.files import check_not_input
 from remtta.models.card import card_of, labels_of
 from remtta.models.huggingface import weights_place
@@ -102,7 +102,9 @@ def test_attention_with_a_bias_and_a_head_of_text_embeddings_go_to_onnx(place: P
     texts: Any = SimpleNamespace(sha256=bytes(32))
     embeddings = random_images(NUM_CLASSES, size=4).flatten(1)
     model.head = ZeroShotHead(nn.Identity(), embeddings, torch.tensor(10.0), torch.tensor(-2.0), texts)
-    write_onnx(ExportableModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path)
+    save_onnx(
+        ExportableModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path / "model.onnx"
+    )
     check_onnx(tmp_path / "model.onnx", model)
 
 

@@ -17,12 +17,15 @@ from remtta.adapt.image_inputs import ImageInputs, Images
 from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import NotFiniteError, UsageError
 from remtta.methods.settings import FULL_BATCH, MethodConfig, method_config
+from remtta.methods.settings.chosen import default_method
 from remtta.models.card import card_of, read_labels, warn_of_change
+from remtta.models.loading import load_model
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model
 from remtta.models.weights import count_in
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
+from remtta.options.model import is_onnx
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.harm import log_event
 from remtta.runs.manifest import delta_of
@@ -53,11 +56,10 @@ class Adapter:
         card: The model's preprocessing, labels and number of classes.
         options: The run's options.
         config: The method's settings.
-        image_inputs: Turns images into the model's inputs.
 
     Args:
-        model: A classifier of images (B, 3, H, W); adapted in place, in eval mode.
-        method: Name of the method.
+        model: A classifier of images (B, 3, H, W), adapted in place, in eval mode; or the path of an ONNX file.
+        method: Name of the method; by default "remtta", or "fast" for an ONNX file.
         batch_size: Images per call, or per batch of `stream`. Below 20 the learning rate is reduced in proportion.
         output: Function from what the model returns to logits (B, C), for a model that returns something else.
         patch_size: Height and width of the patches that masks hide, in pixels; None to choose by the model.
@@ -72,14 +74,13 @@ class Adapter:
         settings: Settings of the method, named as in its config; its defaults where left out.
 
     Raises:
-        ModelError: If the model cannot be adapted, with what to do.
-        UsageError: If a method or setting is unknown, or a value is out of range.
+        ModelError, UsageError: If the model cannot be adapted, or a method or value is wrong; with what to do.
     """
 
     def __init__(
         self,
-        model: nn.Module,
-        method: str = "remtta",
+        model: nn.Module | str | Path,
+        method: str | None = None,
         *,
         batch_size: int = DEFAULT_BATCH_SIZE,
         output: Output | None = None,
@@ -94,12 +95,15 @@ class Adapter:
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        described = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))
+        if isinstance(model, str | Path) and is_onnx(str(model)):
+            model = load_model(str(model))
+        described = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))  # type: ignore[arg-type]
         self.card = card_of(described)
         warn_of_change(described, self.card)
         if guard == "stop":
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
+        method = method or default_method(self.card.name)
         config = method_config(method, settings, batch_size=batch_size)
         setup = AdaptationConfig(method, config, options, delta, source_data).with_guard()
         self.options = setup.options
@@ -161,9 +165,7 @@ class Adapter:
             yield
 
     def freeze(self) -> None:
-        """Only predict from now on, with the weights as they are, each image by itself (except with bn="batch"); after
-        `reset`, exactly as the source model does.
-        """
+        """Only predict from now on, each image by itself (except with bn="batch"); after `reset` as the source does."""
         self.pipeline.frozen = True
 
     def reset(self) -> None:
@@ -192,15 +194,16 @@ class Adapter:
         """
         with self._alone():
             committed, size = self.pipeline.committed, self.options.batch_size
-            refusal = self.pipeline.method.delta_refusal or ("" if committed[0] else f"{self._name} changes no weights")
-            if refusal:
+            if refusal := self.pipeline.method.delta_refusal or (
+                not committed[0] and f"{self._name} changes no weights"
+            ):
                 raise UsageError(f"there is no delta to save: {refusal}")
             delta = delta_of(self.card, self._name, self.config, size, committed, self.frames_in_delta)
             save_delta(path, delta, overwrite=overwrite)
 
     def __repr__(self) -> str:
-        facts = f"method={self._name!r}, updates={self.pipeline.method.num_updates}, frozen={self.frozen}"
-        return f"Adapter({self.card.name}, {facts})"
+        num_updates = self.pipeline.method.num_updates
+        return f"Adapter({self.card.name}, method={self._name!r}, updates={num_updates}, frozen={self.frozen})"
 
     def __reduce__(self) -> Never:
         """Raise TypeError: an adapter is bound to its model."""

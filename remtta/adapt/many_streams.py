@@ -14,6 +14,8 @@ from remtta.adapt.worker_pool import WorkerPoolRunner
 from remtta.engines.cluster import connected
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
+from remtta.methods.settings.chosen import default_method
+from remtta.models.card import card_of
 from remtta.options.run_options import Engine
 from remtta.pipeline.build import AdaptationConfig
 from remtta.runs.folder import check_site, run_folder
@@ -63,7 +65,8 @@ def adapt_streams(
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """
-    setup, interrupts = setup or AdaptationConfig(), interrupts or Interrupts()
+    setup = setup or AdaptationConfig(default_method(card_of(model).name))
+    interrupts = interrupts or Interrupts()
     if not streams:
         raise UsageError("there are no streams to adapt to")
     if engine == "ray":

@@ -17,6 +17,7 @@ from remtta.deltas.delta import Delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, MethodConfig
+from remtta.methods.settings.chosen import default_method
 from remtta.models.card import ModelCard, card_of, warn_of_change
 from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
@@ -29,6 +30,7 @@ from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Source, Stream, open_stream, shown_counts
 from remtta.watching.health import HealthFile, check_health_path, vitals
 from remtta.watching.metrics import Metrics, sample
+from remtta.watching.publishing import ModelPublisher
 
 _log = logging.getLogger("remtta")
 
@@ -38,7 +40,7 @@ def adapt_stream(
     source: Stream | Source,
     output: str | Path | None = None,
     *,
-    method: str = "remtta",
+    method: str | None = None,
     config: MethodConfig | Mapping[str, Any] | None = None,
     options: RunOptions | None = None,
     delta: Delta | None = None,
@@ -48,6 +50,7 @@ def adapt_stream(
     metrics: Metrics | None = None,
     on_batch: Callable[[RunSummary], None] | None = None,
     viewers: Sequence[Viewer] = (),
+    publisher: ModelPublisher | None = None,
     interrupts: Interrupts | None = None,
 ) -> RunSummary:
     """Predict every frame of a stream, and adapt the model to the frames.
@@ -60,7 +63,8 @@ def adapt_stream(
         model: A classifier, as returned by `load_model`; adapted in place, so build it anew for another run.
         source: A stream, anything `open_stream` accepts, or paths.
         output: Folder for the results; by default `runs/<UTC time>`.
-        method: Name of the adaptation method, e.g. "remtta", "rem" (as published) or "source" (no adaptation).
+        method: Name of the adaptation method, e.g. "rem" (as published) or "source" (no adaptation); by default
+            "remtta", or "fast" for an ONNX file.
         config: The settings that differ from the method's defaults, such as {"lr": 0.005}; or a whole config, such as
             `REMConfig()`, which holds the paper's values, not those of "remtta".
         options: Options of the run.
@@ -72,6 +76,7 @@ def adapt_stream(
         metrics: Serves the counts during the run.
         on_batch: Called after every batch with the counts so far.
         viewers: Called with the frames and rows of every batch.
+        publisher: Writes the model now and then during the run.
         interrupts: Turns signals into a clean stop while it is entered (`with Interrupts() as interrupts`). Without it,
             a KeyboardInterrupt is raised once everything is saved, and other signals end the program.
 
@@ -86,8 +91,7 @@ def adapt_stream(
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """
-    setup = AdaptationConfig(method, config, options or RunOptions(), delta, source_data)
-    options, interrupts = setup.options, interrupts or Interrupts()
+    options, interrupts = options or RunOptions(), interrupts or Interrupts()
     stream = source if isinstance(source, Stream) else open_stream(source)
     with contextlib.ExitStack() as during:
         folder = during.enter_context(run_folder(output))
@@ -98,14 +102,26 @@ def adapt_stream(
         check_folder(folder, overwrite=options.overwrite, resume=options.resume)
         card = card_of(model)
         warn_of_change(model, card)
+        setup = AdaptationConfig(method or default_method(card.name), config, options, delta, source_data)
         context = prepare_run(model, card, stream, folder, setup, interrupts.check)
         log_context(context)
-        run = Run(context, folder, pipe=echo, on_batch=on_batch, viewers=viewers, interrupts=interrupts)
+
+        def finish_batch(summary: RunSummary) -> None:
+            if publisher is not None:
+                publisher.after_batch()
+            if on_batch is not None:
+                on_batch(summary)
+
+        run = Run(context, folder, pipe=echo, on_batch=finish_batch, viewers=viewers, interrupts=interrupts)
         if health is not None:
             during.enter_context(contextlib.closing(HealthFile(Path(health), partial(vitals, run))))
         if metrics is not None:
             metrics.watch = lambda: {"": sample(run)}
+        if publisher is not None:
+            publisher.follow(run)
         summary = run.execute()
+        if publisher is not None and summary.exit_reason == "completed":
+            publisher.publish()
     if stream.left_out:
         _log.info("ignored files in %s: %s", stream.name, shown_counts(stream.left_out))
     few = summary.exit_reason == "completed" and 1 < summary.num_predicted <= options.batch_size

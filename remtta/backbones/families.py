@@ -14,9 +14,11 @@ from torch import nn
 
 from remtta.backbones.any_classifier import STAGES, AnyClassifier, StagedClassifier
 from remtta.backbones.backbone import Backbone
+from remtta.backbones.onnx_backbone import OnnxBackbone
 from remtta.backbones.tokens import Transformer, defined
 from remtta.backbones.vit import BEiT, RotaryViT, ViT
 from remtta.errors import ModelError, UsageError
+from remtta.models.onnx_model import OnnxClassifier
 from remtta.models.unwrapping import unwrap_model
 from remtta.plugins import BACKBONES, load_plugin, package_of, plugins
 
@@ -37,6 +39,8 @@ def backbone_of(model: nn.Module) -> Backbone:
     raise ModelError, with the reason, if it cannot be adapted.
     """
     unwrapped = unwrap_model(model)
+    if isinstance(unwrapped.module, OnnxClassifier):
+        return OnnxBackbone(unwrapped.module)
     if unwrapped.is_timm:
         for architecture, backbone in FAMILIES.items():
             if isinstance(unwrapped.module, architecture) and not _overrides_forward(unwrapped.module, backbone):

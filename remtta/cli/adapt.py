@@ -17,7 +17,7 @@ from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError, check_installed
 from remtta.files import check_not_input
 from remtta.methods.settings import METHOD_TABLE
-from remtta.methods.settings.chosen import MethodOptions
+from remtta.methods.settings.chosen import MethodOptions, default_method
 from remtta.options import DEFAULT_MODEL, ModelOptions, RunOptions, StreamOptions
 from remtta.options.option import in_output, in_stream, output_folder
 from remtta.options.run_options import Engine
@@ -25,6 +25,7 @@ from remtta.runs.folder import check_folder, check_same_model, check_site, run_f
 from remtta.watching.annotated import AnnotatedVideo, check_video
 from remtta.watching.health import check_health_path
 from remtta.watching.mqtt import Publisher, parse_topic
+from remtta.watching.publishing import ModelPublisher
 
 if TYPE_CHECKING:
     from torch import nn
@@ -100,6 +101,19 @@ class AdaptOptions:
         ),
     ] = None
 
+    publish: Annotated[
+        Path | None,
+        in_output(
+            "Replace this file with the adapted model now and then: .onnx, .safetensors, or delta.safetensors; or add "
+            "versions to this folder of a Triton model.",
+            metavar="PATH",
+            more="onnx.md",
+        ),
+    ] = None
+    publish_every: Annotated[
+        str, in_output("Time between publications: 10m, or a number of updates.", metavar="N|Nm")
+    ] = "10m"
+
     @property
     def divides(self) -> bool:
         """True if streams are divided among workers."""
@@ -115,8 +129,8 @@ class AdaptOptions:
             raise UsageError("--resume continues the run in a folder; name it with --output")
         if self.streams and self.predictions:
             raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
-        if self.streams and (self.annotate or self.mqtt):
-            raise UsageError("--annotate and --mqtt are for one stream; leave them out with --streams")
+        if self.streams and (self.annotate or self.mqtt or self.publish):
+            raise UsageError("--annotate, --mqtt and --publish are for one stream; leave them out with --streams")
         if self.divides and not self.streams:
             raise UsageError("--jobs and --engine divide the streams of a list; add --streams, or leave them out")
         if self.engine == "ray":
@@ -203,6 +217,7 @@ class AdaptOptions:
                 health=self.health,
                 metrics=metrics,
                 on_batch=on_batch,
+                publisher=ModelPublisher(self.publish, self.publish_every) if self.publish else None,
                 viewers=[stack.enter_context(contextlib.closing(viewer)) for viewer in viewers],
                 interrupts=interrupts,
             )
@@ -275,16 +290,19 @@ def _load(
 ) -> tuple[nn.Module, AdaptationConfig]:
     """Load torch, the classifier and the starting delta; return the classifier and the settings of the adaptation."""
     delta, source_data = method.shared.delta, method.shared.source_data
-    settings = None if METHOD_TABLE[method.method].config_class is None else method.config(run.batch_size)
+    name, settings = method.method or (default_method(model.name) if delta is None else None), None
+    if name is not None and METHOD_TABLE[name].config_class is not None:
+        settings = method.config(run.batch_size, model.name)
     load_torch("remtta.adapt.one_stream", model, delta)
     from remtta.methods.source_data import check_source_data
     from remtta.pipeline.build import AdaptationConfig
 
-    settings = settings or method.config(run.batch_size)  # some methods' settings need torch
-    check_source_data([method.method], source_data, calibrates=run.estimate is not None)
     start = load_start(delta, folder, overwrite=run.overwrite)
+    base = model.name or (start.model if start else None)
+    name, settings = name or default_method(base), settings or method.config(run.batch_size, base)  # needs torch
+    check_source_data([name], source_data, calibrates=run.estimate is not None)
     running.set_threads(default_threads)
-    return running.load_classifier(model, start), AdaptationConfig(method.method, settings, run, start, source_data)
+    return running.load_classifier(model, start), AdaptationConfig(name, settings, run, start, source_data)
 
 
 def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:

@@ -29,7 +29,7 @@ def doctor(
         ModelOptions,
         Subset(
             *("name", "checkpoint", "use_ema", "num_classes", "model_kwargs"),
-            *("mean", "std", "input_size", "interpolation", "crop_pct"),
+            *("mean", "std", "input_size", "interpolation", "crop_pct", "output_name", "provider"),
         ),
     ],
     stream: Annotated[StreamOptions, Subset(limit=_LIMIT)],

@@ -77,14 +77,14 @@ def evaluate(
         output = stack.enter_context(run_folder(table.output))
         check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         load_torch("remtta.evaluation.evaluating", model, methods.shared.delta)
-        configs = methods.configs(options.batch_size)
+        start = load_start(methods.shared.delta, output, overwrite=options.overwrite)
+        configs = methods.configs(options.batch_size, model.name or (start.model if start else None))
         from remtta.evaluation.evaluating import evaluate as measure
         from remtta.evaluation.preprocessing import choose_preprocessing
         from remtta.methods.source_data import check_source_data
 
         check_source_data(map(method_of, configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)
-        start = load_start(methods.shared.delta, output, overwrite=options.overwrite)
         classifier = running.load_classifier(_with_classes(root, _with_protocol(model, options), data), start)
         dataset = _open(root, classifier, data, options)
         preprocessing = choose_preprocessing(classifier, dataset, resize=data.resize, protocol=options.protocol)

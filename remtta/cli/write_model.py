@@ -13,6 +13,7 @@ from remtta.cli.running import RunningOptions, TargetOptions, load_torch
 from remtta.errors import UsageError, counted
 from remtta.files import check_not_input
 from remtta.options import DEFAULT_MODEL, ModelOptions
+from remtta.options.model import is_onnx
 from remtta.options.option import Option, Subset
 
 if TYPE_CHECKING:
@@ -41,7 +42,8 @@ def apply(
       remtta apply run1/delta.safetensors --checkpoint vit.safetensors --output adapted.safetensors
     """
     with running.command():
-        target.check()
+        onnx = is_onnx(str(target.output))
+        target.check(".onnx" if onnx else ".safetensors")
         load_torch("remtta.deltas.base_model", model, delta)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import apply_delta, load_delta, save_weights
@@ -52,6 +54,16 @@ def apply(
 
         change = load_delta(delta)
         options = base_options(change, model)
+        if onnx != options.is_onnx:
+            other = "the base is an ONNX file: write one with --output adapted.onnx"
+            raise UsageError("the base is no ONNX file; remtta export --format onnx writes one" if onnx else other)
+        if onnx:
+            from remtta.export import adapted_model, save_onnx
+
+            check_not_input(target.output, "--output", (change.path, options.checkpoint))
+            save_onnx(adapted_model(change, options), target.output)
+            running.print_message(f"{target.output}: {change.model} with shifted logits, checked by onnxruntime")
+            return
         name, embeddings = options.name or "", options.text_embeddings
         base = load(options, device=running.device)
         apply_delta(base, change)

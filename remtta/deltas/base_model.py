@@ -22,13 +22,14 @@ from remtta.models.loading import load
 from remtta.models.preprocessing import check_preprocessing
 from remtta.models.prompts import TEMPLATES
 from remtta.options import ModelOptions
+from remtta.options.model import is_onnx
 
 _OPTIONS = (
     *("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size"),
-    *("labels", "prompts", "text_embeddings"),
+    *("labels", "prompts", "text_embeddings", "output_name"),
 )
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
-_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz")
+_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz", ".onnx")
 _ARGUMENTS = (
     *("img_size", "patch_size", "num_classes", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio"),
     *("init_values", "reg_tokens", "class_token", "qkv_bias", "qk_norm", "pre_norm", "fc_norm", "final_norm"),
@@ -126,7 +127,8 @@ def _check_header(delta: Delta, chosen: Mapping[str, object]) -> None:
         )
     prompts, classes, size = options.get("prompts"), options.get("num_classes"), options.get("input_size")
     is_template = prompts in TEMPLATES if isinstance(prompts, str) else _is_text(prompts)  # a file is not allowed
-    if not (is_template and _is_text(options.get("labels"))):
+    texts = is_template, _is_text(options.get("labels")), isinstance(options.get("output_name"), str | None)
+    if not all(texts):
         raise DeltaError("the delta's header holds class names or templates that are not text")
     if not (isinstance(classes, int | None) and _is_safe("num_classes", classes)):
         raise DeltaError("the delta's header asks for an absurd number of classes; it was refused")
@@ -174,4 +176,6 @@ def _recorded_checkpoint(delta: Delta) -> str | None:
 
 def _may_be_same(first: str, second: str) -> bool:
     """Return whether two names may be of one architecture; unknown for names of folders, hubs and custom models."""
+    if is_onnx(first) and is_onnx(second):  # its hash says whether it is
+        return True
     return ":" in first + second or UNKNOWN in (first, second) or first.partition(".")[0] == second.partition(".")[0]

@@ -40,6 +40,7 @@ class ModelCard:
     labels: Sequence[str] | None
     num_classes: int
     device: torch.device
+    provider: str | None = None  # execution provider of an ONNX file
     guessed: bool = False  # whether its preprocessing is ImageNet's, as it has none of its own
 
     @property
@@ -74,6 +75,7 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
         labels=known_labels(num_classes, config),
         num_classes=num_classes,
         device=weight.device,
+        provider=getattr(module, "provider", None),
         guessed=preprocessing is None and "mean" not in config,
     )
 
@@ -99,6 +101,7 @@ def built_from(options: ModelOptions) -> LoadArguments:
         "num_classes": options.num_classes,
         "model_kwargs": dict(options.model_kwargs),
         "input_size": options.input_size,
+        **({} if options.output_name is None else {"output_name": options.output_name}),
         **({} if texts is None else {"text_embeddings": str(Path(texts).resolve())}),
     }
 

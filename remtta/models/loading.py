@@ -20,6 +20,7 @@ from remtta.models.clip import load_zero_shot
 from remtta.models.embedded import CLASS_NAMES, EMBEDDED, MODEL_KWARGS, MODEL_NAME
 from remtta.models.huggingface import weights_file
 from remtta.models.metadata import PretrainedConfig, TimmModel
+from remtta.models.onnx_model import load_onnx
 from remtta.models.preprocessing import check_preprocessing, image_size
 from remtta.models.prompts import is_zero_shot
 from remtta.models.text_tower import OnTexts
@@ -45,6 +46,8 @@ def load_model(
     labels: Sequence[str] | str | Path | None = None,
     prompts: str | Sequence[str] | None = None,
     text_embeddings: str | Path | None = None,
+    output_name: str | None = None,
+    provider: str | None = None,
     on_texts: OnTexts | None = None,
     device: str | torch.device = "cpu",
 ) -> nn.Module:
@@ -55,7 +58,8 @@ def load_model(
 
     Args:
         name: timm model name, "hf-hub:...", "local-dir:..." (a folder of timm or of transformers), "clip:..." (a
-            zero-shot model, see `load_zero_shot`), or "remtta-demo" for the small embedded classifier of road signs.
+            zero-shot model, see `load_zero_shot`), an ONNX file, or "remtta-demo" for the small embedded classifier of
+            road signs.
         checkpoint: Weights file; without one, timm's pretrained weights are used, downloaded on first use. This and
             the others are as in `ModelOptions`.
         mean: Of pixels in [0, 1], per channel; one number for all. Likewise `std`.
@@ -86,6 +90,8 @@ def load_model(
         input_size=_as_tuple(input_size, 2),
         interpolation=interpolation,
         crop_pct=crop_pct,
+        output_name=output_name,
+        provider=provider,
     )
     return load(options, device=device, on_texts=on_texts)
 
@@ -107,6 +113,8 @@ def load(options: ModelOptions, *, device: str | torch.device = "cpu", on_texts:
         if other := [f"--{name.replace('_', '-')}" for name in names if getattr(options, name)]:
             raise UsageError(f"{EMBEDDED} is one fixed model; leave {' and '.join(other)} out")
         return _load_embedded(options, device)
+    if options.is_onnx:
+        return load_onnx(options, device)
     chosen_device = select_device(device)
     check_preprocessing(options.mean, options.std, options.interpolation, options.crop_pct)
     if options.use_ema and options.checkpoint is None:

@@ -22,7 +22,11 @@ class BenchOptions:
     """The methods to measure, on a timm model with random weights or a checkpoint, or on a zero-shot model."""
 
     model: Annotated[
-        ModelOptions, Subset("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", name=_MODEL)
+        ModelOptions,
+        Subset(
+            *("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "output_name", "provider"),
+            name=_MODEL,
+        ),
     ] = _SMALL
     batch_size: Annotated[int, Option("Images per step.", flags=("--batch-size", "-b"), min=1, max=10_000)] = 16
     repeats: Annotated[int, Option("Number of rounds, of which the median is reported.", min=1)] = 5

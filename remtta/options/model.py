@@ -16,6 +16,11 @@ DEFAULT_MODEL = "vit_base_patch16_224"
 _CHECKPOINTS = "the checkpoint's"
 
 
+def is_onnx(name: str) -> bool:
+    """Return whether a model's name or file is one of ONNX."""
+    return name.lower().endswith(".onnx")
+
+
 @dataclass(frozen=True)
 class ModelOptions:
     """Options of `load_model`; None or empty values are unset."""
@@ -23,8 +28,8 @@ class ModelOptions:
     name: Annotated[
         str | None,
         in_model(
-            "timm model, hf-hub:OWNER/NAME, local-dir:FOLDER (saved by timm or transformers), clip:NAME/WEIGHTS, or "
-            "remtta-demo.",
+            "timm model, hf-hub:OWNER/NAME, local-dir:FOLDER (saved by timm or transformers), clip:NAME/WEIGHTS, an "
+            "ONNX file, or remtta-demo.",
             flags=("--model", "-m"),
             default=f"the delta's, or {DEFAULT_MODEL}",
             common=True,
@@ -85,6 +90,29 @@ class ModelOptions:
     crop_pct: Annotated[
         float | None, in_model("Fraction of the short side that the centre crop keeps.", default=_CHECKPOINTS)
     ] = None
+
+    output_name: Annotated[
+        str | None,
+        in_model("Output of an ONNX file with the logits.", default="the only one (B, C)", more="onnx.md"),
+    ] = None
+    provider: Annotated[
+        str | None,
+        in_model("Execution provider of onnxruntime, such as openvino.", default="by --device", more="onnx.md"),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if is_onnx(str(self.name)) and self.checkpoint is None:
+            object.__setattr__(self, "checkpoint", self.name)
+            object.__setattr__(self, "name", Path(str(self.name)).name)
+        if is_onnx(str(self.name)) != self.is_onnx:
+            raise UsageError("an ONNX file is a whole model: name it with --model, and leave --checkpoint out")
+        if not self.is_onnx and (self.output_name or self.provider):
+            raise UsageError("--output-name and --provider are for ONNX files, which --model names")
+
+    @property
+    def is_onnx(self) -> bool:
+        """True if the model is an ONNX file, which is also its checkpoint."""
+        return is_onnx(str(self.checkpoint))
 
     def check_files(self) -> None:
         """Raise UsageError if the checkpoint does not exist."""

@@ -157,6 +157,7 @@ class RunManifest:
             },
             "model": {
                 **context.card.origin,
+                **({"provider": context.card.provider} if context.card.provider else {}),
                 "num_classes": context.card.num_classes,
                 "base_sha256": context.card.sha256,
                 "labels_sha256": json_sha256(context.card.labels),

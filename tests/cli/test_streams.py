@@ -106,7 +106,11 @@ def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
         ("a=short", ["--predictions", "-"], "--predictions - is for one stream"),
         ("a=short\nb=nowhere", ["--jobs", "2"], "b: nowhere: no such file or folder"),
         ("a=short\nb=long", ["--method", "cotta", "--jobs", "2", "-o", "site"], "cotta changes every weight"),
-        ("a=short", ["--annotate", "x.mp4"], "--annotate and --mqtt are for one stream; leave them out with --streams"),
+        (
+            "a=short",
+            ["--annotate", "x.mp4"],
+            "--annotate, --mqtt and --publish are for one stream; leave them out with",
+        ),
         ("a=short", ["--mqtt", "mqtt://127.0.0.1:1/t"], "are for one stream; leave them out with --streams"),
         ("a=short", ["--health", "site/site.json", "-o", "site"], "--health: site/site.json is a file of the run"),
     ],
