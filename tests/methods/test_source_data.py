@@ -88,7 +88,7 @@ def test_statistics_are_computed_once_and_the_log_says_where_they_are_read_from(
     with caplog.at_level(logging.INFO, logger="remtta"):
         assert learn(clean) == first
     assert Anchored.computed == 1
-    assert f"the source statistics in {first['path']}" in caplog.text
+    assert f"from an earlier run: {first['path']}" in caplog.text
     assert "anchored has statistics of only 5 source images; a few hundred are better" in caplog.text
 
 
