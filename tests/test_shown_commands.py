@@ -17,7 +17,7 @@ EVALUATION = ROOT / "docs" / "evaluation.md"
 NOT_RUN = {
     r"demo|bench|models": "takes minutes; has tests of its own, and .ci/run runs the demo",
     r"eval|corrupt|doctor": "takes a data set; has tests of its own",
-    r"export|adapt cams.txt": "has tests of its own, which take seconds",
+    r"export|adapt cams.txt|apply run1 --output adapted.onnx": "has tests of its own, which take seconds",
     r".*rtsp://|adapt http": "takes a camera",
     r"adapt -": "goes with another command or a file; has tests of its own",
     r".*(clip:|local-dir:)|adapt \./frames|adapt drive.mp4": "downloads or takes weights",
