@@ -1,4 +1,4 @@
-"""What plots with matplotlib share: colours, settings and running errors."""
+"""Colours, settings and running errors of all plots with matplotlib."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class StreamGroupSummary:
 
 @dataclass(frozen=True)
 class StreamGroupConfig:
-    """What is run."""
+    """The settings of a group of streams."""
 
     model: nn.Module  # at its source weights
     streams: Mapping[str, Stream]

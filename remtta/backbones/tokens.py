@@ -19,7 +19,7 @@ from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError
 
 BlockArguments = Mapping[str, Tensor | None]
-"""What a block takes besides tokens, such as positions, by the names of timm's arguments."""
+"""Arguments of a block besides its tokens, such as positions, by timm's names."""
 
 _LINEAR_LAYERS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
 

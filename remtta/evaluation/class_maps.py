@@ -144,7 +144,7 @@ def read_class_map(path: Path) -> dict[str, int]:
         if path.suffix == ".json":
             content = json.loads(text)
             content = _numbered(content) if isinstance(content, list) else content.get("id2label", content)
-            if all(str(key).isdecimal() > str(value).isdecimal() for key, value in content.items()):  # names by number
+            if all(str(key).isdecimal() and not str(name).isdecimal() for key, name in content.items()):
                 content = {name: number for number, name in content.items()}
             return {str(name): int(number) for name, number in content.items()}
         lines = [line.strip() for line in text.splitlines() if line.strip()]

@@ -54,7 +54,7 @@ from remtta.runs.tables import LATEX, TABLE
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own
 
 _OUTPUTS = (TABLE, LATEX, EVENTS, f"{DELTAS}/*.safetensors", f"{PLOTS}/*.png")
-"""What an evaluation leaves besides its rows and record."""
+"""Files of an evaluation besides its rows and record."""
 
 _Shared = tuple[bytes | None, Mapping[str, dict[str, Any]], int]
 """The context, pickled with its model; source statistics of the methods; number of torch threads."""

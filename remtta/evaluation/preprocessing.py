@@ -124,7 +124,7 @@ class Better:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Whether a model's preprocessing fits its images."""
+    """A verdict on a model's preprocessing, with the findings that it rests on."""
 
     card: ModelCard
     source: str  # of the images
@@ -136,7 +136,7 @@ class Diagnosis:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the configured preprocessing fits; None if the images do not tell."""
+        """True if the configured preprocessing fits, False if another fits better; None if the images do not tell."""
         return self.better is None if are_conclusive(self.findings) else None
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a method is, and its state between batches: weights, optimizer, buffers, and how they are saved and reset."""
+"""A method's facts, and its state between batches: weights, optimizer, buffers, and how they are saved and reset."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of the mean logits is due to few classes in a stream, as pure functions.
+"""The part of the mean logits that is due to few classes in a stream, as pure functions.
 
 They are the formulas of docs/guard.md, with its names. All values are float64: in float32, the variance of nearly equal
 predictions is rounding noise.

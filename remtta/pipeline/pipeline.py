@@ -1,4 +1,4 @@
-"""What happens to a batch: both models predict, logits are centered, the guard judges, and the method updates."""
+"""The path of a batch: both models predict, logits are centered, the guard judges, and the method updates."""
 
 from __future__ import annotations
 

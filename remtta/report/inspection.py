@@ -21,11 +21,11 @@ Facts = dict[str, str]
 """Lines of text by their heading."""
 
 Content = dict[str, Any]
-"""What `inspect --json` prints; its records were read from a folder."""
+"""The JSON object that `inspect --json` prints; its records were read from a folder."""
 
 
 class LayerChange(TypedDict):
-    """How far a layer moved."""
+    """The distance that a layer moved."""
 
     layer: str
     rms: float

@@ -86,7 +86,7 @@ class TimeBudget:
         expected = 0.0 if self._expected is None else self._expected * len(batch)
         return in_time and expected <= self._credit
 
-    def note(self, seconds: float, num_frames: int, *, adapted: bool) -> None:
+    def record(self, seconds: float, num_frames: int, *, adapted: bool) -> None:
         """Record the duration of a batch."""
         if self._per_frame and not adapted and seconds > 2 * self._per_frame * num_frames and not self._warned:
             self._warned = True
@@ -124,7 +124,7 @@ class RateCheck:
         self._first: DecodedFrame | None = None  # of the frames measured, after a first batch, which is slower
         self._batches, self._frames, self._seconds = 0, 0, 0.0
 
-    def note(self, result: BatchResult) -> None:
+    def record(self, result: BatchResult) -> None:
         """Record a batch."""
         arrived = [frame for frame in result.batch.readable if frame.read_at]  # not those of a finite video
         measured = self._frames >= _FRAMES_MEASURED and self._batches >= _BATCHES_MEASURED
@@ -172,6 +172,6 @@ class LearnableFrames(LearningPolicy):
         video = [frame.image for frame in result.batch.readable if frame.number is not None]
         if video and video[-1] is not None:
             self._progress.fingerprint = fingerprint(video[-1])
-        self._budget.note(result.seconds, len(result.batch.frames), adapted=result.adapted)
+        self._budget.record(result.seconds, len(result.batch.frames), adapted=result.adapted)
         if self._rate:
-            self._rate.note(result)
+            self._rate.record(result)

@@ -25,14 +25,14 @@ RESERVE = ".reserve"
 SITE = "site.json"  # of many streams that share a model, with their folders beside it
 
 OWN_FILES = (PREDICTIONS, DELTA, RECORD, RESULTS, STATE, EVENTS, MQTT, SITE, RESERVE, LOCK)
-"""What runs write, and nothing else may."""
+"""Files that only runs write."""
 
 _KINDS = {
     RECORD: ("a run of remtta adapt", (PREDICTIONS, DELTA, RECORD)),
     RESULTS: ("an evaluation", (RESULTS, PREDICTIONS)),
     SITE: ("the runs of many streams", (SITE,)),
 }
-"""What a folder can hold, by the file that says so, and the files of each."""
+"""The files of each kind of folder, by the file that identifies it."""
 
 _LONGEST_SHOWN, _MOST_SHOWN = 60, 3
 

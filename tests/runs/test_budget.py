@@ -29,7 +29,7 @@ def shares(max_ms: float, update_s: float, predict_s: float, batches: int = 60) 
     for _ in range(batches):
         learn = budget.allows(frames)
         seconds = update_s if learn else predict_s
-        budget.note(seconds, 10, adapted=learn)
+        budget.record(seconds, 10, adapted=learn)
         spent, adapted = spent + seconds, adapted + learn
     return adapted / batches, 1000 * spent / (10 * batches)
 
@@ -119,8 +119,8 @@ def test_a_method_that_cannot_keep_up_with_a_camera_is_reported_once(
     rate = RateCheck(method, stride=3)
     for step in range(0, 60, size):
         frames = [DecodedFrame(n, "0", 3 * n, n / 2, torch.zeros(1), read_at="now") for n in range(step, step + size)]
-        rate.note(BatchResult(Batch(frames), Prediction(), 0, seconds=(1 + (step == 0)) * seconds * size))
-        rate.note(BatchResult(Batch(batch([0.0])), Prediction(), 0, seconds=1e3))  # of a finite video
+        rate.record(BatchResult(Batch(frames), Prediction(), 0, seconds=(1 + (step == 0)) * seconds * size))
+        rate.record(BatchResult(Batch(batch([0.0])), Prediction(), 0, seconds=1e3))  # of a finite video
     assert [told in record.getMessage() for record in caplog.records if told] == [True] * bool(told)
 
 
@@ -130,7 +130,7 @@ def test_a_run_that_skips_updates_is_reported_if_its_predictions_are_too_slow(ca
         frame = DecodedFrame(number, "0", number, number / 2, torch.zeros(1), read_at="now")
         adapted = number < 40
         seconds = 9.0 if adapted else 0.8
-        rate.note(BatchResult(Batch([frame]), Prediction(), 0, adapted=adapted, seconds=seconds))
+        rate.record(BatchResult(Batch([frame]), Prediction(), 0, adapted=adapted, seconds=seconds))
         assert not (adapted and caplog.records)
     [told] = caplog.messages
     assert told.endswith(
