@@ -201,8 +201,8 @@ def _guard(guard: Content | None, options: Content) -> str:
         return "none; the adapted model predicts"
     requested = options.get("guard") or {}
     parts = [f"{name} {requested[name]}" for name in ("action", "answer") if name in requested]
-    if guard.get("lead"):
-        parts.append(f"lead {100 * guard['lead']:+.0f} %")
+    if lead := guard.get("lead"):
+        parts.append(f"lead {100 * lead:+z.0f} %")
     parts.append(counted(guard.get("alarms", 0), "alarm"))
     parts.append(f"{counted(guard.get('answered_by_source', 0), 'frame')} predicted by the source")
     if by_both := guard.get("answered_by_both", 0):

@@ -43,14 +43,14 @@ def test_the_mean_time_per_frame_is_kept_by_leaving_updates_out() -> None:
 
 
 def test_early_predictions_count(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noted: list[float] = []
-    monkeypatch.setattr(TimeBudget, "note", lambda _, seconds, *rest, **more: noted.append(seconds))
+    recorded: list[float] = []
+    monkeypatch.setattr(TimeBudget, "record", lambda _, seconds, *rest, **more: recorded.append(seconds))
     clock = iter(range(10**6))
     monkeypatch.setattr("remtta.runs.loop.time.monotonic", lambda: next(clock))
     for flush_after in (None, 0.0):
         options = RunOptions(batch_size=12, max_ms=1e6, flush_after=flush_after)
         adapt_stream(tiny_vit(), frames, tmp_path / str(flush_after), config=REMConfig(), options=options)
-    assert noted[1] > noted[0] > 0
+    assert recorded[1] > recorded[0] > 0
 
 
 def test_stills_have_no_times_to_keep_up_with(frames: Path, tmp_path: Path) -> None:
