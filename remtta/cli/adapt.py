@@ -290,16 +290,16 @@ def _load(
 ) -> tuple[nn.Module, AdaptationConfig]:
     """Load torch, the classifier and the starting delta; return the classifier and the settings of the adaptation."""
     delta, source_data = method.shared.delta, method.shared.source_data
-    name, settings = method.method or (default_method(model.name) if delta is None else None), None
-    if name is not None and METHOD_TABLE[name].config_class is not None:
-        settings = method.config(run.batch_size, model.name)
+    name = method.method or default_method(model.name)
+    if (method.method or delta is None) and METHOD_TABLE[name].config_class is not None:
+        method.config(run.batch_size, model.name)  # refuses wrong settings before torch is loaded, which takes seconds
     load_torch("remtta.adapt.one_stream", model, delta)
     from remtta.methods.source_data import check_source_data
     from remtta.pipeline.build import AdaptationConfig
 
     start = load_start(delta, folder, overwrite=run.overwrite)
     base = model.name or (start.model if start else None)
-    name, settings = name or default_method(base), settings or method.config(run.batch_size, base)  # needs torch
+    name, settings = method.method or default_method(base), method.config(run.batch_size, base)
     check_source_data([name], source_data, calibrates=run.estimate is not None)
     running.set_threads(default_threads)
     return running.load_classifier(model, start), AdaptationConfig(name, settings, run, start, source_data)
