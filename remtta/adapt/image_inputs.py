@@ -73,7 +73,7 @@ def warn_of_guess(card: ModelCard) -> None:
     if card.guessed:
         height, width = card.preprocessing.input_size
         unknown = "the model's preprocessing is unknown: images get ImageNet's mean and standard deviation at"
-        _log.warning("%s %d x %d; remtta.Adapter takes another as preprocessing=", unknown, height, width)
+        _log.warning("%s %d x %d; choose others by --mean and --std (preprocessing= in Python)", unknown, height, width)
 
 
 def pictures_of(images: np.ndarray | Sequence[Image.Image | np.ndarray]) -> list[Image.Image]:

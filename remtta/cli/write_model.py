@@ -35,7 +35,8 @@ def apply(
 
     Its predictions equal the adapted model's bit for bit. The model, its
     arguments and its checkpoint default to those of the delta. A zero-shot
-    model is written whole, in float32, for open_clip and --checkpoint.
+    model is written whole, in float32, for open_clip and --checkpoint. The
+    delta of an ONNX file gives an ONNX file.
 
     Example:
 

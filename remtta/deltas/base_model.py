@@ -95,8 +95,8 @@ def _safe_options(delta: Delta, chosen: Mapping[str, object]) -> dict[str, objec
     checkpoint = chosen.get("checkpoint") or _recorded_checkpoint(delta)
     if options.get("checkpoint") and not checkpoint:
         raise UsageError(
-            f"the delta was made on the weights in {str(options['checkpoint'])[:200]!r}; name them with --checkpoint, "
-            "since remtta opens no file that a delta's header names"
+            f"the delta was made on the weights in {str(options['checkpoint'])[:200]!r}; name them with "
+            f"{'--model' if is_onnx(delta.model) else '--checkpoint'}, since remtta opens no file that a header names"
         )
     if ":" in delta.model and not chosen.get("name"):
         raise UsageError(f"the delta was made on {delta.model[:200]!r}; add --model to allow it to be loaded")

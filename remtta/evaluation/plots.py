@@ -73,6 +73,7 @@ def _draw_error_per_domain(figure: Figure, methods: Results, colours: Mapping[st
             width,
             yerr=spread if any(spread) else None,
             color=colours[name],
+            ecolor="#888888",  # shows on black
             label=f"{name} (mean {content['mean']:.1f})",
         )
     axes.set_xticks(range(len(domains)), domains, rotation=40, ha="right")
@@ -126,6 +127,13 @@ def _visits(path: Path, seed: int) -> Iterator[tuple[str, list[tuple[int, str]],
         yield name, starts, missed
 
 
+def _mean_ece(tallies: Tallies, name: str) -> float:
+    """Return a method's ECE in %, a mean over seeds, as in the table."""
+    keys = [key for key in tallies if key.method == name and key.phase == "adapt"]
+    by_seed = [Tally.total(tallies[key] for key in keys if key.seed == seed) for seed in {key.seed for key in keys}]
+    return 100 * sum(tally.calibration_error for tally in by_seed) / len(by_seed)
+
+
 def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, ColorType]) -> Figure:
     """Plot accuracy against confidence, one panel per method, with the number of images per bin."""
     methods = list(dict.fromkeys(key.method for key in tallies))
@@ -137,7 +145,7 @@ def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, Col
         axes.remove()
     for axes, name in zip(panels.flat, methods, strict=False):
         tally = Tally.total(tally for key, tally in tallies.items() if key.method == name and key.phase == "adapt")
-        axes.set_title(f"{name}, ECE {100 * tally.calibration_error:.1f} %", fontsize=10)
+        axes.set_title(f"{name}, ECE {_mean_ece(tallies, name):.1f} %", fontsize=10)
         tally.bins[-2] += tally.bins[-1]  # confidences of exactly 1 are counted in a separate bin
         tally.bins[-1] = 0
         numbers, images, confidence, accuracy = tally.reliability()

@@ -213,7 +213,7 @@ def classes(series: Series) -> str:
     axes.set_yticks(centres, [name if len(name) < 28 else f"{name[:26]}..." for name in names])
     axes.invert_yaxis()
     axes.set_xlabel("share of predictions in %")
-    axes.legend(loc="lower right")
+    _legend_above(axes)
     rows = "; ".join(f"{name}: {first:.1f} and {last:.1f} %" for name, first, last in zip(names, *shares, strict=True))
     return _image(figure, f"Share of each class in the predictions: {titles[0]} and {titles[1]}. {rows}.")
 

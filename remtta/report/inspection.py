@@ -121,6 +121,8 @@ def describe_delta(path: Path) -> Content:
     """Return a delta's origin and size, and how far each layer moved. Raise UsageError if the file does not exist;
     DeltaError if it is not a delta file.
     """
+    if path.suffix == ".onnx":
+        raise UsageError(f"{path} is an ONNX file; name a delta, or the folder of a run")
     fields, arrays = read_arrays(path)
     names = ("model", "model_options", "base_sha256", "method", "hyperparameters", "frames", "updates", "created")
     return {

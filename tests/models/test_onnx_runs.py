@@ -228,3 +228,15 @@ def test_publishing_by_time_and_what_is_refused(made: Path, tmp_path: Path, capf
         tmp_path / "s",
     ]
     assert "--publish are for one stream" in refusal_of(capfd, "adapt", made / "one.txt", *options)
+
+
+def test_a_delta_without_its_run_and_a_file_that_is_no_delta_name_what_to_give(
+    made: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    adapter = Adapter(str(made / "tiny.onnx"))
+    adapter(random_images(4))
+    adapter.save_delta(made / "alone.safetensors")
+    words: list[str | Path] = ["apply", made / "alone.safetensors", "-o", made / "alone.onnx"]
+    assert "name them with --model" in refusal_of(capfd, *words)
+    assert remtta_here(*words, "--model", made / "tiny.onnx") == 0
+    assert "is an ONNX file; name a delta" in refusal_of(capfd, "inspect", made / "tiny.onnx")
