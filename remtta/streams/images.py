@@ -7,6 +7,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,8 +197,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and not image.has_transparency_data:  # RGB may have a transparent colour
         return image
     if image.mode.startswith("I") or image.mode == "F":
-        white_level, is_negative = _white_level(image), _tiff_tag(image, "PHOTOMETRIC_INTERPRETATION") == 0
-        return _in_bands(image, lambda band: _to_eight_bits(band, white_level, is_negative))
+        convert = partial(
+            _to_eight_bits,
+            dtype=_dtype(image),
+            white_level=_white_level(image),
+            is_negative=_tiff_tag(image, "PHOTOMETRIC_INTERPRETATION") == 0,
+        )
+        return _in_bands(image, convert)
     # Alpha that is zero everywhere is unused, as in many 32-bit BMP files: the colours are meant to be seen.
     if image.has_transparency_data and any(band.convert("RGBA").getchannel("A").getbbox() for band, _ in _bands(image)):
         return _in_bands(image, _on_white)
@@ -226,12 +232,24 @@ def _on_white(image: Image.Image) -> Image.Image:
     return Image.alpha_composite(white, layer).convert("RGB")
 
 
+def _dtype(image: Image.Image) -> type[np.generic] | None:
+    """Return the type of greys that Pillow reads as another: it reads unsigned 32-bit ones of a TIFF as signed."""
+    unsigned = (_tiff_tag(image, "BITSPERSAMPLE"), _tiff_tag(image, "SAMPLEFORMAT") or (1,)) == ((32,), (1,))
+    return np.uint32 if unsigned else None
+
+
 def _white_level(image: Image.Image) -> float:
-    """Return the white level of greys beyond 8 bits: from the mode if it implies one, else from the values."""
+    """Return the white level of greys beyond 8 bits: from the mode or a TIFF's tags if they imply one, else from the
+    values.
+    """
+    bits = (_tiff_tag(image, "BITSPERSAMPLE") or (16,))[0]
     if image.mode.startswith("I;16"):
-        return 2.0 ** (_tiff_tag(image, "BITSPERSAMPLE") or (16,))[0] - 1
-    peak = max(float(_values(band).max(initial=0.0)) for band, _ in _bands(image))
-    return next((limit for limit in (1.0, 255.0, 65535.0) if image.mode == "F" or limit > 1 if peak <= limit), peak)
+        return 2.0**bits - 1
+    signed = bits == 16 and _tiff_tag(image, "SAMPLEFORMAT") == (2,)
+    limits = (1.0, 255.0, 2.0**15 - 1 if signed else 2.0**16 - 1)
+    dtype = _dtype(image)
+    peak = max(float(_values(band, dtype).max(initial=0.0)) for band, _ in _bands(image))
+    return next((limit for limit in limits if image.mode == "F" or limit > 1 if peak <= limit), peak)
 
 
 def _tiff_tag(image: Image.Image, name: str) -> Any:
@@ -240,11 +258,16 @@ def _tiff_tag(image: Image.Image, name: str) -> Any:
     return image.tag_v2.get(getattr(TiffImagePlugin, name))
 
 
-def _values(image: Image.Image) -> NDArray[np.float64]:
-    return np.nan_to_num(np.asarray(image, dtype=np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+def _values(image: Image.Image, dtype: type[np.generic] | None) -> NDArray[np.float64]:
+    """Return greys (H, W), read as another type of the same size if one is given."""
+    values = np.asarray(image)
+    values = values if dtype is None else values.view(dtype)
+    return np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _to_eight_bits(image: Image.Image, white_level: float, is_negative: bool) -> Image.Image:
+def _to_eight_bits(
+    image: Image.Image, *, dtype: type[np.generic] | None, white_level: float, is_negative: bool
+) -> Image.Image:
     """Convert greys to RGB; in a negative, such as a TIFF whose zero is white, white becomes black."""
-    levels = (_values(image) / white_level * 255).round().clip(0, 255).astype(np.uint8)
+    levels = (_values(image, dtype) / white_level * 255).round().clip(0, 255).astype(np.uint8)
     return Image.fromarray(255 - levels if is_negative else levels).convert("RGB")

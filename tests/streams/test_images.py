@@ -164,6 +164,8 @@ def test_broken_exif_does_not_hide_the_image(suffix: str, tmp_path: Path) -> Non
         (">", 32, 3, 1, np.array([0.2, 1.0]), [51, 255]),
         (">", 32, 2, 1, np.array([100, 255]), [100, 255]),
         (">", 16, 2, 1, np.array([100, 255]), [100, 255]),
+        ("<", 16, 2, 1, np.array([-5, 2**14, 2**15 - 1]), [0, 128, 255]),
+        ("<", 32, 1, 1, np.array([0, 2**31, 2**32 - 1]), [0, 128, 255]),
     ],
 )
 @pytest.mark.parametrize("compression", [1, 8])  # none, and deflate
@@ -180,7 +182,7 @@ def test_every_sample_format_of_a_tiff_is_read(
     kind = "_uif"[sample_format]
     data = values if isinstance(values, bytes) else values.astype(f"{order}{kind}{bits // 8}").tobytes()
     data = zlib.compress(data) if compression == 8 else data
-    tags = {256: 2, 257: 1, 258: bits, 259: compression, 262: photometric, 273: 134, 277: 1, 278: 1, 279: len(data)}
+    tags = {256: len(expected), 257: 1, 258: bits, 259: compression, 262: photometric, 273: 134, 277: 1, 278: 1, 279: len(data)}
     tags[339] = sample_format
     entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
     magic = b"II*\0" if order == "<" else b"MM\0*"
