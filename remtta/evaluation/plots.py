@@ -98,6 +98,8 @@ def _draw_running_error(figure: Figure, folder: Path, methods: Results, colours:
             color=colours[name],
             label=label,
             lw=1.2,
+            ls="--" if name == "source" else "-",  # shows over a line that is almost the same
+            zorder=3 if name == "source" else 2,
         )
         num_drawn[name] += len(missed)
     starts = [next(same) for _, same in groupby(starts, key=lambda start: start[1])]
