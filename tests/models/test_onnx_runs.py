@@ -99,7 +99,7 @@ def test_refusals_are_one_line_and_write_nothing(made: Path, capfd: pytest.Captu
     refused: list[tuple[str, list[str | Path], int, str]] = [
         ("boxes.onnx", [], 4, "as a classifier has"),
         ("damaged.onnx", [], 4, "not a readable ONNX file"),
-        ("missing.onnx", [], 2, "no such checkpoint file"),
+        ("missing.onnx", [], 2, "no such model file"),
         ("tiny.onnx", ["--method", "tent"], 2, "use the method fast, centre, source or lame"),
         ("tiny.onnx", ["--checkpoint", made / "x.pth"], 2, "leave --checkpoint out"),
         ("vit_tiny_patch16_224", ["--checkpoint", made / "tiny.onnx"], 2, "name it with --model"),
