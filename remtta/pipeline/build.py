@@ -28,6 +28,7 @@ from remtta.pipeline.guard import guard_for
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.prediction import Callback
 from remtta.pipeline.smoothing import Smoother
+from remtta.pipeline.temperature import TemperatureScaling
 
 _log = logging.getLogger(__name__)
 
@@ -127,7 +128,9 @@ def build_pipeline(
 
 def assemble_pipeline(method: Method[Any], guard: GuardOptions | None, *callbacks: Callback | None) -> Pipeline:
     """Put a guard, if it has something to do, and callbacks around a method, in the order in which they act."""
-    return Pipeline(method, guard_for(method, guard), [callback for callback in callbacks if callback is not None])
+    around = guard_for(method, guard)
+    scaling = TemperatureScaling() if around is not None and around.options.answer == "both" else None
+    return Pipeline(method, around, [callback for callback in (scaling, *callbacks) if callback is not None])
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ class Prediction:
         early: Whether the images come again, with the rest of their batch.
         harmful: Whether the batch showed harm, so that the source model predicts, without an update; or its update did.
         unsmoothed: `logits` before smoothing; None without it.
+        temperature: By which `logits` were divided.
         estimates: Estimated accuracies of the last frames, including these.
     """
 
@@ -40,6 +41,7 @@ class Prediction:
     early: bool = False
     harmful: bool = False
     unsmoothed: Tensor | None = None
+    temperature: float = 1.0
     estimates: Mapping[str, float] = field(default_factory=dict)
 
     @property

@@ -59,6 +59,8 @@ def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
         common |= {"update": 0, "answered_by": "source"}
     elif prediction.weight < 1:
         common |= {"answered_by": "both", "weight": round(prediction.weight, 6)}
+    if prediction.temperature != 1:
+        common["temperature"] = round(prediction.temperature, 6)
     predictions = zip(form.rows(prediction.logits[start:]), _others(prediction, form)[start:], strict=True)
     rows: list[Row] = []
     for frame in result.batch.unreported:

@@ -1,0 +1,85 @@
+"""Confidences of the ensemble say how often it is right."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from remtta.options import GuardOptions
+from remtta.pipeline.information import mixture
+from remtta.pipeline.prediction import Prediction
+from remtta.pipeline.temperature import TemperatureScaling
+from tests.conftest import draw_folder
+from tests.records import rows_of
+from tests.runs.tiny import adapt_tiny
+
+CLASSES, BATCH = 100, 50
+
+
+def predict(generator: torch.Generator, confidence: float) -> tuple[Prediction, Tensor]:
+    """The predictions of two models that err independently, with logits scaled by `confidence`; and the labels."""
+    labels = torch.randint(CLASSES, (BATCH,), generator=generator)
+    truth = torch.nn.functional.one_hot(labels, CLASSES)
+    source, adapted = (confidence * (4 * truth + torch.randn(BATCH, CLASSES, generator=generator)) for _ in range(2))
+    return Prediction(
+        logits=mixture(adapted, source, 0.5),
+        source=source,
+        adapted=adapted,
+        weight=0.5,
+        learned=torch.ones(BATCH, dtype=torch.bool),
+    ), labels
+
+
+@pytest.mark.parametrize("confidence", [0.8, 2.0])
+def test_confidences_approach_the_accuracy_and_classes_stay(confidence: float) -> None:
+    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling()
+    gaps = []
+    for _ in range(60):
+        prediction, labels = predict(generator, confidence)
+        before = prediction.logits
+        scaling.on_prediction(prediction)
+        assert prediction.logits.argmax(1).equal(before.argmax(1))
+        torch.testing.assert_close(prediction.logits * prediction.temperature, before)
+        accuracy = (before.argmax(1) == labels).float().mean()
+        gaps.append([float(z.softmax(1).amax(1).mean() - accuracy) for z in (before, prediction.logits)])
+    before, after = torch.tensor(gaps[30:]).mean(0).abs().tolist()
+    assert before > 0.05
+    assert after < 0.8 * before
+    assert (scaling.temperature < 1) == (confidence < 1)
+
+
+def test_only_both_models_on_learned_images_count() -> None:
+    prediction, _ = predict(torch.Generator().manual_seed(0), 3.0)
+    scaling = TemperatureScaling()
+    for change in (
+        {"source": None},
+        {"weight": 0.0},
+        {"learned": torch.zeros(BATCH, dtype=torch.bool)},
+        {"harmful": True},
+        {"logits": prediction.logits * math.nan},
+    ):
+        scaling.on_prediction(Prediction(**{**vars(prediction), **change}))
+        assert scaling.temperature == 1
+    scaling.on_prediction(prediction)
+    assert scaling.temperature != 1
+
+
+def test_the_state_is_restored_and_a_new_stream_starts_at_one() -> None:
+    generator, scaling, restored = torch.Generator().manual_seed(0), TemperatureScaling(), TemperatureScaling()
+    scaling.on_prediction(predict(generator, 3.0)[0])
+    restored.load_state_dict(scaling.state_dict())
+    assert restored.temperature == scaling.temperature != 1
+    restored.load_state_dict({})  # of a run of 0.5.0
+    assert restored.temperature == 1
+    scaling.on_new_stream()
+    assert scaling.temperature == 1
+
+
+def test_rows_have_the_temperature_of_an_ensemble(tmp_path: Path) -> None:
+    frames = draw_folder(tmp_path / "frames", range(9))
+    for answer in ("both", "adapted"):
+        adapt_tiny(frames, tmp_path / answer, options={"guard": GuardOptions("rollback", answer)})
+        has = ["temperature" in row for row in rows_of(tmp_path / answer)]
+        assert has == [False] * 3 + [answer == "both"] * 6
