@@ -175,8 +175,10 @@ def _resolve_precision(
     chosen, delta = config.precision, config.delta
     if earlier is not None:
         chosen = recorded_precision(earlier.get("method", {}))
-    elif delta is not None and delta.method == config.method and delta.hyperparameters.get("precision") != "auto":
-        chosen = recorded_precision(delta.hyperparameters) if multiplies_bf16(card.device) else "fp32"
+    elif isinstance(delta, Delta) and delta.method == config.method:
+        recorded = delta.hyperparameters.get("precision")
+        if recorded == "fp32" or (recorded == "bf16" and multiplies_bf16(card.device)):
+            chosen = recorded_precision(delta.hyperparameters)
     resolve_precision(method, config.method, card.preprocessing.input_size, config.options.batch_size, chosen)
 
 
