@@ -60,7 +60,7 @@ def faster_precision(model: AdaptedModel, input_size: tuple[int, int], batch_siz
     most = max(1, _CPU_PIXELS // math.prod(input_size)) if device.type == "cpu" else _GPU_IMAGES
     count, metadata = min(batch_size, most), metadata_of(module)
     if count not in metadata.precisions:
-        images = torch.randn(count, 3, *input_size, generator=torch.Generator().manual_seed(0))
+        images = torch.randn(count, 3, *input_size, generator=torch.Generator().manual_seed(0), device="cpu")
         images = model.transform(images.to(device))
         with _one_thread():
             for _ in range(2):  # the first time, kernels are compiled and weights converted

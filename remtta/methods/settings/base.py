@@ -131,7 +131,7 @@ class MethodConfig:
     precision: Annotated[
         Precision,
         in_output(
-            "bf16 is less exact; auto is bf16 for remtta, light and fast where it is measured to be faster, else fp32.",
+            "bf16 is less exact; auto takes it for remtta, light and fast where it is faster.",
             default="auto",
             common=True,
             more="performance.md",
