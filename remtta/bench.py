@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from remtta.models.prompts import is_zero_shot
 from remtta.options import GuardOptions, ModelOptions
 from remtta.options.bench import FORWARD, SUBJECTS, BenchOptions
 from remtta.pipeline.build import assemble_pipeline
+from remtta.pipeline.precision import Resolved, resolve_precision
 
 MEMORY_STEPS = 2
 
@@ -43,12 +44,18 @@ class Prepared:
     method: Method[Any] | None = None
     batches: int = 1
 
+    @property
+    def precision(self) -> Resolved:
+        """The precision of its matrix products."""
+        return "bf16" if self.method is not None and self.method.config.precision == "bf16" else "fp32"
+
 
 @dataclass(frozen=True)
 class Measurement:
     """One subject's results."""
 
     subject: str  # one of SUBJECTS
+    precision: Resolved
     seconds: float  # median duration of a batch
     forwards: float  # the same as a multiple of a plain fp32 forward pass
     images_per_s: float
@@ -76,16 +83,18 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
         _log.info("round %d of %d", number, options.repeats)
         for name, subject in prepared.items():
             times[name].append(_timed(subject, device))
+    precisions = {name: subject.precision for name, subject in prepared.items()}
     del prepared
     medians = {name: tuple(map(statistics.median, zip(*timings, strict=True))) for name, timings in times.items()}
     plain_s, _ = medians[FORWARD]
     return [
         Measurement(
             subject=name,
+            precision=precisions[name],
             seconds=seconds,
             forwards=seconds / plain_s,
             images_per_s=options.batch_size / seconds,
-            peak_bytes=measure_peak(name, options) if options.memory else None,
+            peak_bytes=measure_peak(name, replace(options, precision=precisions[name])) if options.memory else None,
             cpu_s_per_1000=1000 * cpu_s / options.batch_size,
         )
         for name, (seconds, cpu_s) in medians.items()
@@ -111,6 +120,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
         settings["mask_ratios"] = options.mask_ratios
     config = method_config(subject, settings, batch_size=options.batch_size)
     method = build_method(subject, model, config)
+    resolve_precision(method, subject, (height, width), options.batch_size)
     preset = METHOD_TABLE[subject].preset
     pipeline = assemble_pipeline(method, GuardOptions(preset.action, preset.answer))
     learnable = torch.ones(len(images), dtype=torch.bool)

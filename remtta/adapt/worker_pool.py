@@ -25,7 +25,7 @@ from remtta.files import writing
 from remtta.models.card import card_of
 from remtta.options import RunOptions
 from remtta.options.run_options import Engine
-from remtta.pipeline.build import AdaptationConfig
+from remtta.pipeline.build import AdaptationConfig, decide_precision
 from remtta.runs.folder import RECORD
 from remtta.runs.progress import RunProgress
 from remtta.runs.reading import read_object, read_record
@@ -80,7 +80,9 @@ class WorkerPoolRunner(StreamGroup):
         jobs, names = min(jobs, len(streams)), list(streams)
         self._shares: list[_Share] = [(number, names[number::jobs]) for number in range(jobs)]
         before = {name: _run_in(folder / name) for name in streams}
-        self._common = _Common(pickle.dumps(config.model), reopen, folder, setup, before)
+        pickled = pickle.dumps(config.model)
+        setup = replace(setup, precision=decide_precision(config.model, card_of(config.model), setup))
+        self._common = _Common(pickled, reopen, folder, setup, before)
         self._reports: dict[str, StreamReport] = {}
         self._written: list[str] | None = None  # states of the streams as written to `site.json`
         self._given_up: list[str] = []  # streams of workers that died again and again

@@ -55,9 +55,10 @@ def bench(
 
 
 def _table(measured: list[Measurement]) -> str:
-    lines = [f"{'':<10} {'ms/step':>9} {'forwards':>9} {'images/s':>9} {'CPU s/1k':>9} {'peak MiB':>9}"]
+    lines = [f"{'':<11} {'ms/step':>9} {'forwards':>9} {'images/s':>9} {'CPU s/1k':>9} {'peak MiB':>9}"]
     for row in measured:
         peak = "" if row.peak_bytes is None else f"{row.peak_bytes / _MIB:.0f}"
         figures = f"{1000 * row.seconds:9.1f} {row.forwards:9.2f} {row.images_per_s:9.1f} {row.cpu_s_per_1000:9.1f}"
-        lines.append(f"{row.subject:<10} {figures} {peak:>9}".rstrip())
+        name = row.subject if row.precision == "fp32" else f"{row.subject} {row.precision}"
+        lines.append(f"{name:<11} {figures} {peak:>9}".rstrip())
     return "\n".join(lines)

@@ -28,6 +28,7 @@ from remtta.options import EvalOptions
 from remtta.options.option import fixed_fields
 from remtta.pipeline.build import assemble_pipeline
 from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.precision import recorded_precision, resolve_precision
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.folder import check_same_settings
 from remtta.runs.reading import read_record
@@ -104,14 +105,23 @@ class EvaluationContext:
         finally:
             method.reset()
 
-    def check_methods(self) -> None:
-        """Raise UsageError if a method does not suit the model, or a guard is requested where there can be none."""
+    def resolved(self, earlier: Mapping[str, Mapping[str, Any]]) -> EvaluationContext:
+        """Return the same with each method's precision, as in the evaluation to resume or else decided now; raise
+        UsageError if a method does not suit the model, or a guard is requested where there can be none.
+
+        Args:
+            earlier: The settings of the methods in the evaluation to resume.
+        """
+        methods, input_size = {}, self.card.preprocessing.input_size
         for name in self.methods:
             try:
-                with self.pipeline(name):
-                    pass
+                with self.pipeline(name) as pipeline:
+                    chosen = recorded_precision(earlier[name]) if name in earlier else None
+                    resolve_precision(pipeline.method, method_of(name), input_size, self.options.batch_size, chosen)
+                    methods[name] = pipeline.method.config
             except UsageError as error:
                 raise type(error)(f"{name}: {error}") from None
+        return replace(self, methods=methods)
 
     def learn(self, source_data: str | Path, wait: Callable[[], None]) -> None:
         """Compute or load the source statistics of every method that needs them, and record them in `learned`."""
@@ -178,4 +188,7 @@ def read_earlier(record: Path) -> dict[str, Any]:
     settings = earlier.get("settings")
     if "status" not in earlier or not isinstance(settings, Mapping) or not isinstance(settings.get("methods"), Mapping):
         raise UsageError(f"{record} is damaged (not the record of an evaluation); start again with --overwrite")
+    for used in settings["methods"].values():
+        if used.get("precision") == "auto":  # of an earlier version
+            used["precision"] = recorded_precision(used)
     return earlier

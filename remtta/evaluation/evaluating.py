@@ -147,6 +147,10 @@ def evaluate(
         card = card_of(model, preprocessing, base_sha256)
         numbers = range(card.num_classes) if restricted_to is None else restricted_to
         context = EvaluationContext(model, card, dataset, configs, options, numbers, num_classes, delta)
+        record = Path(output) / RESULTS
+        with reading(record, UsageError):
+            earlier = read_earlier(record)["settings"]["methods"] if options.resume and record.exists() else {}
+        context = context.resolved(earlier)
         return _Evaluation(context, Path(output), interrupts or Interrupts()).execute(source_data)
 
 
@@ -173,7 +177,6 @@ class _Evaluation:
 
     def execute(self, source_data: str | Path | None = None) -> Results:
         folder, options = self._folder, self._context.options
-        self._context.check_methods()
         if options.engine == "ray":
             connected()  # before an earlier evaluation is touched
         lock = FolderLock(folder)

@@ -40,6 +40,7 @@ class AdaptedModel:
         weights: The adapted weights, their source values and their delta.
         batch_norms: The statistics that batch norms use.
         generator: The method's random generator.
+        precision: "bf16" for matrix products in bf16; any other for fp32.
         micro_batch: Maximum number of images per forward and backward pass; None for the whole batch.
         biases: Names of the classifier's biases (C,): one, two if distilled, or none.
 
@@ -68,13 +69,17 @@ class AdaptedModel:
         self.micro_batch = config.micro_batch
         self.biases = _head_biases(self.backbone)
         self._config = config
-        self._source_context = ForwardContext(module, config.precision)
+        self.use_precision(config.precision)
         self.use_batch_norms(norms)
 
     def use_batch_norms(self, norms: Mapping[str, BatchNorm]) -> None:
         """Let these batch norms, by name, normalise as configured."""
         mixes, config = uses_batches(self.backbone.module), self._config
         self.batch_norms = BatchStatistics(norms, config.bn, config.bn_prior, mixes=mixes)
+
+    def use_precision(self, precision: str) -> None:
+        """Run forward passes in this precision from now on."""
+        self.precision, self._source_context = precision, ForwardContext(self.backbone.module, precision)
 
     @torch.no_grad()
     def reset(self) -> None:

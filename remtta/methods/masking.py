@@ -39,7 +39,7 @@ class MaskedViews:
             hidden = ", ".join(str(num_patches - count) for count in kept)
             _log.warning("some views are the same: the mask ratios hide %s of %d patch tokens", hidden, num_patches)
         self.model, self._ratios = model, config.mask_ratios[1:]
-        self._masking, self._bf16 = _chosen_masking(model.backbone, config.masking), config.precision == "bf16"
+        self._masking = _chosen_masking(model.backbone, config.masking)
         if self._masking in _SCORES:
             model.backbone.check_scores(_SCORES[self._masking])
 
@@ -92,7 +92,7 @@ class MaskedViews:
         model = self.model
         if model.micro_batch is not None or model.device.type != "cpu" or model.batch_norms.mixes:
             return model.part_size(batch_size)
-        tokens = (2 if self._bf16 and torch.cpu._is_amx_tile_supported() else 1) * _PART_TOKENS
+        tokens = (2 if model.precision == "bf16" and torch.cpu._is_amx_tile_supported() else 1) * _PART_TOKENS
         return math.ceil(batch_size / math.ceil(batch_size * self.model.backbone.num_tokens / tokens))
 
 

@@ -131,6 +131,8 @@ _Found = tuple[Mapping[str, Any], dict[str, Tensor]]
 def _made_for(model: nn.Module, method: str, config: MethodConfig, preprocessing: Preprocessing) -> dict[str, Any]:
     """Return everything that statistics depend on besides the images, ready for JSON."""
     settings = dataclasses.asdict(config)
+    if settings["precision"] == "fp32":
+        settings["precision"] = "auto"  # as in files of earlier versions
     mattering = settings if config.source_settings is None else config.source_settings
     return {
         "format_version": _FORMAT_VERSION,

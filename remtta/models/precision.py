@@ -151,6 +151,19 @@ def onednn_linear(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.default(input, weight, bias, "none", [], "")
 
 
+def multiplies_bf16(device: torch.device) -> bool:
+    """Return whether a device has instructions for matrix products in bf16."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    supported = getattr(torch.cpu, "_is_avx512_bf16_supported", bool)  # processors with AMX have these, too
+    return device.type == "cpu" and supported()
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether torch.compile compiles the model or layers of it."""
+    return any(module._compiled_call_impl is not None for module in model.modules())
+
+
 class ForwardContext:
     """The context of a method's forward passes: `LinearLayers` on a CPU, autocast for bf16 elsewhere.
 
@@ -161,7 +174,7 @@ class ForwardContext:
         self._bf16 = precision == "bf16"
         head = [parameter for layer in classifiers_of(model).values() for parameter in layer.parameters()]
         self._layers = LinearLayers(precision, head, metadata_of(model).bf16_weights)
-        self._compiled = any(module._compiled_call_impl is not None for module in model.modules())
+        self._compiled = is_compiled(model)
 
     def __call__(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
         if device.type == "cpu" and not self._compiled:

@@ -38,7 +38,8 @@ class BenchOptions:
     ] = SUBJECTS
     memory: Annotated[bool, Option("Also measure peak memory.", flags=("--memory/--no-memory",))] = True
     precision: Annotated[
-        Literal["auto", "fp32", "bf16"], Option("bf16 is faster on recent hardware, but less exact; auto is fp32.")
+        Literal["auto", "fp32", "bf16"],
+        Option("bf16 is less exact; auto takes it for remtta, light and fast where it is faster."),
     ] = "auto"
     compile: Annotated[bool, Option("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))] = (
         False

@@ -21,11 +21,13 @@ from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.settings import METHOD_TABLE, MethodConfig, REMConfig, check_method, settings_of
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source, source_files
 from remtta.models.card import ModelCard
+from remtta.models.precision import multiplies_bf16
 from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.accuracy import WINDOW, Calibration, Estimator
 from remtta.pipeline.forward import source_logits
 from remtta.pipeline.guard import guard_for
 from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.precision import Resolved, recorded_precision, resolve_precision
 from remtta.pipeline.prediction import Callback
 from remtta.pipeline.smoothing import Smoother
 from remtta.pipeline.temperature import TemperatureScaling
@@ -44,6 +46,7 @@ class AdaptationConfig:
         delta: Adapted weights to start from.
         source_data: Clean source images or their statistics, for methods that need them and for the accuracy estimate.
         calibration: Of the estimate, if another stream has made it from the same images.
+        precision: What "auto" is, if it was decided for another stream.
     """
 
     method: str = "remtta"
@@ -52,6 +55,7 @@ class AdaptationConfig:
     delta: Delta | None = None
     source_data: str | Path | None = None
     calibration: Calibration | None = None
+    precision: Resolved | None = None
 
     def with_guard(self) -> AdaptationConfig:
         """Return the same with the method's default guard action and answer, where they are left open."""
@@ -108,6 +112,7 @@ def build_pipeline(
         torch.default_generator.manual_seed(options.seed)
         method = build_method(config.method, model, settings)
         _check_method(method, config)
+        _resolve_precision(method, card, config, earlier)
         source_record = None
         if source_data is not None and method.needs_source_data:
             source_record = learn_from_source(method, source_data, name=config.method, wait=wait)
@@ -156,6 +161,28 @@ def _check_method(method: Method[Any], config: AdaptationConfig) -> None:
     if options.save_full and method.delta_refusal:
         raise UsageError(f"{method.delta_refusal}, so --save-full has nothing to save; leave it out")
     check_source_data([name], config.source_data, calibrates=options.estimate is not None)
+
+
+def decide_precision(model: nn.Module, card: ModelCard, config: AdaptationConfig) -> Resolved:
+    """Return the precision of runs on a model at its source weights, to be the same in all workers."""
+    settings = settings_of(config.method, config.config, batch_size=config.options.batch_size)
+    method = build_method(config.method, model, settings)
+    _resolve_precision(method, card, config, None)
+    return recorded_precision(vars(method.config))
+
+
+def _resolve_precision(
+    method: Method[Any], card: ModelCard, config: AdaptationConfig, earlier: Mapping[str, Any] | None
+) -> None:
+    """Resolve "auto": a resumed run keeps its precision, and one that starts from a delta that of the delta's run."""
+    chosen, delta = config.precision, config.delta
+    if earlier is not None:
+        chosen = recorded_precision(earlier.get("method", {}))
+    elif isinstance(delta, Delta) and delta.method == config.method:
+        recorded = delta.hyperparameters.get("precision")
+        if recorded == "fp32" or (recorded == "bf16" and multiplies_bf16(card.device)):
+            chosen = recorded_precision(delta.hyperparameters)
+    resolve_precision(method, config.method, card.preprocessing.input_size, config.options.batch_size, chosen)
 
 
 def _calibration(

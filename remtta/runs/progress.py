@@ -70,6 +70,8 @@ def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     model, options, method = (record.get(name) or {} for name in ("model", "options", "method"))
     removed = {name: value for name, value in options.items() if value and not hasattr(RunOptions, name)}
+    if method.get("precision") == "auto":  # in the record of an earlier version, where it was fp32
+        method = {**method, "precision": "fp32"}
     return {
         **removed,
         "base_sha256": model.get("base_sha256"),

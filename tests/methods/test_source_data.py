@@ -114,7 +114,7 @@ def test_statistics_are_computed_again_when_what_they_depend_on_changes(changed:
 @pytest.mark.parametrize(
     ("method", "idle", "mattering"),
     [
-        ("foa", {"num_prompts": 1, "population": 4, "micro_batch": 2}, {"precision": "bf16"}),
+        ("foa", {"num_prompts": 1, "population": 4, "micro_batch": 2, "precision": "fp32"}, {"precision": "bf16"}),
         ("petal", {"lr": 1e-3, "restore": 0.1, "posterior_weight": 1.0, "num_augmentations": 2}, {"swag_lr": 1e-3}),
     ],
 )

@@ -71,7 +71,8 @@ class MethodConfig:
             (n + N) (Schneider et al., arXiv:2006.16971). None fills small batches up to 16, so that for a batch of one
             the source's weight is 15 / 16; with "recent", None is 51, as many as the recent images count for. 0 for the
             images' statistics alone.
-        precision: "fp32", or "bf16" for matrix products in bf16 and everything else in fp32. "auto" is "fp32".
+        precision: "fp32", or "bf16" for matrix products in bf16 and everything else in fp32. "auto" becomes one of them
+            in a pipeline (`remtta.pipeline.precision`), and otherwise is "fp32".
 
     Raises:
         UsageError: If a value is out of range; the message names it.
@@ -130,7 +131,7 @@ class MethodConfig:
     precision: Annotated[
         Precision,
         in_output(
-            "bf16 is faster on recent hardware, but less exact; auto is fp32.",
+            "bf16 is less exact; auto takes it for remtta, light and fast where it is faster.",
             default="auto",
             common=True,
             more="performance.md",
