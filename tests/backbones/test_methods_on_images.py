@@ -17,12 +17,13 @@ from tests.records import record_of
 from tests.runs.tiny import assert_goes_on
 
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
-RUNNING = [*(("resnet", name) for name in ("norm", "rem", "sar", "ecotta")), ("swin", "rem")]
+RUNNING = [*(("resnet", name) for name in ("norm", "rem", "sar", "ecotta", "neo", "spa", "rotta")), ("swin", "rem")]
 """One method of each way to learn."""
 OWN: dict[str, dict[str, Any]] = {
     "rem": {"lr": 0.01, "mask_ratios": (0.0, 0.25, 0.5)},
     **{name: {"lr": 0.01, "entropy_margin": 1.0} for name in ("sar", "ecotta")},
     "tent": {"lr": 0.01},
+    "rotta": {"memory": 8, "update_every": 4},
 }
 """Settings with which a method moves the tiny models, and every prediction passes its filters."""
 
