@@ -84,7 +84,7 @@ def without_low_frequencies(images: Tensor, share: float, generator: torch.Gener
     (height, width), kept = images.shape[-2:], torch.ones(images.shape, dtype=torch.bool)
     high, wide = max(1, height // 5), max(1, width // 5)
     top, left = height - (height - high) // 2 - high, width - (width - wide) // 2 - wide
-    drawn = torch.rand(images.shape, generator=generator) >= share
+    drawn = torch.rand(images.shape, generator=generator, dtype=torch.float32) >= share
     kept[..., top : top + high, left : left + wide] = drawn[..., top : top + high, left : left + wide]
     paired = kept[..., 1 - height % 2 :, 1 - width % 2 :]  # without the frequencies that have no opposite
     row, column = paired.shape[-2] // 2, paired.shape[-1] // 2

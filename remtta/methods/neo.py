@@ -67,4 +67,5 @@ class NEO(Method[NEOConfig]):
     def _bias(self) -> Tensor:
         """The classifier's bias (C,), the mean of two in a distilled model, or zeros."""
         biases = [self.model.backbone.module.get_parameter(name).detach() for name in self.model.biases]
-        return torch.stack(biases).mean(0) if biases else torch.zeros(self.model.num_classes, device=self.model.device)
+        zeros = torch.zeros(1, self.model.num_classes, device=self.model.device, dtype=torch.float32)
+        return torch.stack(biases).mean(0) if biases else zeros[0]

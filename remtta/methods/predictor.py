@@ -47,7 +47,7 @@ class WithPredictor(Method[Config]):
             name = type(model.backbone.module).__name__
             raise ModelError(f"{type(self).__name__} maps the input of a linear classifier, and {name} has none")
         self.beside: dict[str, Tensor] = {
-            _PREDICTOR + name: torch.eye(head.weight.shape[1], device=model.device)
+            _PREDICTOR + name: torch.eye(head.weight.shape[1], device=model.device, dtype=torch.float32)
             for name, head in self._heads.items()
         }
         self.trained = {**self.trained, **self.beside}

@@ -25,14 +25,13 @@ from remtta.methods.settings.base import (
 )
 from remtta.methods.teacher import Teacher, move_towards
 
-_IMAGES, _LABELS, _AGES, _ENTROPIES, _COUNT, _STATISTICS = (
+_IMAGES, _LABELS, _AGES, _ENTROPIES = (
     "images",
     "labels",
     "ages",
     "entropies",
-    "count",
-    "statistics.",
-)
+)  # of the memory; label -1 is an empty slot
+_COUNT, _STATISTICS = "count", "statistics."
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,12 @@ class RoTTAConfig(MethodConfig):
 
 
 class RoTTA(Teacher[RoTTAConfig]):
-    """Predict with a teacher; train a student on augmented images of a memory, which has as many of each class.
+    """Predict with a teacher; train a student on augmented images of a memory that is balanced over predicted classes.
 
-    Classes are the teacher's predictions. A new image replaces the old, uncertain one with the largest score: of its
-    own class if this has its share of the memory, else of the largest classes if the memory is full; or none, if it
-    has the largest score itself. The loss is the cross-entropy of the student's predictions with those of the teacher
-    for the plain images, weighted by sigmoid(-age / memory). At each update, teacher and student normalise by running
-    statistics into which those of the memory enter first.
+    An image's score grows with its age and its entropy. A new image replaces the one with the largest score, unless
+    that is its own: among its class if this has filled its share of the memory, else, in a full memory, among the
+    largest classes. The loss is the cross-entropy of the student with the teacher's predictions of the plain images,
+    weighted by sigmoid(-age / memory). In an update, the running statistics of both first move towards the memory's.
     """
 
     settings = RoTTAConfig
@@ -79,19 +77,15 @@ class RoTTA(Teacher[RoTTAConfig]):
         self._statistics = running_statistics(model.backbone.batch_norms)  # the teacher's
         self._student_statistics = {name: tensor.clone() for name, tensor in self._statistics.items()}
         model.use_batch_norms({})  # they use the running statistics
-        self._new: tuple[Tensor, Tensor] | None = None
+        self._new: tuple[Tensor, Tensor] | None = None  # the last batch and its logits, until `step`
 
     def reset_buffers(self) -> None:
         super().reset_buffers()
         for name, tensor in self._statistics.items():
             self._student_statistics[name].copy_(tensor)
         self.buffers |= {_STATISTICS + name: tensor for name, tensor in self._student_statistics.items()}
-        size = self.config.memory
-        self.buffers |= {
-            _LABELS: torch.full((size,), -1),
-            _AGES: torch.zeros(size, dtype=torch.float64),
-            _ENTROPIES: torch.zeros(size, dtype=torch.float64),
-        }
+        ages, entropies = torch.zeros(2, self.config.memory, dtype=torch.float64).unbind()
+        self.buffers |= {_LABELS: torch.full_like(ages, -1, dtype=torch.int64), _AGES: ages, _ENTROPIES: entropies}
         self.buffers[_COUNT] = torch.tensor(0)
 
     def predict(self, images: Tensor, *, learn: bool = False, counted: bool = True, latency: bool = False) -> Tensor:
@@ -115,7 +109,7 @@ class RoTTA(Teacher[RoTTAConfig]):
         return False
 
     def _remember(self, image: Tensor, logits: Tensor) -> None:
-        """Put an image (3, H, W) with these logits (C,) into the memory, unless another deserves each slot more."""
+        """Put an image (3, H, W) with these logits (C,) into the memory, if its score is not the largest."""
         config, size, num_classes = self.config, self.config.memory, self.model.num_classes
         labels, ages, entropies = (self.buffers[name] for name in (_LABELS, _AGES, _ENTROPIES))
         label, uncertainty = int(logits.argmax()), entropy(logits).cpu().double()

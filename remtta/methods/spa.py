@@ -53,7 +53,7 @@ class SPA(WithPredictor[SPAConfig]):
     def __init__(self, model: AdaptedModel, config: SPAConfig) -> None:
         super().__init__(model, config)
         rows, columns = (math.ceil(side / _CELL) for side in preprocessing_of(model.model).input_size)
-        self.beside[_NOISE] = torch.zeros(rows, columns, device=model.device)
+        self.beside[_NOISE] = torch.zeros(rows, columns, device=model.device, dtype=torch.float32)
         self.trained = {**self.trained, _NOISE: self.beside[_NOISE]}
 
     def parameter_groups(self) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class SPA(WithPredictor[SPAConfig]):
 
     def noised(self, images: Tensor) -> Tensor:
         """Return images (B, 3, H, W) mixed with the same noise, clipped to valid pixels."""
-        drawn = torch.randn(images.shape[1:], generator=self.model.generator).to(images)
+        drawn = torch.randn(images.shape[1:], generator=self.model.generator, dtype=torch.float32).to(images)
         alpha = self.beside[_NOISE]
         share = (2 * alpha.detach() - alpha).square()  # the gradient's sign is changed: a step raises the loss
         share = F.interpolate(share[None, None], images.shape[2:], mode="nearest")

@@ -52,7 +52,7 @@ def test_a_method_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(fami
     assert torch.equal(predicted(resumed, pictures(5, 9)), start)
 
 
-@pytest.mark.parametrize("name", ["cotta", "roid", "cmf", "memo", "vida", "continual-mae", "ecotta"])
+@pytest.mark.parametrize("name", ["cotta", "roid", "cmf", "memo", "vida", "continual-mae", "ecotta", "spa", "rotta"])
 def test_under_a_default_of_float64_a_float32_model_predicts_the_same(name: str) -> None:
     found = []
     for dtype in (torch.float32, torch.float64):

@@ -131,7 +131,7 @@ def test_the_gradients_of_images_are_the_callers(name: str) -> None:
     images.sum().backward()
 
 
-@pytest.mark.parametrize("name", ["rem", "cotta"])
+@pytest.mark.parametrize("name", ["rem", "cotta", "spa", "neo"])
 def test_bf16_is_near_and_gives_float32(name: str) -> None:
     exact, fast = make(name), make(name, precision="bf16")
     for seed in range(2):  # the second is after an update
