@@ -74,6 +74,27 @@ def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Te
     return rows.flatten(4, 5).flatten(2, 3)
 
 
+def without_low_frequencies(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Remove a random share of the low frequencies, the mean among them, of every channel of images (B, 3, H, W).
+
+    Those are a fifth of each axis of the spectrum. Opposite ones go together, so that images stay real.
+
+    Source: SPA, arXiv:2504.08010, with the ranges of its official code.
+    """
+    (height, width), kept = images.shape[-2:], torch.ones(images.shape, dtype=torch.bool)
+    high, wide = max(1, height // 5), max(1, width // 5)
+    top, left = height - (height - high) // 2 - high, width - (width - wide) // 2 - wide
+    drawn = torch.rand(images.shape, generator=generator, dtype=torch.float32) >= share
+    kept[..., top : top + high, left : left + wide] = drawn[..., top : top + high, left : left + wide]
+    paired = kept[..., 1 - height % 2 :, 1 - width % 2 :]  # without the frequencies that have no opposite
+    row, column = paired.shape[-2] // 2, paired.shape[-1] // 2
+    paired[..., row + 1 :, :] = True  # the upper half decides
+    paired[..., row, :column] = True
+    paired &= paired.flip(-2, -1)
+    mask = torch.fft.ifftshift(kept, (-2, -1)).to(images.device)
+    return torch.fft.ifft2(torch.fft.fft2(images.float()) * mask).real
+
+
 def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """Apply CoTTA's augmentation to pixels (B, 3, H, W) in [0, 1]: colours, a small affine map, blur, flip and noise.
 

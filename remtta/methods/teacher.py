@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from remtta.backbones.backbone import Backbone
-from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
 from remtta.methods.augmentations import spawn
 from remtta.methods.base import Method, Targets
 from remtta.methods.state import Config
@@ -23,7 +24,7 @@ class Teacher(Method[Config]):
     The student is a second set of weights that runs through the same model.
     """
 
-    trains = "all"
+    trains: ClassVar[TrainedWeights] = "all"
     num_models = 2
 
     def __init__(self, model: AdaptedModel, config: Config) -> None:

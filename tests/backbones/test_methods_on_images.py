@@ -17,12 +17,13 @@ from tests.records import record_of
 from tests.runs.tiny import assert_goes_on
 
 IN_BETWEEN = ("foa", "vida", "continual-mae", "becotta")
-RUNNING = [*(("resnet", name) for name in ("norm", "rem", "sar", "ecotta")), ("swin", "rem")]
+RUNNING = [*(("resnet", name) for name in ("norm", "rem", "sar", "ecotta", "neo", "spa", "rotta")), ("swin", "rem")]
 """One method of each way to learn."""
 OWN: dict[str, dict[str, Any]] = {
     "rem": {"lr": 0.01, "mask_ratios": (0.0, 0.25, 0.5)},
     **{name: {"lr": 0.01, "entropy_margin": 1.0} for name in ("sar", "ecotta")},
     "tent": {"lr": 0.01},
+    "rotta": {"memory": 8, "update_every": 4},
 }
 """Settings with which a method moves the tiny models, and every prediction passes its filters."""
 
@@ -51,7 +52,7 @@ def test_a_method_continues_from_its_state_bit_for_bit_and_a_reset_is_exact(fami
     assert torch.equal(predicted(resumed, pictures(5, 9)), start)
 
 
-@pytest.mark.parametrize("name", ["cotta", "roid", "cmf", "memo", "vida", "continual-mae", "ecotta"])
+@pytest.mark.parametrize("name", ["cotta", "roid", "cmf", "memo", "vida", "continual-mae", "ecotta", "spa", "rotta"])
 def test_under_a_default_of_float64_a_float32_model_predicts_the_same(name: str) -> None:
     found = []
     for dtype in (torch.float32, torch.float64):

@@ -114,4 +114,4 @@ def test_every_setting_of_a_method_is_explained_and_used(capfd: pytest.CaptureFi
         fields = dataclasses.fields(named.config)
         assert names == [field.name for field in fields if field.name not in named.config.unused]
         assert all(len(lines[number + 1].strip()) > 10 for number in own), method
-        assert ("lr" in names) == (method not in ("source", "centre", "fast", "norm", "lame", "foa"))
+        assert ("lr" in names) == (method not in ("source", "centre", "neo", "fast", "norm", "lame", "foa"))

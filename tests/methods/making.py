@@ -90,8 +90,9 @@ QUICK: dict[str, dict[str, Any]] = {
     "foa": {"population": 6},
     "vida": {"num_augmentations": 2, "high_rank": 8},
     "continual-mae": {"num_dropouts": 2, "optimizer": "sgd"},
+    "rotta": {"memory": 8, "update_every": 4},
 }
-"""Settings for fewer passes."""
+"""Settings for fewer passes, or more updates."""
 
 _FILTERING = ("eta", "eata", "eata-come", "rdumb", "sar", "sar-come", "deyo", "ecotta", "becotta")
 _PASSABLE: dict[str, dict[str, Any]] = {

@@ -396,7 +396,7 @@ def test_roids_prior_multiplies_logits_where_asked_to() -> None:
         make("roid", prior_on="odds")
 
 
-@pytest.mark.parametrize("name", ["ROID", "CMF", "CLIPArTT", "WATT"])
+@pytest.mark.parametrize("name", ["ROID", "CMF", "SPA", "CLIPArTT", "WATT"])
 def test_methods_that_compare_the_images_of_a_batch_refuse_micro_batches(name: str) -> None:
     with pytest.raises(UsageError, match=f"micro-batch must be left out, as {name} has no use for it, got 2"):
         method_config(name.lower(), {"micro_batch": 2}, batch_size=6)

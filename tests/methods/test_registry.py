@@ -27,9 +27,25 @@ from tests.methods.making import (
 )
 
 WEIGHTS = sum(parameter.numel() for parameter in tiny_vit().parameters())
-KINDS = ["source", "tent", "rem", "sar", "roid", "cotta", "vida", "memo", "foa", "vdp", "becotta"]
+KINDS = [
+    "source",
+    "neo",
+    "tent",
+    "rem",
+    "sar",
+    "roid",
+    "cotta",
+    "vida",
+    "memo",
+    "foa",
+    "vdp",
+    "becotta",
+    "zerosiam",
+    "spa",
+    "rotta",
+]
 """One method of each way to predict and to learn."""
-BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "continual-mae", "becotta", "lame"]
+BY_IMAGE = ["eata", "deyo", "rem", "cotta", "vida", "continual-mae", "becotta", "lame", "neo", "zerosiam"]
 """One of each way to go through a batch in parts."""
 AUGMENTED = {"augment_below": 1.0, "num_augmentations": 3, "restore": 0.1}
 
@@ -92,17 +108,19 @@ def test_predicting_changes_nothing_and_equals_the_next_prediction(name: str) ->
     check_prediction(name)
 
 
-@pytest.mark.parametrize("name", ["rem", "sar", "cotta", "foa", "vdp", "becotta", "petal", "cmf", "continual-mae"])
+@pytest.mark.parametrize(
+    "name", ["rem", "sar", "cotta", "foa", "vdp", "becotta", "petal", "cmf", "continual-mae", "neo", "spa", "rotta"]
+)
 def test_a_batch_of_one_and_a_reset(name: str) -> None:
     check_reset(name)
 
 
-@pytest.mark.parametrize("name", ["rem", "cotta"])
+@pytest.mark.parametrize("name", ["rem", "cotta", "spa", "rotta"])
 def test_a_caller_in_inference_mode_changes_nothing(name: str) -> None:
     check_inference_mode(name)
 
 
-@pytest.mark.parametrize("name", ["rem", "roid", "memo", "cotta", "vdp"])
+@pytest.mark.parametrize("name", ["rem", "roid", "memo", "cotta", "vdp", "spa", "rotta"])
 def test_the_gradients_of_images_are_the_callers(name: str) -> None:
     pipeline, plain = make(name), make(name)
     leaf = random_images(5).requires_grad_()
@@ -113,7 +131,7 @@ def test_the_gradients_of_images_are_the_callers(name: str) -> None:
     images.sum().backward()
 
 
-@pytest.mark.parametrize("name", ["rem", "cotta"])
+@pytest.mark.parametrize("name", ["rem", "cotta", "spa", "neo"])
 def test_bf16_is_near_and_gives_float32(name: str) -> None:
     exact, fast = make(name), make(name, precision="bf16")
     for seed in range(2):  # the second is after an update
@@ -126,6 +144,7 @@ def test_bf16_is_near_and_gives_float32(name: str) -> None:
     ("name", "settings"),
     [
         *((name, {}) for name in ("source", "rem", "sar", "roid", "memo", "foa", "becotta", "lame", "supervised")),
+        *((name, {}) for name in ("neo", "zerosiam", "spa", "rotta")),
         ("cotta", {**AUGMENTED, "steps": 2, "micro_batch": 2}),
         ("petal", AUGMENTED),
         ("vida", {"lr": 0.05, "adapter_lr": 0.05}),
@@ -274,7 +293,7 @@ def test_nothing_else_of_a_step_waits_for_a_gpu(name: str, monkeypatch: pytest.M
     assert pipeline.method.num_updates == 2
 
 
-OTHERWISE_ON_A_GPU = ("continual-mae", "becotta", "ecotta")  # other random numbers; convolutions in TF32
+OTHERWISE_ON_A_GPU = ("continual-mae", "becotta", "ecotta", "rotta")  # other random numbers; convolutions in TF32
 
 
 @pytest.mark.gpu

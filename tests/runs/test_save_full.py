@@ -52,7 +52,7 @@ def test_without_the_option_no_delta_is_written_and_one_line_says_so(
     assert "cotta changes every weight, so no delta.safetensors is written; --save-full" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["lame", "memo", "foa", "vdp"])
+@pytest.mark.parametrize("method", ["lame", "memo", "foa", "vdp", "neo"])
 def test_a_method_without_a_change_to_save_refuses_to_save_one(method: str, frames: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"so --save-full has nothing to save; leave it out"):
         _run(tiny_vit(), frames, tmp_path / "run", method, save_full=True)

@@ -97,6 +97,9 @@ _BUILT_IN: dict[str, MethodSpec] = {
     "centre": MethodSpec(
         "source.CentredSource", "remove the offset common to all logits: one forward pass, no training"
     ),
+    "neo": MethodSpec(
+        "neo.NEO", "subtract the mean feature before the classifier; no training (Murphy et al., ICLR 2026)"
+    ),
     "norm": MethodSpec(
         "source.NORM", "batch norms use the batch's statistics; no training (Schneider et al., NeurIPS 2020)"
     ),
@@ -114,6 +117,10 @@ _BUILT_IN: dict[str, MethodSpec] = {
     "sar": MethodSpec("sar.SAR", "sharpness-aware entropy minimisation on confident images (Niu et al., ICLR 2023)"),
     "sar-come": MethodSpec("come.SARCOME", "SAR with COME's entropy"),
     "deyo": MethodSpec("deyo.DeYO", "minimise the entropy of images recognised by shape (Lee et al., ICLR 2024)"),
+    "zerosiam": MethodSpec(
+        "zerosiam.ZeroSiam", "entropy behind a predictor, aligned with the prediction (Chen et al., ICLR 2026)"
+    ),
+    "spa": MethodSpec("spa.SPA", "views without low frequencies or with noise (Niu et al., ICML 2025)"),
     "roid": MethodSpec("roid.ROID", "weighted likelihood ratio, source weights mixed in (Marsden et al., WACV 2024)"),
     "cmf": MethodSpec("roid.CMF", "ROID with a Kalman filter over the weights (Lee and Chang, ICLR 2024)"),
     "rem": MethodSpec(
@@ -125,6 +132,7 @@ _BUILT_IN: dict[str, MethodSpec] = {
         "pseudo_label.Supervised", "train on the true labels: an upper bound, in remtta eval only"
     ),
     "cotta": MethodSpec("cotta.CoTTA", "mean teacher, random restoration of weights (Wang et al., CVPR 2022)"),
+    "rotta": MethodSpec("rotta.RoTTA", "a balanced memory of the stream, mean teacher (Yuan et al., CVPR 2023)"),
     "lame": MethodSpec(
         "lame.LAME", "adjust predictions to similar images of the batch; no training (Boudiaf et al., CVPR 2022)"
     ),
