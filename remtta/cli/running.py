@@ -128,7 +128,9 @@ class PrintOptions:
 class TargetOptions:
     """The output file of a command that writes one."""
 
-    output: Annotated[Path, Option("The file to write: .safetensors, or of an ONNX model .onnx.", flags=("--output", "-o"))]
+    output: Annotated[
+        Path, Option("The file to write: .safetensors, or of an ONNX model .onnx.", flags=("--output", "-o"))
+    ]
     overwrite: Annotated[bool, Option("Replace an existing file.")] = False
 
     def check(self, suffix: str = ".safetensors") -> None:

@@ -117,5 +117,9 @@ class ModelOptions:
     def check_files(self) -> None:
         """Raise UsageError if the checkpoint does not exist."""
         if self.checkpoint is not None and not (path := as_path(self.checkpoint, "checkpoint")).is_file():
-            what = "a folder; name the file in it" if path.is_dir() else f"no such {'model' if self.is_onnx else 'checkpoint'} file"
+            what = (
+                "a folder; name the file in it"
+                if path.is_dir()
+                else f"no such {'model' if self.is_onnx else 'checkpoint'} file"
+            )
             raise UsageError(f"{self.checkpoint}: {what}")

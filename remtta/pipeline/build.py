@@ -134,7 +134,8 @@ def build_pipeline(
 def assemble_pipeline(method: Method[Any], guard: GuardOptions | None, *callbacks: Callback | None) -> Pipeline:
     """Put a guard, if it has something to do, and callbacks around a method, in the order in which they act."""
     around = guard_for(method, guard)
-    scaling = TemperatureScaling() if around is not None and around.options.answer == "both" else None
+    both = around is not None and around.options.answer == "both"
+    scaling = TemperatureScaling(method.model.num_classes) if both else None
     return Pipeline(method, around, [callback for callback in (scaling, *callbacks) if callback is not None])
 
 

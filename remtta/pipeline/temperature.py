@@ -3,8 +3,10 @@
 Two models of the same accuracy that err independently agree about as often as they are right, if their ensemble is
 calibrated (Jiang et al., "Assessing Generalization of SGD via Disagreement", ICLR 2022, arXiv:2106.13799). So the
 temperature is sought at which the mean confidence of the ensemble equals the rate at which the source and the adapted
-model predict the same class. Since they share most of their weights, they err together more often than that, the more
-the fewer classes there are: the predictions get the square root of this temperature.
+model predict the same class. They share most of their weights, and so make some errors together: few where there are
+1,000 classes to choose from, many where there are ten. The rate is therefore an upper bound. Confidences above it are
+lowered to it; those below it are raised only in part: the logarithm of the temperature counts in proportion to that of
+the number of classes, and completely from 1,000 on.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from remtta.pipeline.prediction import Callback, Prediction
 _HALF_LIFE = 200.0  # in images
 _GAIN = 3.0  # a mean confidence falls by about a third if the temperature rises e-fold
 _MAX_LOG = 1.0  # bound on the logarithm of the temperature sought
+_MANY_CLASSES = 1000
 
 
 class TemperatureScaling(Callback):
@@ -27,13 +30,14 @@ class TemperatureScaling(Callback):
 
     prefix = "temperature."
 
-    def __init__(self) -> None:
+    def __init__(self, num_classes: int) -> None:
+        self._share = min(1.0, math.log(num_classes) / math.log(_MANY_CLASSES))
         self._log_sought = 0.0
 
     @property
     def temperature(self) -> float:
         """The divisor of the ensemble's logits."""
-        return math.exp(self._log_sought / 2)
+        return math.exp(self._log_sought if self._log_sought > 0 else self._share * self._log_sought)
 
     def on_prediction(self, prediction: Prediction) -> None:
         if prediction.adapted is None or prediction.weight == 0:  # the source model predicts alone
@@ -44,8 +48,8 @@ class TemperatureScaling(Callback):
             learned = prediction.learned.to(logits.device)
             confidence = (logits[learned] / math.exp(self._log_sought)).softmax(-1).amax(-1).mean()
             agree = (prediction.source[learned].argmax(-1) == prediction.adapted[learned].argmax(-1)).double().mean()
-            share = 1 - 0.5 ** (int(prediction.learned.sum()) / _HALF_LIFE)
-            step = _GAIN * share * float(confidence - agree)
+            newest = 1 - 0.5 ** (int(prediction.learned.sum()) / _HALF_LIFE)
+            step = _GAIN * newest * float(confidence - agree)
             if math.isfinite(step):
                 self._log_sought = min(max(self._log_sought + step, -_MAX_LOG), _MAX_LOG)
 

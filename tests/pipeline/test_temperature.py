@@ -33,7 +33,7 @@ def predict(generator: torch.Generator, confidence: float) -> tuple[Prediction, 
 
 
 def test_confidences_approach_the_accuracy_and_classes_stay() -> None:
-    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling()
+    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES)
     gaps = []
     for _ in range(60):
         prediction, labels = predict(generator, 0.8)
@@ -50,7 +50,7 @@ def test_confidences_approach_the_accuracy_and_classes_stay() -> None:
 
 
 def test_models_that_disagree_are_less_confident() -> None:
-    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling()
+    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES)
     prediction, _ = predict(generator, 3.0)
     assert prediction.adapted is not None
     scaling.on_prediction(replace(prediction, adapted=prediction.adapted.roll(1, 1)))
@@ -59,7 +59,7 @@ def test_models_that_disagree_are_less_confident() -> None:
 
 def test_only_both_models_on_learned_images_count() -> None:
     prediction, _ = predict(torch.Generator().manual_seed(0), 3.0)
-    scaling = TemperatureScaling()
+    scaling = TemperatureScaling(CLASSES)
     for change in (
         {"source": None},
         {"weight": 0.0},
@@ -74,7 +74,7 @@ def test_only_both_models_on_learned_images_count() -> None:
 
 
 def test_the_state_is_restored_and_a_new_stream_starts_at_one() -> None:
-    generator, scaling, restored = torch.Generator().manual_seed(0), TemperatureScaling(), TemperatureScaling()
+    generator, scaling, restored = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES), TemperatureScaling(CLASSES)
     scaling.on_prediction(predict(generator, 3.0)[0])
     restored.load_state_dict(scaling.state_dict())
     assert restored.temperature == scaling.temperature != 1

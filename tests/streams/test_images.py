@@ -182,7 +182,17 @@ def test_every_sample_format_of_a_tiff_is_read(
     kind = "_uif"[sample_format]
     data = values if isinstance(values, bytes) else values.astype(f"{order}{kind}{bits // 8}").tobytes()
     data = zlib.compress(data) if compression == 8 else data
-    tags = {256: len(expected), 257: 1, 258: bits, 259: compression, 262: photometric, 273: 134, 277: 1, 278: 1, 279: len(data)}
+    tags = {
+        256: len(expected),
+        257: 1,
+        258: bits,
+        259: compression,
+        262: photometric,
+        273: 134,
+        277: 1,
+        278: 1,
+        279: len(data),
+    }
     tags[339] = sample_format
     entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
     magic = b"II*\0" if order == "<" else b"MM\0*"
