@@ -22,7 +22,7 @@ def demo(
     output: Annotated[
         Path | None, Option("Folder for the results.", flags=("--output", "-o"), default="runs/<UTC time>")
     ] = None,
-    frames: Annotated[int, Option("Frames per condition.", min=20, max=10_000)] = 400,
+    frames: Annotated[int, Option("Frames per condition.", min=20, max=10_000)] = 200,
     seed: Annotated[int, Option("Seed of the simulated drive.", min=0)] = 0,
     overwrite: Annotated[bool, Option("Replace an earlier demo in the folder.")] = False,
 ) -> None:

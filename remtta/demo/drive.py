@@ -73,7 +73,7 @@ class DemoResult:
 def run_demo(
     output: Path,
     *,
-    frames_per_condition: int = 400,
+    frames_per_condition: int = 200,
     seed: int = 0,
     overwrite: bool = False,
     on_batch: Callable[[RunSummary], None] | None = None,

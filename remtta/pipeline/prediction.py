@@ -27,7 +27,7 @@ class Prediction:
         early: Whether the images come again, with the rest of their batch.
         harmful: Whether the batch showed harm, so that the source model predicts, without an update; or its update did.
         unsmoothed: `logits` before smoothing; None without it.
-        temperature: By which `logits` were divided.
+        temperature: By which `logits` were divided; None if they are not scaled.
         estimates: Estimated accuracies of the last frames, including these.
     """
 
@@ -41,7 +41,7 @@ class Prediction:
     early: bool = False
     harmful: bool = False
     unsmoothed: Tensor | None = None
-    temperature: float = 1.0
+    temperature: float | None = None
     estimates: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -63,6 +63,9 @@ class Callback:
 
     def on_prediction(self, prediction: Prediction) -> None:
         """Handle a batch's predictions, and change them if needed."""
+
+    def on_reset(self) -> None:
+        """Handle that the source weights were restored, by `reset` or for a new stream."""
 
     def on_new_stream(self) -> None:
         """Forget the stream so far: an independent one starts."""

@@ -93,6 +93,8 @@ class PipelineState:
         self._num_batches = 0
         if self.guard is not None:
             self.guard.reset()
+        for callback in self.callbacks:
+            callback.on_reset()
 
     def start_new_stream(self) -> None:
         """Restore the source weights for an independent stream, of which nothing is known yet."""

@@ -53,7 +53,7 @@ class TemperatureScaling(Callback):
             if math.isfinite(step):
                 self._log_sought = min(max(self._log_sought + step, -_MAX_LOG), _MAX_LOG)
 
-    def on_new_stream(self) -> None:
+    def on_reset(self) -> None:
         self._log_sought = 0.0
 
     def state_dict(self) -> dict[str, Tensor]:

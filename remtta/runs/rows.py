@@ -59,7 +59,7 @@ def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
         common |= {"update": 0, "answered_by": "source"}
     elif prediction.weight < 1:
         common |= {"answered_by": "both", "weight": round(prediction.weight, 6)}
-    if prediction.temperature != 1:
+    if prediction.temperature is not None:
         common["temperature"] = round(prediction.temperature, 6)
     predictions = zip(form.rows(prediction.logits[start:]), _others(prediction, form)[start:], strict=True)
     rows: list[Row] = []

@@ -40,6 +40,7 @@ def test_confidences_approach_the_accuracy_and_classes_stay() -> None:
         before = prediction.logits
         scaling.on_prediction(prediction)
         assert prediction.logits.argmax(1).equal(before.argmax(1))
+        assert prediction.temperature is not None
         torch.testing.assert_close(prediction.logits * prediction.temperature, before)
         accuracy = (before.argmax(1) == labels).float().mean()
         gaps.append([float(z.softmax(1).amax(1).mean() - accuracy) for z in (before, prediction.logits)])
@@ -73,14 +74,14 @@ def test_only_both_models_on_learned_images_count() -> None:
     assert scaling.temperature != 1
 
 
-def test_the_state_is_restored_and_a_new_stream_starts_at_one() -> None:
+def test_the_state_is_restored_and_a_reset_leads_back_to_one() -> None:
     generator, scaling, restored = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES), TemperatureScaling(CLASSES)
     scaling.on_prediction(predict(generator, 3.0)[0])
     restored.load_state_dict(scaling.state_dict())
     assert restored.temperature == scaling.temperature != 1
     restored.load_state_dict({})  # of a run of 0.5.0
     assert restored.temperature == 1
-    scaling.on_new_stream()
+    scaling.on_reset()
     assert scaling.temperature == 1
 
 
@@ -89,4 +90,4 @@ def test_rows_have_the_temperature_of_an_ensemble(tmp_path: Path) -> None:
     for answer in ("both", "adapted"):
         adapt_tiny(frames, tmp_path / answer, options={"guard": GuardOptions("rollback", answer)})
         has = ["temperature" in row for row in rows_of(tmp_path / answer)]
-        assert has == [False] * 3 + [answer == "both"] * 6
+        assert has == [answer == "both"] * 9
