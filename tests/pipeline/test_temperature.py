@@ -75,7 +75,11 @@ def test_only_both_models_on_learned_images_count() -> None:
 
 
 def test_the_state_is_restored_and_a_reset_leads_back_to_one() -> None:
-    generator, scaling, restored = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES), TemperatureScaling(CLASSES)
+    generator, scaling, restored = (
+        torch.Generator().manual_seed(0),
+        TemperatureScaling(CLASSES),
+        TemperatureScaling(CLASSES),
+    )
     scaling.on_prediction(predict(generator, 3.0)[0])
     restored.load_state_dict(scaling.state_dict())
     assert restored.temperature == scaling.temperature != 1
