@@ -184,7 +184,11 @@ class OnnxClassifier(nn.Module):
         self._least, self._tolerance = None, _COARSE if quantised or num_bytes == 2 else _FINE
         if operator == "Softmax" or (values.min() >= 0 and torch.allclose(sums, torch.ones(2), atol=1e-3)):
             self._least = _LEAST_QUANTISED if quantised else _LEAST[num_bytes]
-            _log.info("%s returns probabilities; their logarithms are the logits", self.path.name)
+
+    @property
+    def returns_probabilities(self) -> bool:
+        """Whether the file returns probabilities, of which the logits are logarithms."""
+        return self._least is not None
 
     def save(self, path: Path, metadata: Mapping[str, str]) -> None:
         """Write a file whose logits are this model's, with its bias, atomically, and with more metadata.
@@ -219,6 +223,8 @@ def load_onnx(options: ModelOptions, device: str | torch.device) -> OnnxClassifi
     config = _known_config(graph)
     size = options.input_size or config.get("input_size", ())[1:] or None
     model = OnnxClassifier(graph, options.output_name, providers, size)
+    if model.returns_probabilities:
+        _log.info("%s returns probabilities; their logarithms are the logits", model.path.name)
     if model.provider != providers[0][0]:
         raise UsageError(f"onnxruntime cannot use {providers[0][0]} on this machine; use --provider cpu")
     config |= given_preprocessing(options) | {"input_size": (3, *model.image_size)}
