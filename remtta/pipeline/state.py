@@ -26,7 +26,7 @@ class PipelineState:
         method: The method, with the adapted model.
         centering: The offsets of both models' logits.
         guard: The guard, if there is one.
-        callbacks: Called with every prediction, in order: estimator, smoother.
+        callbacks: Called with every prediction, in order: temperature scaling, estimator, smoother.
         frozen: Whether it only predicts from now on: no weight changes any more, nor what logits are centered by.
         source_record: What the method learned from source images, for `run.json`.
         num_source_predictions: Images predicted by the source model besides the adapted one.
