@@ -25,12 +25,8 @@ from remtta.methods.settings.base import (
 )
 from remtta.methods.teacher import Teacher, move_towards
 
-_IMAGES, _LABELS, _AGES, _ENTROPIES = (
-    "images",
-    "labels",
-    "ages",
-    "entropies",
-)  # of the memory; label -1 is an empty slot
+# Of the memory; label -1 is an empty slot.
+_IMAGES, _LABELS, _AGES, _ENTROPIES = "images", "labels", "ages", "entropies"
 _COUNT, _STATISTICS = "count", "statistics."
 
 

@@ -187,7 +187,7 @@ class OnnxClassifier(nn.Module):
 
     @property
     def returns_probabilities(self) -> bool:
-        """Whether the file returns probabilities, of which the logits are logarithms."""
+        """True if the file returns probabilities, whose logarithms are the logits."""
         return self._least is not None
 
     def save(self, path: Path, metadata: Mapping[str, str]) -> None:

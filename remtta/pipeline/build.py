@@ -131,12 +131,14 @@ def build_pipeline(
         return pipeline
 
 
-def assemble_pipeline(method: Method[Any], guard: GuardOptions | None, *callbacks: Callback | None) -> Pipeline:
-    """Put a guard, if it has something to do, and callbacks around a method, in the order in which they act."""
-    around = guard_for(method, guard)
-    both = around is not None and around.options.answer == "both"
-    scaling = TemperatureScaling(method.model.num_classes) if both else None
-    return Pipeline(method, around, [callback for callback in (scaling, *callbacks) if callback is not None])
+def assemble_pipeline(method: Method[Any], options: GuardOptions | None, *callbacks: Callback | None) -> Pipeline:
+    """Put a guard, if it has something to do, temperature scaling of an ensemble, and callbacks around a method, in the
+    order in which they act.
+    """
+    guard = guard_for(method, options)
+    is_ensemble = guard is not None and guard.options.answer == "both"
+    scaling = TemperatureScaling(method.model.num_classes) if is_ensemble else None
+    return Pipeline(method, guard, [callback for callback in (scaling, *callbacks) if callback is not None])
 
 
 @contextlib.contextmanager
