@@ -123,10 +123,11 @@ def test_a_variant_of_rem_runs_as_rem_does_or_by_its_preset(site: Path, monkeypa
     )
     for name, named in find_methods(METHOD_TABLE)[0].items():
         monkeypatch.setitem(METHOD_TABLE, name, named)
-    for variant, name in {"plain": "rem", "bold": "remtta"}.items():
+    of_rem = {"mask_ratios": (0.0, 0.1, 0.2), "ranking_weight": 1.0, "margin": 0.0, "adapt_layers": "auto"}
+    for variant, name, own in (("plain", "rem", {}), ("bold", "remtta", of_rem)):
         for settings in ({}, {"lr": 0.1}, {"optimizer": "sgd"}):
             config = method_config(variant, settings, batch_size=10)
-            assert config == method_config(name, settings, batch_size=10)
+            assert config == method_config(name, {**own, **settings}, batch_size=10)
         assert AdaptationConfig(variant).with_guard().options == AdaptationConfig(name).with_guard().options
         assert (is_guarded(variant), answer_of(variant)) == (is_guarded(name), answer_of(name))
     assert (is_guarded("plain+guard"), answer_of("plain+both")) == (True, "both")

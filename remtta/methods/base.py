@@ -47,11 +47,14 @@ class Method(MethodState[Config]):
     Attributes:
         last_views: Logits (L, B, C) of the last batch's views as in the loss, the plain one first; None before its
             update, and without one.
+        source_logits: The source model's centered logits (B, C) of the batch to learn from, set by the pipeline before
+            `predict`; None if only the adapted model predicts.
     """
 
     def __init__(self, model: AdaptedModel, config: Config) -> None:
         super().__init__(model, config)
         self.last_views: Tensor | None = None
+        self.source_logits: Tensor | None = None
         self._batch: _Batch | None = None
 
     # To be defined by a method.
@@ -155,7 +158,7 @@ class Method(MethodState[Config]):
             if self.after_batch(batch.views):
                 self.reset()
                 restored = True
-        self._batch = None
+        self._batch = self.source_logits = None
         return restored
 
     def update(self, images: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class REM(Method[REMConfig]):
         Random masks are those that the next update would draw.
         """
         state = self.model.generator.get_state()
-        logits, scores, embedded = self.first_view(images)
+        logits, scores, embedded = self._masking.first_view(images)
         self.model.generator.set_state(state)
         masks = self._masking.masks(scores)
         return torch.stack([logits, *(self._masking.view(embedded, kept) for kept in masks)]), masks

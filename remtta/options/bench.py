@@ -11,7 +11,7 @@ from remtta.options.option import Option, Subset, check_options
 from remtta.options.run_options import MAX_SEED
 
 FORWARD = "forward"
-SUBJECTS = (FORWARD, "source", "tent", "rem", "rem-n1", "remtta", "light", "fast")
+SUBJECTS = (FORWARD, "source", "tent", "rem", "rem-n1", "remtta", "fast")
 
 _MODEL = "vit_small_patch16_224"
 _SMALL = ModelOptions(_MODEL)
@@ -39,7 +39,7 @@ class BenchOptions:
     memory: Annotated[bool, Option("Also measure peak memory.", flags=("--memory/--no-memory",))] = True
     precision: Annotated[
         Literal["auto", "fp32", "bf16"],
-        Option("bf16 is less exact; auto takes it for remtta, light and fast where it is faster."),
+        Option("bf16 is less exact; auto takes it for remtta and fast where it is faster."),
     ] = "auto"
     compile: Annotated[bool, Option("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))] = (
         False

@@ -45,7 +45,7 @@ class GuardOptions:
             "What to do if adaptation makes predictions worse: only warn, restore the source weights (rollback), or "
             "also end the run after the last retry (stop).",
             flags=("--guard",),
-            default="by the method: rollback for remtta and light, else off",
+            default="by the method: rollback for remtta, else off",
             common=True,
             more="guard.md",
         ),
@@ -54,7 +54,7 @@ class GuardOptions:
         Answer | None,
         in_answers(
             "Model that predicts: the adapted model, or both (mean of their probabilities).",
-            default="by the method: both for remtta, light and, with batch norms, fast, else adapted",
+            default="by the method: both for remtta and, with batch norms, fast, else adapted",
             common=True,
             more="guard.md#which-model-predicts",
         ),

@@ -118,6 +118,8 @@ class Pipeline(PipelineState):
             centering.update_source(source, learnable, partial(shuffled_logits, method, copies, of_source=True))
             prediction.source = centering.source(source)
         if prediction.weight > 0 or learns:
+            if learns and prediction.source is not None:
+                method.source_logits = prediction.source[learned.to(images.device)]
             adapted = prediction.raw_adapted = adapted_logits(method, images, learnable, learned, latency=latency)
             # With batch norms, single views would have no statistics of a batch.
             shuffled = None if method.model.batch_norms.mixes else partial(shuffled_logits, method, images)

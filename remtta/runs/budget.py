@@ -22,8 +22,10 @@ _MEMORY = 0.3  # weight of the newest batch in the expected duration of an updat
 _SHORTEST_S, _LONGEST_S, _BINS = 1e-4, 1e4, 512  # range of latencies, on a logarithmic scale: exact to within 4 %
 _EDGES_S = [_SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS) for number in range(1, _BINS + 1)]
 
-_PASSES = {"remtta": 7.0, "rem": 5.0, "rem-n1": 4.0, "tent": 3.0, "light": 2.0, "fast": 1.0, "source": 1.0}
+_PASSES = {"remtta": 4.2, "rem": 5.0, "rem-n1": 4.0, "tent": 3.0, "light": 2.0, "fast": 1.0, "source": 1.0}
 """Approximate cost of an image in forward passes (docs/performance.md)."""
+_FASTER = {"--method remtta --adapt-every 2": 2.0, "--method fast": 1.0}
+"""Options of less cost, in forward passes."""
 _FRAMES_MEASURED, _BATCHES_MEASURED = 8, 2
 _SLOWER = 0.9  # below this share of its rate, a source is too fast
 
@@ -116,11 +118,13 @@ class RateCheck:
     Args:
         method: Its name, to name a faster one.
         stride: Every stride-th frame of the source is used; the numbers of frames count all of them.
+        adapt_every: Every adapt_every-th batch is learned from.
         skips_updates: Whether updates are skipped to keep up, so that only predictions may be too slow.
     """
 
-    def __init__(self, method: str, stride: int, *, skips_updates: bool = False) -> None:
+    def __init__(self, method: str, stride: int, *, adapt_every: int = 1, skips_updates: bool = False) -> None:
         self._method, self._stride, self._skips_updates = method, stride, skips_updates
+        self._passes = _PASSES.get(method, 0.0) if adapt_every == 1 else 2.0
         self._first: DecodedFrame | None = None  # of the frames measured, after a first batch, which is slower
         self._batches, self._frames, self._seconds = 0, 0, 0.0
 
@@ -147,11 +151,10 @@ class RateCheck:
 
     def _remedy(self, speed: float, rate: float) -> str:
         # Plain forward passes per second.
-        forward = 0.0 if self._skips_updates else speed * _PASSES.get(self._method, 0)
-        for method in ("light", "fast"):
-            passes = _PASSES[method]
-            if method != self._method and forward > rate * passes:
-                return f"--method {method} --latency --realtime would (about {forward / passes:.1f} frames/s)"
+        forward = 0.0 if self._skips_updates else speed * self._passes
+        for options, passes in _FASTER.items():
+            if forward > rate * passes:
+                return f"{options} --latency --realtime would (about {forward / passes:.1f} frames/s)"
         return f"use a smaller model, or --frame-stride {math.ceil(self._stride * rate / speed)}"
 
 

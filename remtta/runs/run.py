@@ -67,6 +67,7 @@ class Run:
                 RateCheck(
                     context.method,
                     context.stream.options.frame_stride,
+                    adapt_every=context.pipeline.method.config.adapt_every,
                     skips_updates=options.realtime or options.max_ms is not None,
                 ),
             ),

@@ -99,7 +99,7 @@ def test_pictures_are_read_as_their_files_are(tmp_path: Path) -> None:
 
 
 def test_what_are_no_images_is_refused_and_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    adapter, other = adapter_of(method="light"), adapter_of(method="light")
+    adapter, other = adapter_of(), adapter_of()
     grey, one = np.zeros((32, 32), np.float32), torch.zeros(3, 32, 32, dtype=torch.uint8)
     refused: list[tuple[Any, str]] = [
         ([], "at least one picture"),
@@ -206,8 +206,8 @@ def test_the_state_of_another_model_or_method_is_refused_and_changes_nothing() -
     another = "its base_sha256 is another or missing"
     others = [tiny_vit(seed=1), tiny_vit(depth=3), tiny_vit(num_classes=9)]
     states = [(Adapter(model, **GIVEN).state_dict(), another) for model in others]
-    light, old = adapter_of(method="light").state_dict(), {name: own[name] for name in own if name != "base_sha256"}
-    states += [({**own, "method": light["method"]}, "its method is another or missing"), (old, another)]  # of 0.2.0
+    tent, old = adapter_of(method="tent").state_dict(), {name: own[name] for name in own if name != "base_sha256"}
+    states += [({**own, "method": tent["method"]}, "its method is another or missing"), (old, another)]  # of 0.2.0
     wrong = {"updates": torch.tensor(-5), "frozen": torch.tensor(math.nan), "frames": torch.tensor([1, 2])}
     states += [({**own, name: value}, f".*its {name} is .*, not a count") for name, value in wrong.items()]
     junk: list[Any] = [None, 5, "state", [torch.zeros(1)], {**own, "updates": 3}]
@@ -425,7 +425,7 @@ def test_where_an_adapter_is_made_and_called_changes_no_answer(within: Any) -> N
 
 
 @pytest.mark.parametrize("how", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("method", ["remtta", "light", "memo"])
+@pytest.mark.parametrize("method", ["remtta", "tent", "memo"])
 def test_a_model_without_gradients_is_refused(how: Any, method: str) -> None:
     class Deployed(nn.Sequential):
         def forward(self, images: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from torch import nn
 from remtta import REMConfig, RunOptions, adapt_stream, apply_delta, load_base, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
-from remtta.methods import rem as rem_module
+from remtta.methods import ensemble_rem
 from remtta.methods.rem import rem_loss
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
@@ -265,7 +265,7 @@ def test_a_delta_or_state_that_cannot_be_saved_is_no_completed_run_and_costs_not
 
 def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     factors = iter((1.0, float("nan"), 1.0))
-    monkeypatch.setattr(rem_module, "rem_loss", lambda *args: rem_loss(*args) * next(factors))
+    monkeypatch.setattr(ensemble_rem, "rem_loss", lambda *args: rem_loss(*args) * next(factors))
     adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=4))
     rows = rows_of(tmp_path / "run")
     assert [row["adapted"] for row in rows] == [True] * 4 + [False] * 4 + [True] * 4

@@ -28,7 +28,7 @@ def test_a_run_with_class_names_is_inspected(
     assert remtta_here("inspect", run, "--json") == 0
     content = json.loads(capfd.readouterr().out)
     assert content["predictions"]["predicted"] == 12
-    assert content["delta"]["parameters"] == 2 * 2 * 48 + NUM_CLASSES
+    assert content["delta"]["parameters"] == 5 * 2 * 48 + NUM_CLASSES
 
 
 def test_inspect_tells_a_killed_run_from_a_live_one(

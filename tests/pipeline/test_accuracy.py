@@ -154,11 +154,16 @@ def test_a_run_tells_its_accuracy_and_continues_as_calibrated(tmp_path: Path, ca
     assert record["accuracy"]["calibration"]["images"] == 40 and (whole / "events.jsonl").exists()
     assert "%; cannot tell whether adaptation helps\n" in summary.report()
     assert "--expire-below needs 500 frames; with 120, accuracy was not checked" in caplog.text
-    light = method_config("light", {}, batch_size=40)
+    every_second = method_config("remtta", {"adapt_every": 2}, batch_size=40)
     adapt_tiny(
-        2 * sorted(frames.iterdir()), tmp_path / "light", "light", config=light, options=options, source_data=clean
+        2 * sorted(frames.iterdir()),
+        tmp_path / "every",
+        "remtta",
+        config=every_second,
+        options=options,
+        source_data=clean,
     )
-    assert set(rows_of(tmp_path / "light")[-1]["estimate"]) == {"answers", "adapted", "source"}
+    assert set(rows_of(tmp_path / "every")[-1]["estimate"]) == {"answers", "adapted", "source"}
     stop_after(2, frames, parts, "tent", options=options, source_data=clean)
     adapt_tiny(frames, parts, "tent", options=options, resume=True)  # without the images
     assert (parts / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()

@@ -48,7 +48,7 @@ def times(monkeypatch: pytest.MonkeyPatch) -> SetTimes:
 @pytest.mark.parametrize(
     ("method", "settings", "measured", "chosen"),
     [
-        *((method, {}, (1.0, 0.79), "bf16") for method in ("remtta", "light", "fast")),
+        *((method, {}, (1.0, 0.79), "bf16") for method in ("remtta", "fast")),
         ("remtta", {}, (1.0, 0.81), "fp32"),
         ("remtta", {}, (0.0, 0.0), "fp32"),
         *((method, {}, None, "fp32") for method in ("rem", "rem-n1", "tent", "source")),
@@ -83,7 +83,7 @@ def test_a_real_measurement_takes_one_thread_and_leaves_the_model_as_it_was(monk
     monkeypatch.setattr(precision, "seconds", measured)
     torch.set_num_threads(2)
     try:
-        method = build_method("light", tiny_vit())
+        method = build_method("remtta", tiny_vit())
         assert precision.faster_precision(method.model, (32, 32), 8) in ("fp32", "bf16")
         assert torch.get_num_threads() == 2
     finally:
@@ -143,7 +143,7 @@ def test_a_run_of_an_earlier_version_goes_on_in_fp32(frames: Path, tmp_path: Pat
 def test_streams_share_one_decision_also_in_workers(jobs: int, frames: Path, tmp_path: Path, times: SetTimes) -> None:
     passes = times(1.0, 0.1)  # in workers, which are other processes, it would be fp32
     streams = dict.fromkeys(("gate", "yard"), str(frames))
-    setup = AdaptationConfig("light", options=RunOptions(batch_size=6))
+    setup = AdaptationConfig("remtta", options=RunOptions(batch_size=6))
     adapt_streams(tiny_vit(), open_streams(streams), tmp_path / "site", setup, jobs=jobs)
     assert {record_of(tmp_path / "site" / name)["method"]["precision"] for name in streams} == {"bf16"}
     assert len(passes) == 4
@@ -151,38 +151,38 @@ def test_streams_share_one_decision_also_in_workers(jobs: int, frames: Path, tmp
 
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_an_evaluation_decides_once_and_keeps_it(engine: str, tmp_path: Path, times: SetTimes) -> None:
-    tree, methods = open_tree(write_tree(tmp_path / "tree", ("fog",), each=1)), ("source", "light", "fast", "tent")
+    tree, methods = open_tree(write_tree(tmp_path / "tree", ("fog",), each=1)), ("source", "remtta", "fast", "tent")
     run = partial(evaluate_tiny, tree, tmp_path / "eval", batch_size=4, engine=engine)
-    passes, bf16 = times(1.0, 0.1), {"source": "fp32", "light": "bf16", "fast": "bf16", "tent": "fp32"}
+    passes, bf16 = times(1.0, 0.1), {"source": "fp32", "remtta": "bf16", "fast": "bf16", "tent": "fp32"}
     settings = run(methods, seeds=(0, 1))["settings"]["methods"]
     assert {name: used["precision"] for name, used in settings.items()} == bf16
     assert len(passes) == 4
     assert (
-        remtta.load_delta(tmp_path / "eval" / "deltas" / "light_seed1.safetensors").hyperparameters["precision"]
+        remtta.load_delta(tmp_path / "eval" / "deltas" / "remtta_seed1.safetensors").hyperparameters["precision"]
         == "bf16"
     )
     times(1.0, 2.0)
-    more = run((*methods, "remtta"), seeds=(0, 1), resume=True)["settings"]["methods"]
-    assert {name: used["precision"] for name, used in more.items()} == {**bf16, "remtta": "fp32"}
+    more = run((*methods, "more=remtta"), seeds=(0, 1), resume=True)["settings"]["methods"]
+    assert {name: used["precision"] for name, used in more.items()} == {**bf16, "more=remtta": "fp32"}
 
 
 def test_an_evaluation_of_an_earlier_version_goes_on_in_fp32(tmp_path: Path, times: SetTimes) -> None:
     tree, record = open_tree(write_tree(tmp_path / "tree", ("fog",), each=1)), tmp_path / "eval" / "results.json"
     run = partial(evaluate_tiny, tree, tmp_path / "eval", batch_size=4)
     times(1.0, 2.0)
-    run(("light", "tent"))
+    run(("remtta", "tent"))
     record.write_text(record.read_text().replace('"precision": "fp32"', '"precision": "auto"'))
     times(1.0, 0.1)
-    run(("light", "tent", "source"), resume=True)
+    run(("remtta", "tent", "source"), resume=True)
     assert {used["precision"] for used in json_of(record)["settings"]["methods"].values()} == {"fp32"}
 
 
 def test_bench_shows_the_precision(times: SetTimes, capfd: pytest.CaptureFixture[str]) -> None:
     times(1.0, 0.1)
     model = ModelOptions("vit_tiny_patch16_224", model_kwargs=TINY)
-    options = BenchOptions(model, batch_size=2, repeats=1, subjects=("tent", "light"), memory=False)
+    options = BenchOptions(model, batch_size=2, repeats=1, subjects=("tent", "remtta"), memory=False)
     measured = {each.subject: each.precision for each in run_bench(options)}
-    assert measured == {"forward": "fp32", "tent": "fp32", "light": "bf16"}
-    methods = ["-b", "2", "--repeats", "1", "--no-memory", "--methods", "tent,light"]
+    assert measured == {"forward": "fp32", "tent": "fp32", "remtta": "bf16"}
+    methods = ["-b", "2", "--repeats", "1", "--no-memory", "--methods", "tent,remtta"]
     assert remtta_here("bench", *TINY_OPTIONS[:-2], *methods) == 0
-    assert [line[:11].strip() for line in capfd.readouterr().out.splitlines()[2:]] == ["forward", "tent", "light bf16"]
+    assert [line[:11].strip() for line in capfd.readouterr().out.splitlines()[2:]] == ["forward", "tent", "remtta bf16"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.methods.build import build_method
-from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
+from remtta.methods.settings import METHOD_TABLE, REMConfig, _warn_of_deprecated, method_config
 from remtta.methods.settings.names import action_of, answer_of, check_method_names
 from remtta.methods.tent import TentConfig
 from remtta.options import Action, Answer, GuardOptions
@@ -248,7 +248,9 @@ def test_names_that_are_none_are_refused(name: str) -> None:
 def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
     ours = method_config("remtta", {}, batch_size=50)
     assert 0 < ours.anchor < 1 and ours.anchor == pytest.approx(1 - math.exp(-10 * ours.lr))
-    published = dataclasses.replace(ours, lr=1e-3, anchor=0.0, centre=False, bn="batch", adapt_layers=None)
+    framed = dataclasses.replace(ours, lr=1e-3, anchor=0.0, centre=False, bn="batch", adapt_layers=None)
+    assert (ours.mask_ratios, ours.ranking_weight, ours.margin) == ((0.0, 0.2), 2.0, 1.0)
+    published = dataclasses.replace(framed, mask_ratios=(0.0, 0.1, 0.2), ranking_weight=1.0, margin=0.0)
     assert published == METHOD_TABLE["rem"].config()
     small, twenty = (method_config("remtta", {}, batch_size=size) for size in (4, 20))
     assert twenty == ours and small.lr == pytest.approx(ours.lr / 5)
@@ -262,15 +264,14 @@ def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
     assert build_method("remtta", tiny_vit()).config == ours
 
 
-def test_light_is_tent_with_the_settings_of_remtta_on_every_second_batch() -> None:
-    ours, light = (method_config(name, {}, batch_size=50) for name in ("remtta", "light"))
-    same = ("optimizer", "lr", "anchor", "centre", "bn")
-    assert [getattr(light, name) for name in same] == [getattr(ours, name) for name in same]
-    assert dataclasses.replace(light, adapt_every=1) == method_config(
-        "tent", {name: getattr(ours, name) for name in same}, batch_size=50
-    )
-    assert light.adapt_every == 2 and method_config("light", {"adapt_every": 1}, batch_size=50).adapt_every == 1
+def test_the_old_name_light_is_remtta_on_every_second_batch(caplog: pytest.LogCaptureFixture) -> None:
+    _warn_of_deprecated.cache_clear()
+    assert method_config("light", {}, batch_size=50) == method_config("remtta", {"adapt_every": 2}, batch_size=50)
+    assert METHOD_TABLE["light"].method is METHOD_TABLE["remtta"].method
     assert (action_of("light", None), answer_of("light")) == (action_of("remtta", None), answer_of("remtta"))
+    assert caplog.messages == [
+        "the method light is deprecated: use remtta with adapt_every=2 (--adapt-every 2)"  # once
+    ]
 
 
 def test_a_methods_name_selects_its_settings(
@@ -287,12 +288,12 @@ def test_a_methods_name_selects_its_settings(
 
     ours, paper = go("ours"), go("paper", "--method", "rem")
     spelt = ("--lr", "0.002", "--anchor", "auto", "--answer", "both", "--guard", "rollback", "--set", "centre=true")
-    own = go("own", "--method", "rem", *spelt, "--set", "bn=recent", "--adapt-layers", "auto")
-    assert ours["method"] == {**own["method"], "name": "remtta"}
+    own = go("own", *spelt, "--set", "bn=recent", "--adapt-layers", "all", "--mask-ratios", "0,0.2", "--lambda", "2")
+    assert ours["method"] == own["method"]
     assert ours["options"]["guard"] == own["options"]["guard"] and lines("ours") == lines("own")
     assert (paper["method"]["lr"], paper["method"]["anchor"], paper["guard"]) == (1e-3, 0.0, None)
     assert not any("answered_by" in row for row in rows_of(tmp_path / "paper"))
-    go("plain", "--lr", "1e-3", "--anchor", "0", "--guard", "off", "--answer", "adapted", "--set", "centre=false")
+    go("plain", "--method", "rem", "--lr", "1e-3", "--anchor", "0", "--guard", "off", "--answer", "adapted")
     assert lines("plain") == lines("paper")
     capfd.readouterr()
     none = ("--output", str(tmp_path / "none"))

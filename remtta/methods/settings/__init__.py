@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import logging
 import math
 import re
 import sys
@@ -77,17 +79,31 @@ def _outside(entry: EntryPoint) -> type[Method[Any]]:
     return found
 
 
-_LIGHT = replace(REMTTA, settings={**REMTTA.settings, "adapt_layers": "all", "adapt_every": 2})
+_DEFAULT = replace(
+    REMTTA,
+    settings={
+        **REMTTA.settings,
+        "adapt_layers": "all",
+        "mask_ratios": (0.0, 0.2),
+        "ranking_weight": 2.0,
+        "margin": 1.0,
+    },
+)
 _ONE_MASK = Preset({"mask_ratios": (0.0, 0.1)})  # the paper's N = 1
 
 _BUILT_IN: dict[str, MethodSpec] = {
     "remtta": MethodSpec(
-        "rem.REM",
-        "the default: REM with centred logits, a higher rate and an anchor, averaged with the source model",
-        REMTTA,
+        "ensemble_rem.EnsembleREM",
+        "the default: REM on the ensemble with the source model, with centred logits, a higher rate and an anchor",
+        _DEFAULT,
         REMConfig,
     ),
-    "light": MethodSpec("tent.Tent", "remtta with Tent's loss, on every second batch: two passes", _LIGHT),
+    "light": MethodSpec(
+        "ensemble_rem.EnsembleREM",
+        "deprecated: remtta --adapt-every 2",
+        replace(_DEFAULT, settings={**_DEFAULT.settings, "adapt_every": 2}),
+        REMConfig,
+    ),
     "fast": MethodSpec(
         "source.CentredSource",
         "centre, with recent statistics in batch norms: no training, one forward pass (two with batch norms)",
@@ -189,6 +205,11 @@ ZERO_SHOT = ("watt", "rem-watt", "clipartt", "tpt")
 METHOD_SUMMARIES: dict[str, str] = {name: named.summary for name, named in METHOD_TABLE.items()}
 """A one-line description of every method, by its name on the command line."""
 
+_DEPRECATED = {"light": "remtta with adapt_every=2 (--adapt-every 2)"}
+"""Old names of methods, and what to use instead."""
+
+_log = logging.getLogger(__name__)
+
 
 def check_method(name: str, known: Collection[str]) -> None:
     """Raise UsageError if a method is unknown, with all known names, or if two packages have it."""
@@ -196,6 +217,13 @@ def check_method(name: str, known: Collection[str]) -> None:
         raise UsageError(REFUSED[name])
     if name not in known:
         raise unknown("method", name, known)
+    if name in _DEPRECATED:
+        _warn_of_deprecated(name)
+
+
+@functools.cache  # once per process
+def _warn_of_deprecated(name: str) -> None:
+    _log.warning("the method %s is deprecated: use %s", name, _DEPRECATED[name])
 
 
 def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) -> MethodConfig:

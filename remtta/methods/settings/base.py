@@ -82,7 +82,7 @@ class MethodConfig:
         Positive,
         in_method(
             "Learning rate.",
-            default="rem 0.001, remtta and light 0.01, or less for fewer than 20 images per batch",
+            default="rem 0.001, remtta 0.01, or less for fewer than 20 images per batch",
             common=True,
             more="methods.md",
         ),
@@ -99,7 +99,7 @@ class MethodConfig:
             "Adam.",
             metavar="FRACTION|auto",
             read=_read_anchor,
-            default="remtta and light auto, else 0",
+            default="remtta auto, else 0",
         ),
     ] = 0.0
     episodic: bool = False
@@ -114,7 +114,7 @@ class MethodConfig:
             "Update on every N-th batch only; the others take one or two forward passes.",
             metavar="N",
             min=1,
-            default="light 2, else 1",
+            default="1",
             more="performance.md#every-n-th-batch",
         ),
     ] = 1
@@ -123,7 +123,7 @@ class MethodConfig:
         in_method(
             'Blocks whose norms adapt, such as 0-8, or "all"; "auto" is all with batch norms or a single block, else '
             "three quarters.",
-            default="remtta auto, rem the first three quarters",
+            default="remtta all, rem the first three quarters",
         ),
     ] = None
     bn: BatchNorms = "batch"
@@ -131,7 +131,7 @@ class MethodConfig:
     precision: Annotated[
         Precision,
         in_output(
-            "bf16 is less exact; auto takes it for remtta, light and fast where it is faster.",
+            "bf16 is less exact; auto takes it for remtta and fast where it is faster.",
             default="auto",
             common=True,
             more="performance.md",

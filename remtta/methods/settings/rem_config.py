@@ -45,13 +45,18 @@ class REMConfig(MethodConfig):
 
     mask_ratios: Annotated[
         tuple[float, ...],
-        in_method("Fractions of patch tokens to mask, 0 first.", metavar="0,A,B", default="0,0.1,0.2", common=True),
+        in_method(
+            "Fractions of patch tokens to mask, 0 first.",
+            metavar="0,A,B",
+            default="remtta 0,0.2, rem 0,0.1,0.2",
+            common=True,
+        ),
     ] = (0.0, 0.1, 0.2)
     ranking_weight: Annotated[
-        NonNegative, in_method("Weight of the entropy ranking loss.", flags=("--lambda",), default="1")
+        NonNegative, in_method("Weight of the entropy ranking loss.", flags=("--lambda",), default="remtta 2, rem 1")
     ] = 1.0
     margin: Annotated[
-        NonNegative, in_method("Required entropy gap between views, as a fraction of log C.", default="0")
+        NonNegative, in_method("Required entropy gap between views, as a fraction of log C.", default="remtta 1, rem 0")
     ] = 0.0
     consistency_weight: NonNegative = 1.0
     masking: Masking = "auto"
