@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from remtta.backbones.backbone import Scores
-from remtta.backbones.families import FAMILIES, backbone_of
+from remtta.backbones.families import FAMILIES
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError
 from remtta.methods.build import build_method
