@@ -69,8 +69,7 @@ def apply(
         name, embeddings = options.name or "", options.text_embeddings
         base = load(options, device=running.device)
         apply_delta(base, change)
-        inputs = change.path, options.weights_place, embeddings
-        check_not_input(target.output, "--output", inputs)
+        check_not_input(target.output, "--output", (change.path, options.weights_place, embeddings))
         source = weights_file(name, options.checkpoint)
         renamed = is_zero_shot(name) or embeddings  # then the weights' names are not the checkpoint's
         dtypes = checkpoint_dtypes(base, source, use_ema=options.use_ema) if source and not renamed else None
