@@ -16,14 +16,7 @@ from remtta.evaluation.domains import Dataset
 from remtta.methods.losses import entropy
 from remtta.methods.support import Support, refused_methods, support_in
 from remtta.models.card import ModelCard, card_of
-from remtta.models.preprocessing import (
-    CLIP_MEAN,
-    CLIP_STD,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    Preprocessing,
-    preprocessing_of,
-)
+from remtta.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, preprocessing_of
 from remtta.options.evaluation import ProtocolName, Resize
 from remtta.pipeline.information import mutual_information
 from remtta.streams.decoding_budget import Budget
@@ -44,7 +37,7 @@ MIN_IMAGES = 16  # with fewer, the right preprocessing was missed on corrupted i
 NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
     "0.5": ((0.5,) * 3, (0.5,) * 3),
     "ImageNet's": (IMAGENET_MEAN, IMAGENET_STD),
-    "CLIP's": (CLIP_MEAN, CLIP_STD),
+    "CLIP's": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "none": ((0.0,) * 3, (1.0,) * 3),
 }
 """Means and standard deviations with which published image classifiers were trained."""
