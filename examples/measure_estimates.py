@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from remtta import load_model
 from remtta.backbones.backbone import Backbone
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.evaluation import open_dataset
 from remtta.methods.build import build_method
 from remtta.methods.settings import method_config

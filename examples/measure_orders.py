@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from remtta import load_model
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.evaluation import open_dataset
-from remtta.methods.augmentations import shuffle_patches
+from remtta.methods.pixels import shuffle_patches
 from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
 from remtta.pipeline.centering import LogitCentering

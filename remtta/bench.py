@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from remtta.backbones.families import compile_blocks
+from remtta.backbones.lookup import compile_blocks
 from remtta.machine import processor_name
 from remtta.methods.base import Method
 from remtta.methods.build import build_method

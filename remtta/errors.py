@@ -19,8 +19,9 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.util
+import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 
 _SECRETS = re.compile(
@@ -123,6 +124,17 @@ def _missing(module: str, extra: str, what: str) -> UsageError:
         wanted = [text.partition(";")[0].strip() for text in requires("remtta") or () if of_extra.search(text)]
     packages = " ".join(f'"{package}"' for package in wanted or [module])
     return UsageError(f"{what} needs {module}, which is not installed: pip install {packages}")
+
+
+@contextlib.contextmanager
+def logging_at(level: int, log: logging.Logger) -> Iterator[None]:
+    """Log only messages of this level and above within the block."""
+    earlier = log.level
+    log.setLevel(level)
+    try:
+        yield
+    finally:
+        log.setLevel(earlier)
 
 
 def without_password(source: str) -> str:

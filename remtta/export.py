@@ -16,11 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import timm
 import torch
 from numpy.typing import ArrayLike
 from safetensors import SafetensorError
-from timm.models._hub import save_config_for_hf  # its public save_for_hf refuses weights that layers share
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -30,7 +28,6 @@ from remtta.deltas.delta import Delta, apply_delta, save_weights
 from remtta.errors import OutputError, RemttaError, UsageError, check_installed, counted, first_line, needed
 from remtta.files import FolderLock, check_can_hold, check_not_input, write_atomically, writing
 from remtta.models.card import ModelCard, card_of
-from remtta.models.huggingface import weights_place
 from remtta.models.loading import load, load_model
 from remtta.models.onnx_graph import OnnxGraph, read_graph
 from remtta.models.onnx_model import OnnxClassifier
@@ -109,7 +106,7 @@ def adapted_model(delta: Delta, options: ModelOptions) -> ExportableModel:
     model = load(options)
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     apply_delta(model, delta)
-    inputs = weights_place(options.name or "", options.checkpoint), delta.path, options.text_embeddings
+    inputs = options.weights_place, delta.path, options.text_embeddings
     return ExportableModel(model, base, card_of(model), delta, inputs)
 
 
@@ -198,6 +195,9 @@ def write_timm(adapted: ExportableModel, folder: Path) -> None:
     """Write `config.json` and `model.safetensors`, and verify them by loading them with timm and remtta. Raise
     UsageError if timm cannot build such a model; RemttaError if the loaded model is not the adapted model.
     """
+    import timm
+    from timm.models._hub import save_config_for_hf  # its public save_for_hf refuses weights that layers share
+
     model: Any = adapted.model
     config = config_of(model)
     if "architecture" not in config or any(isinstance(module, ZeroShotHead) for module in model.modules()):

@@ -26,9 +26,9 @@ from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.export import ExportableModel, export_model, save_onnx, write_timm
 from remtta.files import check_not_input
 from remtta.models.card import card_of, labels_of
-from remtta.models.huggingface import weights_place
 from remtta.models.tensor_files import state_sha256
 from remtta.models.zero_shot import ZeroShotHead
+from remtta.options import ModelOptions
 from tests.command import Started, dies_while_it_exports, refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY, raising, random_images, tiny_vit
 
@@ -196,7 +196,7 @@ def test_the_weights_that_an_export_is_made_of_are_not_replaced(
     assert f"would replace its own input {base}; choose another" in refusal_of(capfd, "export", delta, *options)
     assert base.read_bytes() == before
     with pytest.raises(UsageError, match=f"would replace its own input {base.parent}; choose another"):
-        check_not_input(base, "--output", [weights_place(f"local-dir:{base.parent}", None)])
+        check_not_input(base, "--output", [ModelOptions(f"local-dir:{base.parent}").weights_place])
 
 
 def test_a_full_disk_is_named_with_the_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

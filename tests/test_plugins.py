@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from remtta.backbones import families
+from remtta.backbones.lookup import backbone_of
 from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_TABLE, REFUSED, find_methods, method_config
 from remtta.methods.settings.chosen import STREAM_METHODS
@@ -193,7 +194,7 @@ def test_a_package_has_backbones_for_its_own_models(site: Path, monkeypatch: pyt
     install(site, "my-vits", {"vits": "my_vits:FAMILIES"}, BACKBONES)
     (site / "my_vits.py").write_text(
         "from timm.models.vision_transformer import VisionTransformer\n"
-        "from remtta.backbones.families import backbone_of\n"
+        "from remtta.backbones.lookup import backbone_of\n"
         "from remtta.backbones.vit import ViT\n"
         "class MyModel(VisionTransformer): ...\n"
         "class MyViT(ViT): ...\n"
@@ -203,9 +204,9 @@ def test_a_package_has_backbones_for_its_own_models(site: Path, monkeypatch: pyt
     monkeypatch.setattr(families, "FAMILIES", {**found, **families.FAMILIES})
     ([kind], [backbone]) = found, found.values()
     model = tiny_vit()
-    assert type(families.backbone_of(model)).__name__ == "ViT"
+    assert type(backbone_of(model)).__name__ == "ViT"
     model.__class__ = kind
-    assert type(families.backbone_of(model)) is backbone
+    assert type(backbone_of(model)) is backbone
     with pytest.raises(UsageError, match="my_vits:FAMILIES of the package my-vits has a second backbone for MyModel"):
         families.find_families()
     install(site, "no-vits", {"vits": "my_vits:MyViT"}, BACKBONES)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta

@@ -1,22 +1,12 @@
-"""Any image classifier, and timm's with stages; a trace of one image decides whether tokens or pixels are masked."""
+"""Any image classifier; a trace of one image decides whether tokens or pixels are masked."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import ClassVar
 
 import torch
-from timm.models.byobnet import ByobNet
-from timm.models.convnext import ConvNeXt
-from timm.models.efficientnet import EfficientNet
-from timm.models.mobilenetv3 import MobileNetV3
-from timm.models.regnet import RegNet
-from timm.models.resnet import ResNet
-from timm.models.resnetv2 import ResNetV2
-from timm.models.swin_transformer import SwinTransformer
-from timm.models.swin_transformer_v2 import SwinTransformerV2
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,22 +19,6 @@ from remtta.models.metadata import Size
 from remtta.models.unwrapping import UnwrappedModel
 
 _LIVE_TENSORS = 4  # of the largest size that a layer holds at a time
-
-STAGES: Mapping[type[nn.Module], tuple[str, str]] = {
-    ResNet: ("layer1 layer2 layer3 layer4", "conv1 bn1"),
-    ResNetV2: ("stages", "stem"),
-    ConvNeXt: ("stages", "stem"),
-    SwinTransformer: ("layers", "patch_embed"),
-    SwinTransformerV2: ("layers", "patch_embed"),
-    ByobNet: ("stages", "stem"),  # MobileViT among others
-    EfficientNet: ("blocks", "conv_stem bn1"),  # and MobileNetV2
-    MobileNetV3: ("blocks", "conv_stem bn1"),
-    RegNet: ("s1 s2 s3 s4", "stem"),
-}
-"""Attributes with the stages of each family, or with the list of them all, and those of the stem.
-
-Layers after the stages adapt only if all norms do.
-"""
 
 
 class AnyClassifier(Backbone):
@@ -207,36 +181,3 @@ class AnyClassifier(Backbone):
     def _grid(self, images: Tensor) -> Size:
         (height, width), (rows, columns) = self.patch_size, images.shape[2:]
         return math.ceil(rows / height), math.ceil(columns / width)
-
-
-class StagedClassifier(AnyClassifier):
-    """A classifier with stages, whose views are images; patches are the cells of its last feature map, on the image."""
-
-    kinds: ClassVar[Mapping[str, str]] = {
-        "ResNet (ResNeXt, Wide ResNet, SE-ResNet)": "resnet50",
-        "ResNetV2 (BiT)": "resnetv2_50",
-        "ConvNeXt": "convnext_tiny",
-        "ConvNeXt V2": "convnextv2_tiny",
-        "Swin": "swin_tiny_patch4_window7_224",
-        "Swin V2": "swinv2_tiny_window8_256",
-        "MobileViT": "mobilevit_s",
-        "MobileViT V2": "mobilevitv2_100",
-        "ByobNet (RegNetZ, RepVGG)": "regnetz_b16",
-        "EfficientNet": "efficientnet_b0",
-        "MobileNetV2": "mobilenetv2_100",
-        "MobileNetV3, MobileNetV4": "mobilenetv3_small_100",
-        "RegNet": "regnety_016",
-    }
-
-    def __init__(self, module: nn.Module) -> None:
-        stages, stem = (
-            names.split() for names in next(STAGES[family] for family in STAGES if isinstance(module, family))
-        )
-        if len(stages) == 1:
-            stages = [f"{stages[0]}.{name}" for name, _ in module.get_submodule(stages[0]).named_children()]
-        super().__init__(UnwrappedModel(module, module), stages, stem)
-
-    @property
-    def input_size(self) -> Size | None:
-        embed = getattr(self.module, "patch_embed", None)
-        return tuple(embed.img_size) if embed is not None and getattr(embed, "strict_img_size", False) else None

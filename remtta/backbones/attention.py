@@ -7,21 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from timm.layers import Attention, AttentionPoolLatent
-from timm.layers.attention import AttentionRope
-from timm.models.beit import Attention as BeitAttention
-from timm.models.eva import EvaAttention
-from timm.models.vision_transformer import ParallelScalingBlock
-from timm.models.vision_transformer_relpos import RelPosAttention
 from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
-
-SOFTMAX = (Attention, AttentionRope, EvaAttention, BeitAttention, RelPosAttention)
-"""Attention layers with a single softmax and linear layers for queries, keys and values."""
-
-WITH_ROWS = (*SOFTMAX, ParallelScalingBlock, AttentionPoolLatent)
-"""timm's layers whose attention rows say what the class token or the pool looks at."""
 
 
 class AttentionRows(TorchFunctionMode):

@@ -1,26 +1,84 @@
-"""The architectures that can be adapted, and their backbones."""
+"""The architectures of timm that can be adapted, and their backbones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import timm
 from timm.models.beit import Beit
+from timm.models.byobnet import ByobNet
+from timm.models.convnext import ConvNeXt
+from timm.models.efficientnet import EfficientNet
 from timm.models.eva import Eva
+from timm.models.mobilenetv3 import MobileNetV3
+from timm.models.regnet import RegNet
+from timm.models.resnet import ResNet
+from timm.models.resnetv2 import ResNetV2
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer_v2 import SwinTransformerV2
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from remtta.backbones.any_classifier import STAGES, AnyClassifier, StagedClassifier
+from remtta.backbones.any_classifier import AnyClassifier
 from remtta.backbones.backbone import Backbone
-from remtta.backbones.onnx_backbone import OnnxBackbone
 from remtta.backbones.tokens import Transformer, defined
 from remtta.backbones.vit import BEiT, RotaryViT, ViT
 from remtta.errors import ModelError, UsageError
-from remtta.models.onnx_model import OnnxClassifier
-from remtta.models.unwrapping import unwrap_model
+from remtta.models.metadata import Size
+from remtta.models.unwrapping import UnwrappedModel
 from remtta.plugins import BACKBONES, load_plugin, package_of, plugins
+
+STAGES: Mapping[type[nn.Module], tuple[str, str]] = {
+    ResNet: ("layer1 layer2 layer3 layer4", "conv1 bn1"),
+    ResNetV2: ("stages", "stem"),
+    ConvNeXt: ("stages", "stem"),
+    SwinTransformer: ("layers", "patch_embed"),
+    SwinTransformerV2: ("layers", "patch_embed"),
+    ByobNet: ("stages", "stem"),  # MobileViT among others
+    EfficientNet: ("blocks", "conv_stem bn1"),  # and MobileNetV2
+    MobileNetV3: ("blocks", "conv_stem bn1"),
+    RegNet: ("s1 s2 s3 s4", "stem"),
+}
+"""Attributes with the stages of each family, or with the list of them all, and those of the stem.
+
+Layers after the stages adapt only if all norms do.
+"""
+
+
+class StagedClassifier(AnyClassifier):
+    """A classifier with stages, whose views are images; patches are the cells of its last feature map, on the image."""
+
+    kinds: ClassVar[Mapping[str, str]] = {
+        "ResNet (ResNeXt, Wide ResNet, SE-ResNet)": "resnet50",
+        "ResNetV2 (BiT)": "resnetv2_50",
+        "ConvNeXt": "convnext_tiny",
+        "ConvNeXt V2": "convnextv2_tiny",
+        "Swin": "swin_tiny_patch4_window7_224",
+        "Swin V2": "swinv2_tiny_window8_256",
+        "MobileViT": "mobilevit_s",
+        "MobileViT V2": "mobilevitv2_100",
+        "ByobNet (RegNetZ, RepVGG)": "regnetz_b16",
+        "EfficientNet": "efficientnet_b0",
+        "MobileNetV2": "mobilenetv2_100",
+        "MobileNetV3, MobileNetV4": "mobilenetv3_small_100",
+        "RegNet": "regnety_016",
+    }
+
+    def __init__(self, module: nn.Module) -> None:
+        stages, stem = (
+            names.split() for names in next(STAGES[family] for family in STAGES if isinstance(module, family))
+        )
+        if len(stages) == 1:
+            stages = [f"{stages[0]}.{name}" for name, _ in module.get_submodule(stages[0]).named_children()]
+        super().__init__(UnwrappedModel(module, module), stages, stem)
+
+    @property
+    def input_size(self) -> Size | None:
+        embed = getattr(self.module, "patch_embed", None)
+        return tuple(embed.img_size) if embed is not None and getattr(embed, "strict_img_size", False) else None
+
 
 Builder = Callable[[Any], Backbone]
 """Returns a model's backbone, or raises ModelError."""
@@ -34,18 +92,14 @@ FAMILIES: dict[type[nn.Module], Builder] = {
 """By the class of the model; the first matching class counts."""
 
 
-def backbone_of(model: nn.Module) -> Backbone:
-    """Return the backbone of a model or of what its wrappers hold: that of its family, or the one for any classifier;
-    raise ModelError, with the reason, if it cannot be adapted.
-    """
-    unwrapped = unwrap_model(model)
-    if isinstance(unwrapped.module, OnnxClassifier):
-        return OnnxBackbone(unwrapped.module)
-    if unwrapped.is_timm:
-        for architecture, backbone in FAMILIES.items():
-            if isinstance(unwrapped.module, architecture) and not _overrides_forward(unwrapped.module, backbone):
-                return backbone(unwrapped.module)
-    return AnyClassifier(unwrapped)
+def family_of(module: nn.Module) -> Builder | None:
+    """Return what builds the backbone of a timm model, if its family is known."""
+    matching = (
+        backbone
+        for architecture, backbone in FAMILIES.items()
+        if isinstance(module, architecture) and not _overrides_forward(module, backbone)
+    )
+    return next(matching, None)
 
 
 def _overrides_forward(module: VisionTransformer, backbone: Builder) -> bool:
@@ -65,18 +119,6 @@ def with_tokens(backbone: Backbone, method: str) -> Transformer:
             "choose another method, or a ViT such as vit_base_patch16_224"
         )
     return backbone
-
-
-def compile_blocks(model: nn.Module) -> None:
-    """Compile the blocks with torch.compile, in place; parameter names do not change. Raise ModelError for other
-    classifiers, whose hooks do not go together with compiled blocks.
-    """
-    backbone = backbone_of(model)
-    if type(backbone) is AnyClassifier:
-        name = type(backbone.module).__name__
-        raise ModelError(f"{name} is in no family whose blocks remtta can compile; leave --compile out")
-    for block in backbone.blocks:
-        block.compile(dynamic=True)  # the views differ in their number of tokens
 
 
 def modules_without_family() -> list[str]:

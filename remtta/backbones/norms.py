@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import re
 
-from timm.layers import norm
 from torch import nn
 
 from remtta.backbones.backbone import Backbone, BatchNorm
 from remtta.errors import ModelError, UsageError, counted
 
-_TIMM_NORMS = (member for member in vars(norm).values() if isinstance(member, type) and issubclass(member, nn.Module))
 _NORM_NAMES = re.compile(r"(Layer|RMS|Batch|Group|Instance)Norm")
-_NORMS: tuple[type[nn.Module], ...] = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, BatchNorm, *_TIMM_NORMS)
+_NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, BatchNorm)
+_TIMM_NORMS = "timm.layers.norm"  # the module of timm's, which is not imported here, as that takes seconds
 
 
 def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[str, nn.Parameter]:
@@ -55,7 +54,7 @@ def norm_modules(module: nn.Module) -> dict[str, nn.Module]:
 
 def is_norm(layer: nn.Module) -> bool:
     """Return whether a layer normalises: by its type in torch or timm, or by the name of its class."""
-    if isinstance(layer, _NORMS):
+    if isinstance(layer, _NORMS) or any(base.__module__ == _TIMM_NORMS for base in type(layer).__mro__):
         return True
     return bool(_NORM_NAMES.search(type(layer).__name__)) and isinstance(getattr(layer, "weight", None), nn.Parameter)
 

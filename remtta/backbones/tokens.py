@@ -9,17 +9,27 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
+from timm.layers import Attention, AttentionPoolLatent
+from timm.layers.attention import AttentionRope
+from timm.models.beit import Attention as BeitAttention
 from timm.models.beit import Beit
-from timm.models.eva import Eva
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.eva import Eva, EvaAttention
+from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
+from timm.models.vision_transformer_relpos import RelPosAttention
 from torch import Tensor, nn
 
-from remtta.backbones.attention import SOFTMAX, WITH_ROWS, AttentionRows
+from remtta.backbones.attention import AttentionRows
 from remtta.backbones.backbone import Backbone, Scores
 from remtta.errors import ModelError
 
 BlockArguments = Mapping[str, Tensor | None]
 """Arguments of a block besides its tokens, such as positions, by timm's names."""
+
+_SOFTMAX = (Attention, AttentionRope, EvaAttention, BeitAttention, RelPosAttention)
+"""Attention layers with a single softmax and linear layers for queries, keys and values."""
+
+_WITH_ROWS = (*_SOFTMAX, ParallelScalingBlock, AttentionPoolLatent)
+"""timm's layers whose attention rows say what the class token or the pool looks at."""
 
 _LINEAR_LAYERS = ("qkv", "q_proj", "k_proj", "v_proj", "proj")
 
@@ -94,7 +104,7 @@ class Transformer(Backbone):
     @property
     def attention_weights(self) -> Sequence[str]:
         """Weight names of the linear layers in softmax attentions, block by block; empty if there are none."""
-        attentions = [name for name, module in self.module.named_modules() if isinstance(module, SOFTMAX)]
+        attentions = [name for name, module in self.module.named_modules() if isinstance(module, _SOFTMAX)]
         names = [f"{name}.{layer}.weight" for name in attentions for layer in _LINEAR_LAYERS]
         known = dict(self.module.named_parameters()).keys()
         return [name for name in names if name in known]
@@ -121,7 +131,7 @@ class Transformer(Backbone):
             raise ModelError(f"Grad-CAM needs a feature map, and {name} has tokens; leave --set masking=gradcam out")
         pool = getattr(self.module, "attn_pool", None) or nn.Identity()
         attentive = self.blocks[-1] if self._has_class_token else pool
-        if scores == "attention" and not any(isinstance(layer, WITH_ROWS) for layer in attentive.modules()):
+        if scores == "attention" and not any(isinstance(layer, _WITH_ROWS) for layer in attentive.modules()):
             raise ModelError(
                 f"this {name} has no softmax attention of a class token or a pool to mask by; "
                 "leave --set masking out, or choose features or random"
@@ -172,10 +182,3 @@ class Transformer(Backbone):
 def defined(module: nn.Module, method: str) -> object:
     """Return the function that a method of a module runs: that of its class, unless one is set on the module itself."""
     return vars(module).get(method, getattr(type(module), method))
-
-
-def gather_patches(tokens: Tensor, indices: Tensor, num_prefix_tokens: int) -> Tensor:
-    """Select the P prefix tokens and the patch tokens at indices (B, K) from (B, P + N, D): (B, P + K, D)."""
-    patch_tokens = tokens[:, num_prefix_tokens:]
-    chosen = patch_tokens.gather(1, indices.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-    return torch.cat([tokens[:, :num_prefix_tokens], chosen], dim=1)

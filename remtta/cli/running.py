@@ -95,7 +95,7 @@ class RunningOptions:
         """Load the model, or the one on which a `start` delta was made, and compile its blocks, if requested; show the
         progress of class embeddings. Raise RemttaError if the model cannot be loaded, or is not the delta's.
         """
-        from remtta.backbones.families import compile_blocks
+        from remtta.backbones.lookup import compile_blocks
         from remtta.deltas.base_model import base_options
         from remtta.models.loading import load
 
@@ -138,17 +138,21 @@ class TargetOptions:
         check_target(self.output, "--output", suffix, overwrite=self.overwrite)
 
 
-def import_uncollected(module: str) -> None:
-    """Import a module that loads torch and timm, with Python's garbage collector disabled.
+_WITH_TIMM = ("remtta.backbones.families", "remtta.models.timm_loading")  # which ONNX files need not
+
+
+def import_uncollected(*modules: str) -> None:
+    """Import modules that load torch or timm, with Python's garbage collector disabled.
 
     Scanning hundreds of thousands of new objects takes a sixth of the time until the first prediction, and finds next
     to nothing. The imported objects are permanent, so later collections skip them, too.
     """
-    if module in sys.modules:
+    if sys.modules.keys() >= {*modules}:
         return
     gc.disable()
     try:
-        import_module(module)
+        for module in modules:
+            import_module(module)
     finally:
         gc.freeze()
         atexit.register(gc.unfreeze)  # some libraries complain at exit about objects that still exist
@@ -169,7 +173,7 @@ def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> N
     if "torch" not in sys.modules:
         name = model.name or (DEFAULT_MODEL if delta is None else f"the model of {delta}")
         _log.info("loading torch and %s ...", name)
-    import_uncollected(module)
+    import_uncollected(module, *(() if model.is_onnx else _WITH_TIMM))
 
 
 def load_start(path: Path | None, output: Path, *, overwrite: bool) -> Delta | None:

@@ -48,8 +48,6 @@ def apply(
         load_torch("remtta.deltas.base_model", model, delta)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import apply_delta, load_delta, save_weights
-        from remtta.models.checkpoints import checkpoint_dtypes
-        from remtta.models.huggingface import weights_file, weights_place
         from remtta.models.loading import load
         from remtta.models.prompts import is_zero_shot
 
@@ -65,11 +63,13 @@ def apply(
             save_onnx(adapted_model(change, options), target.output)
             running.print_message(f"{target.output}: {change.model} with shifted logits, checked by onnxruntime")
             return
+        from remtta.models.checkpoints import checkpoint_dtypes
+        from remtta.models.huggingface import weights_file
+
         name, embeddings = options.name or "", options.text_embeddings
         base = load(options, device=running.device)
         apply_delta(base, change)
-        inputs = change.path, weights_place(name, options.checkpoint), embeddings
-        check_not_input(target.output, "--output", inputs)
+        check_not_input(target.output, "--output", (change.path, options.weights_place, embeddings))
         source = weights_file(name, options.checkpoint)
         renamed = is_zero_shot(name) or embeddings  # then the weights' names are not the checkpoint's
         dtypes = checkpoint_dtypes(base, source, use_ema=options.use_ema) if source and not renamed else None

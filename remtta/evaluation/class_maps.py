@@ -8,18 +8,15 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import NamedTuple
 
-from timm.data import ImageNetInfo
-
 from remtta.errors import UsageError, counted, listed
 from remtta.files import read_text
+from remtta.models.imagenet import read_info, wnids_of
 from remtta.options.evaluation import ClassOrder
 from remtta.streams.images import natural_key
 
-_SUBSET_BY_SIZE = {1000: "imagenet-1k", 11221: "imagenet-21k-miil", 11821: "imagenet-12k", 21841: "imagenet-22k"}
 _RESTRICTED_SETS = {"ImageNet-R": "imagenet_r_synsets.txt", "ImageNet-A": "imagenet_a_synsets.txt"}
 _SHOWN = 4
 _ORDERS = {"name": ("alphabetical order", "torchvision's ImageFolder"), "number": ("number order", "timm")}
@@ -130,7 +127,7 @@ def restricted_set(folders: Sequence[str]) -> str | None:
     """Return the name of the ImageNet variant (ImageNet-R or -A) with exactly these classes, or None."""
     names = set(folders)
     for title, file in _RESTRICTED_SETS.items():
-        if names == set((resources.files("timm.data") / "_info" / file).read_text().split()):
+        if names == set(read_info(file).split()):
             return title
     return None
 
@@ -185,8 +182,7 @@ def _look_up(names: Sequence[str], known: Mapping[str, int], num_classes: int, k
 
 def wnids(num_classes: int) -> dict[str, int]:
     """Return the class numbers of ImageNet's wnids for models with so many classes; empty for other models."""
-    subset = _SUBSET_BY_SIZE.get(num_classes)
-    return {} if subset is None else _numbered(ImageNetInfo(subset).label_names())
+    return _numbered(wnids_of(num_classes))
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from timm.data import constants
 from torch import Tensor, nn
 
 from remtta.errors import StreamError, UsageError, counted
@@ -17,7 +16,7 @@ from remtta.evaluation.domains import Dataset
 from remtta.methods.losses import entropy
 from remtta.methods.support import Support, refused_methods, support_in
 from remtta.models.card import ModelCard, card_of
-from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing, preprocessing_of
 from remtta.options.evaluation import ProtocolName, Resize
 from remtta.pipeline.information import mutual_information
 from remtta.streams.decoding_budget import Budget
@@ -36,9 +35,9 @@ and cropped to 224 pixels, CIFAR-C's resized to 384. Batch sizes are defaults of
 
 MIN_IMAGES = 16  # with fewer, the right preprocessing was missed on corrupted images
 NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "0.5": (constants.IMAGENET_INCEPTION_MEAN, constants.IMAGENET_INCEPTION_STD),
-    "ImageNet's": (constants.IMAGENET_DEFAULT_MEAN, constants.IMAGENET_DEFAULT_STD),
-    "CLIP's": (constants.OPENAI_CLIP_MEAN, constants.OPENAI_CLIP_STD),
+    "0.5": ((0.5,) * 3, (0.5,) * 3),
+    "ImageNet's": (IMAGENET_MEAN, IMAGENET_STD),
+    "CLIP's": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
     "none": ((0.0,) * 3, (1.0,) * 3),
 }
 """Means and standard deviations with which published image classifiers were trained."""

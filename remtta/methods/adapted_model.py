@@ -13,10 +13,10 @@ from torch.utils.checkpoint import CheckpointError
 
 from remtta.backbones.backbone import Backbone, BatchNorm, check_images
 from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_statistics, uses_batches
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
-from remtta.methods.augmentations import PixelSpace, shuffle_patches
+from remtta.methods.pixels import PixelSpace, shuffle_patches
 from remtta.methods.settings.base import MethodConfig
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of

@@ -9,9 +9,9 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from remtta.methods.augmentations import shuffle_patches
 from remtta.methods.base import Center, Loss, Method
 from remtta.methods.losses import entropy
+from remtta.methods.pixels import shuffle_patches
 from remtta.methods.sar import SARLikeConfig
 from remtta.methods.settings.base import Finite, Positive
 from remtta.options.option import Bounds

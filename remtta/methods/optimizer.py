@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -28,21 +29,23 @@ class NamedOptimizer:
         self._lr_factor = 1.0
         for tensor in tensors.values():
             tensor.requires_grad_(True)
-        self.restart()
+
+    @cached_property
+    def _torch(self) -> torch.optim.Optimizer:
+        """torch's optimizer; made when it is needed, as that imports torch._dynamo, which takes seconds."""
+        config = self._config
+        groups = [{**group, "lr": group.get("lr", config.lr) * self._lr_factor} for group in self._groups]
+        if config.optimizer == "sgd":
+            return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov)
+        return torch.optim.Adam(groups, betas=(config.momentum, 0.999))
 
     def restart(self) -> None:
         """Forget all steps; the learning rate stays scaled."""
-        config = self._config
-        groups = [{**group, "lr": group.get("lr", config.lr) * self._lr_factor} for group in self._groups]
-        self._torch: torch.optim.Optimizer
-        if config.optimizer == "sgd":
-            self._torch = torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov)
-        else:
-            self._torch = torch.optim.Adam(groups, betas=(config.momentum, 0.999))
+        vars(self).pop("_torch", None)
 
     def scale_lr(self, factor: float) -> None:
         """Multiply the config's learning rates by a factor, also after `restart`."""
-        for group in self._torch.param_groups:
+        for group in self._torch.param_groups if "_torch" in vars(self) else ():
             group["lr"] *= factor / self._lr_factor
         self._lr_factor = factor
 
@@ -56,7 +59,8 @@ class NamedOptimizer:
 
     def zero_grad(self) -> None:
         """Free the gradients."""
-        self._torch.zero_grad(set_to_none=True)
+        for tensor in self._tensors.values():
+            tensor.grad = None
 
     def step(self) -> None:
         """Update the tensors by their gradients."""

@@ -8,17 +8,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
-import timm
 import torch
 from torch import nn
 
 from remtta.backbones.backbone import Scores
-from remtta.backbones.families import FAMILIES, backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.errors import RemttaError
+from remtta.errors import RemttaError, logging_at
 from remtta.methods.build import build_method
 from remtta.methods.settings import METHOD_TABLE
-from remtta.models.building import logging_at
 
 _log = logging.getLogger("remtta")
 
@@ -54,11 +52,15 @@ class Support:
 
 def kinds() -> dict[str, str]:
     """Return a timm model of each kind in all families, and a short description of the kind."""
+    from remtta.backbones.families import FAMILIES
+
     return {model: kind for family in FAMILIES.values() for kind, model in getattr(family, "kinds", {}).items()}
 
 
 def support_of(model: str, kind: str | None = None) -> Support:
     """Return what remtta supports on a timm model, without allocating its weights if it is of a family."""
+    from remtta.backbones.families import FAMILIES
+
     module, has_head = _built(model, "meta")
     if not isinstance(module, tuple(FAMILIES)):  # only values show which patches can be masked
         module, has_head = _built(model, "cpu")
@@ -67,6 +69,8 @@ def support_of(model: str, kind: str | None = None) -> Support:
 
 def _built(model: str, device: str) -> tuple[nn.Module, bool]:
     """Return a timm model with random weights and a head, and whether the head is timm's."""
+    import timm
+
     with torch.device(device):
         module: Any = timm.create_model(model, pretrained=False)
         has_head = bool(module.num_classes)

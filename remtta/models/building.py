@@ -20,7 +20,7 @@ from huggingface_hub import constants
 from safetensors import SafetensorError
 from torch import nn
 
-from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError
+from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError, logging_at
 from remtta.models.checkpoints import most_bytes
 from remtta.models.embedded import EMBEDDED
 from remtta.models.huggingface import build_folder, transformers_config
@@ -182,17 +182,6 @@ def reachable_or_offline() -> Iterator[None]:
             yield
         finally:
             constants.HF_HUB_OFFLINE = offline
-
-
-@contextlib.contextmanager
-def logging_at(level: int, log: logging.Logger) -> Iterator[None]:
-    """Log only messages of this level and above within the block."""
-    earlier = log.level
-    log.setLevel(level)
-    try:
-        yield
-    finally:
-        log.setLevel(earlier)
 
 
 def _resolves(address: str) -> bool:

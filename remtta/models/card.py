@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timm.data import ImageNetInfo, infer_imagenet_subset
 from torch import Tensor, nn
 
 from remtta.errors import ModelError, UsageError, counted
 from remtta.files import read_text
+from remtta.models import imagenet
 from remtta.models.metadata import ModelWithMetadata, PretrainedConfig, metadata_of
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256
@@ -168,11 +168,7 @@ def known_labels(num_classes: int, config: PretrainedConfig) -> list[str] | None
     labels = _labels_in(config)
     if labels and len(labels) == num_classes:
         return labels
-    subset = infer_imagenet_subset({"num_classes": num_classes})
-    if subset is None:
-        return None
-    info = ImageNetInfo(subset)
-    return [info.index_to_description(index) for index in range(num_classes)]
+    return imagenet.names_of(num_classes) or None
 
 
 def _labels_in(config: PretrainedConfig) -> list[str]:

@@ -18,8 +18,8 @@ from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg, checkpoint_fi
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, needed
-from remtta.models.building import logging_at, reachable_or_offline
+from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, logging_at, needed
+from remtta.models.building import reachable_or_offline
 from remtta.models.card import built_from, given_preprocessing
 from remtta.models.checkpoints import check_fits, check_values, read_weights, without_wrappers
 from remtta.models.metadata import PretrainedConfig, TimmModel

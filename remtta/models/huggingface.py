@@ -84,12 +84,6 @@ def weights_file(name: str, checkpoint: str | Path | None) -> Path | None:
     raise CheckpointError(f"{folder} has no {_WEIGHTS[0]}; save the model again, or give --checkpoint")
 
 
-def weights_place(name: str, checkpoint: str | Path | None) -> Path | None:
-    """Return the checkpoint of a model, or else the local folder that may be in its name; None without either."""
-    local = checkpoint or name.partition(":")[2]
-    return Path(local) if local else None
-
-
 def build_folder(name: str, saved: Config, num_classes: int | None, input_size: Size | None) -> nn.Module:
     """Build the timm model that a folder's config.json describes, without its weights.
 

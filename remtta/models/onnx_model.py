@@ -87,7 +87,9 @@ class OnnxClassifier(nn.Module):
             self._features = graph.features(self._output)
             if self._features not in {each.name for each in graph.proto.graph.output}:
                 graph.proto.graph.output.append(import_onnx().ValueInfoProto(name=self._features))
-            self._session = self._open(graph.content({}))
+            content, self._session = graph.content({}), None
+            del graph  # so that only the new session holds the weights
+            self._session = self._open(content)
         logits, features = self._run(images, [self._output, self._features])
         return self._logits(logits), features.flatten(1)
 

@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import torch
 from PIL import Image
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform, resolve_model_data_config
 from torch import Tensor, nn
-from torchvision.transforms.functional import normalize
 
 from remtta.errors import UsageError
 from remtta.models.metadata import PretrainedConfig
 from remtta.models.unwrapping import config_of, unwrap_model
 
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CROP_MODES = ("center", "squash", "border")
 
@@ -39,8 +40,8 @@ class Preprocessing:
     """
 
     input_size: tuple[int, int]
-    mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
-    std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    mean: tuple[float, ...] = IMAGENET_MEAN
+    std: tuple[float, ...] = IMAGENET_STD
     interpolation: str = "bicubic"
     crop_pct: float = 0.875
     crop_mode: str = "center"
@@ -54,14 +55,30 @@ class Preprocessing:
             raise UsageError(f'unknown crop_mode "{self.crop_mode}"; choose {", ".join(CROP_MODES)}')
 
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """Return timm's evaluation transform from a PIL image to a uint8 tensor (3, H, W)."""
-        return create_transform(
-            input_size=(3, *self.input_size),
-            interpolation=self.interpolation,
-            crop_pct=self.crop_pct,
-            crop_mode=self.crop_mode,
-            normalize=False,
-        )
+        """Return a function from an RGB image to a uint8 tensor (3, H, W), equal to timm's evaluation transform.
+
+        timm's own would import torchvision, which takes seconds and 160 MB.
+        """
+        return self._transformed
+
+    def _transformed(self, image: Image.Image) -> Tensor:
+        height, width = self.input_size
+        resized = image.resize(self._resized(*image.size), Image.Resampling[self.interpolation.upper()])
+        offset = _centered(resized.width, width), _centered(resized.height, height)
+        cropped = Image.new("RGB", (width, height), tuple(round(255 * value) for value in self.mean))
+        cropped.paste(resized, offset)
+        return torch.from_numpy(np.array(cropped)).permute(2, 0, 1)
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        """Return the width and height to which an image is resized before the crop."""
+        high, wide = (math.floor(side / self.crop_pct) for side in self.input_size)
+        if self.crop_mode == "squash":
+            return wide, high
+        if self.crop_mode == "center" and high == wide:  # timm rounds down here
+            short = min(width, height)
+            return int(wide * width / short), int(wide * height / short)
+        ratio = (max if self.crop_mode == "border" else min)(width / wide, height / high)
+        return round(width / ratio), round(height / ratio)
 
     def resized_bytes(self, width: int, height: int) -> int:
         """Return the bytes needed to resize an image; for a line one pixel high, a multiple of the line."""
@@ -72,7 +89,8 @@ class Preprocessing:
 
     def normalise(self, images: Tensor) -> Tensor:
         """Normalise uint8 images (B, 3, H, W) to the model's float32 input, on the same device."""
-        return normalize(images.float() / 255, self.mean, self.std, inplace=True)
+        mean, std = (images.new_tensor(each, dtype=torch.float32).view(-1, 1, 1) for each in (self.mean, self.std))
+        return (images.float() / 255).sub_(mean).div_(std)
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values, ready for JSON."""
@@ -81,17 +99,11 @@ class Preprocessing:
 
 def preprocessing_of(model: nn.Module) -> Preprocessing:
     """Return a model's preprocessing: its own input size, the rest from `config_of`, else ImageNet's."""
-    config = resolve_model_data_config(model, pretrained_cfg=config_of(model))
-    unwrapped = unwrap_model(model)
+    config, unwrapped = config_of(model), unwrap_model(model)
+    config["input_size"] = config.get("input_size") or (3, 224, 224)
     height, width = config["input_size"][1:] if unwrapped.resizes else image_size(unwrapped.module, config)
-    return Preprocessing(
-        input_size=(height, width),
-        mean=tuple(config["mean"]),
-        std=tuple(config["std"]),
-        interpolation=config["interpolation"],
-        crop_pct=float(config["crop_pct"]),
-        crop_mode=config["crop_mode"],
-    )
+    types = {"mean": tuple, "std": tuple, "interpolation": str, "crop_pct": float, "crop_mode": str}
+    return Preprocessing((height, width), **{name: of(config[name]) for name, of in types.items() if config.get(name)})
 
 
 def check_preprocessing(
@@ -111,6 +123,11 @@ def check_preprocessing(
         raise UsageError(f'unknown interpolation "{interpolation}"; choose {", ".join(INTERPOLATIONS)}')
     if crop_pct is not None and not 0 < crop_pct <= 1:
         raise UsageError(f"crop-pct must be in (0, 1], got {crop_pct:g}")
+
+
+def _centered(size: int, target: int) -> int:
+    """Return where an image's side starts in its crop, or in the border around it, as in timm."""
+    return (target - size) // 2 if size < target else -round((size - target) / 2)
 
 
 def image_size(model: nn.Module, config: PretrainedConfig) -> tuple[int, int]:

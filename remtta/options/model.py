@@ -114,6 +114,12 @@ class ModelOptions:
         """True if the model is an ONNX file, which is also its checkpoint."""
         return is_onnx(str(self.checkpoint))
 
+    @property
+    def weights_place(self) -> Path | None:
+        """The checkpoint, or else the local folder that may be in the name; None without either."""
+        local = self.checkpoint or (self.name or "").partition(":")[2]
+        return Path(local) if local else None
+
     def check_files(self) -> None:
         """Raise UsageError if the checkpoint does not exist."""
         if self.checkpoint is not None and not (path := as_path(self.checkpoint, "checkpoint")).is_file():

@@ -10,10 +10,10 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import version
 from operator import call
 from typing import Any
 
-import timm
 import torch
 
 from remtta._version import __version__
@@ -196,7 +196,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     return {
         "remtta": __version__,
         "torch": torch.__version__,
-        "timm": timm.__version__,
+        "timm": version("timm"),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "device": str(device),

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from remtta import REM, Adapter, Delta, REMConfig, apply_delta, load_delta, load_model
 from remtta.backbones.any_classifier import AnyClassifier
 from remtta.backbones.batchnorm import running_statistics
-from remtta.backbones.families import backbone_of, compile_blocks
+from remtta.backbones.lookup import backbone_of, compile_blocks
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError, RemttaError
 from remtta.methods.settings import method_config

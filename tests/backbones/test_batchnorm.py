@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from remtta import Adapter
 from remtta.backbones.batchnorm import HALF_LIFE, BatchStatistics, batch_norms, running_statistics
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import DeltaError, ModelError

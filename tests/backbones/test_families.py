@@ -13,7 +13,7 @@ from timm.models.eva import Eva
 from torch import Tensor
 
 from remtta import REM, REMConfig
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT

@@ -10,7 +10,7 @@ from timm.layers.grn import GlobalResponseNorm
 from torch import Tensor
 
 from remtta import REM, REMConfig
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
 from remtta.methods.settings import method_config

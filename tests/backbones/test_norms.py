@@ -5,7 +5,7 @@ import timm
 import torch
 from torch import nn
 
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError, UsageError
 from tests.conftest import tiny_vit

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from remtta._version import __version__
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta, save_weights

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.errors import ModelError, UsageError
 from remtta.methods.augmentations import random_view
 from remtta.methods.masking import keep_indices

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.augmentations import PixelSpace, clean_jitter, shuffle_patches
+from remtta.methods.augmentations import clean_jitter
 from remtta.methods.base import unchanged
+from remtta.methods.pixels import PixelSpace, shuffle_patches
 from remtta.methods.rem import rem_loss
 from remtta.methods.settings import METHOD_TABLE, method_config
 from remtta.pipeline.pipeline import Pipeline

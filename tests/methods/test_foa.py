@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError, UsageError
 from remtta.methods.cmaes import CMAES

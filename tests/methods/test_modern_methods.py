@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError
 from remtta.methods import rotta
-from remtta.methods.augmentations import PixelSpace, without_low_frequencies
+from remtta.methods.augmentations import without_low_frequencies
+from remtta.methods.pixels import PixelSpace
 from remtta.methods.settings import method_config
 from remtta.pipeline.pipeline import Pipeline
 from tests.backbones.tiny_models import pictures, tiny

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional
 
 from remtta.methods import augmentations
-from remtta.methods.augmentations import Augmentation, PixelSpace, clean_jitter, integer, jitter
+from remtta.methods.augmentations import clean_jitter, integer, jitter
 from remtta.methods.base import unchanged
 from remtta.methods.cotta import PETAL, CoTTA, CoTTAConfig, PETALConfig, published_confidence
+from remtta.methods.pixels import Augmentation, PixelSpace
 from remtta.methods.settings import method_config
 from remtta.methods.vdp import VDP, VDPConfig
 from remtta.pipeline.pipeline import Pipeline

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, DeiTImageProcessorPil, ViTImageProcessorPil
 
-from remtta.backbones.families import backbone_of
+from remtta.backbones.lookup import backbone_of
 from remtta.errors import CheckpointError, UsageError
 from remtta.models.card import card_of, labels_of
 from remtta.models.loading import load_model

@@ -10,10 +10,11 @@ import torch
 from huggingface_hub import constants
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import save_file
-from timm.data import create_transform
+from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, UsageError
+from remtta.models import imagenet
 from remtta.models.building import reachable_or_offline
 from remtta.models.card import card_of, labels_of
 from remtta.models.loading import load_model, select_device
@@ -145,16 +146,30 @@ def test_each_part_of_the_preprocessing_can_be_replaced_alone(override: dict[str
     ("interpolation", "crop_mode"),
     [*((each, "center") for each in INTERPOLATIONS), ("bicubic", "squash"), ("bicubic", "border")],
 )
-def test_an_image_becomes_what_timm_itself_makes_of_it(interpolation: str, crop_mode: str) -> None:
-    ours = Preprocessing((32, 40), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), interpolation, 0.875, crop_mode)
-    crop: Any = {"interpolation": interpolation, "crop_pct": 0.875, "crop_mode": crop_mode}
-    timms = create_transform((3, 32, 40), mean=ours.mean, std=ours.std, **crop)
+@pytest.mark.parametrize("size", [(32, 40), (37, 37)])
+@pytest.mark.parametrize("crop_pct", [0.875, 0.9, 1.0])
+def test_an_image_becomes_what_timm_itself_makes_of_it(
+    size: tuple[int, int], crop_pct: float, interpolation: str, crop_mode: str
+) -> None:
+    ours = Preprocessing(size, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), interpolation, crop_pct, crop_mode)
+    crop: Any = {"interpolation": interpolation, "crop_pct": crop_pct, "crop_mode": crop_mode}
+    timms, normalised = (
+        create_transform((3, *size), mean=ours.mean, std=ours.std, normalize=each, **crop) for each in (False, True)
+    )
     transform = ours.transform()
-    for width, height in ((50, 45), (90, 33), (20, 64)):
+    for width, height in ((50, 45), (90, 33), (20, 64), (37, 37)):
         image = draw_image(width, width, height)
         pixels = transform(image)
-        assert pixels.dtype == torch.uint8
-        torch.testing.assert_close(ours.normalise(pixels.unsqueeze(0))[0], timms(image), atol=1e-6, rtol=1e-6)
+        assert torch.equal(pixels, timms(image))
+        torch.testing.assert_close(ours.normalise(pixels.unsqueeze(0))[0], normalised(image), atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_classes", [1000, 11221, 11821, 21841, 21842, 21843])
+def test_imagenets_classes_are_timms(num_classes: int) -> None:
+    timms = ImageNetInfo(str(infer_imagenet_subset({"num_classes": num_classes})))
+    assert imagenet.wnids_of(num_classes) == timms.label_names()
+    assert imagenet.names_of(num_classes) == timms.label_descriptions()
+    assert imagenet.wnids_of(num_classes + 9) == imagenet.names_of(num_classes + 9) == []
 
 
 def test_a_thousand_classes_are_imagenets(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 import json
 import logging
 import shutil
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -204,6 +206,24 @@ def test_a_failure_leaves_the_file_and_the_run_goes_on(
     assert (tmp_path / "live.onnx").read_bytes() == b"earlier" and "not published: the disk is full" in caplog.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["live.onnx", "run"]
     assert len(rows(tmp_path / "run")) == 12
+
+
+def test_an_onnx_file_needs_neither_timm_nor_torchvision(made: Path, tmp_path: Path) -> None:
+    adapt = ["adapt", made / "frames", "--model", made / "tiny.onnx", "--publish", tmp_path / "live.onnx"]
+    code = f"""
+import sys
+import torch
+from remtta import Adapter
+from remtta.cli import app
+from remtta.models.imagenet import names_of
+for method in ("source", "fast", "centre", "lame"):
+    Adapter({str(made / "tiny.onnx")!r}, method)(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
+app({[*map(str, adapt), "--output", str(tmp_path / "run")]}, standalone_mode=False)
+names_of(1000)
+print(sys.modules.keys() & {{"timm", "torchvision", "torch._dynamo"}})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert (tmp_path / "live.onnx").exists() and done.stdout.endswith("set()\n")
 
 
 def test_publishing_by_time_and_what_is_refused(made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,8 +5,8 @@ import torch
 from timm.models.levit import NormLinear
 from torch import Tensor, nn
 
-from remtta.methods.augmentations import shuffle_patches
 from remtta.methods.build import build_method
+from remtta.methods.pixels import shuffle_patches
 from remtta.methods.settings import method_config
 from remtta.options import GuardOptions
 from remtta.pipeline.centering import LogitCentering

@@ -1,0 +1,39 @@
+"""Find the backbone of a model, and compile it. timm is imported for its own models only, as that takes seconds."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from remtta.backbones.any_classifier import AnyClassifier
+from remtta.backbones.backbone import Backbone
+from remtta.backbones.onnx_backbone import OnnxBackbone
+from remtta.errors import ModelError
+from remtta.models.onnx_model import OnnxClassifier
+from remtta.models.unwrapping import unwrap_model
+
+
+def backbone_of(model: nn.Module) -> Backbone:
+    """Return the backbone of a model or of what its wrappers hold: that of its family, or the one for any classifier;
+    raise ModelError, with the reason, if it cannot be adapted.
+    """
+    unwrapped = unwrap_model(model)
+    if isinstance(unwrapped.module, OnnxClassifier):
+        return OnnxBackbone(unwrapped.module)
+    if unwrapped.is_timm:
+        from remtta.backbones.families import family_of
+
+        if (backbone := family_of(unwrapped.module)) is not None:
+            return backbone(unwrapped.module)
+    return AnyClassifier(unwrapped)
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile the blocks with torch.compile, in place; parameter names do not change. Raise ModelError for other
+    classifiers, whose hooks do not go together with compiled blocks.
+    """
+    backbone = backbone_of(model)
+    if type(backbone) is AnyClassifier:
+        name = type(backbone.module).__name__
+        raise ModelError(f"{name} is in no family whose blocks remtta can compile; leave --compile out")
+    for block in backbone.blocks:
+        block.compile(dynamic=True)  # the views differ in their number of tokens
