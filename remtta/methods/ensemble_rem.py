@@ -28,7 +28,7 @@ _HALF_LIFE = 128
 masked views makes them agree more often: an early mistake would confirm itself.
 """
 
-_AGREEING, _CONFIDENCE = "agreeing", "confidence"
+_COUNT, _AGREEING, _CONFIDENCE = "count", "agreeing", "confidence"
 
 
 class EnsembleREM(REM):
@@ -69,12 +69,13 @@ class EnsembleREM(REM):
     def first_view(self, images: Tensor) -> Targets:
         return super().first_view(images) if self._uses_masks else (self.forward(images),)
 
-    def loss(self, images: Tensor, center: Center, masked: Tensor, source: Tensor | None = None) -> Loss:
+    def loss(self, images: Tensor, center: Center, *targets: Tensor) -> Loss:
+        masked, *source = targets
         logits, *patches = self.take_first_view(images)
         centered = center(logits)
         plain = centered.log_softmax(-1)
-        if source is not None:
-            plain = torch.logaddexp(plain, source.log_softmax(-1)) - math.log(2)
+        for other in source:
+            plain = torch.logaddexp(plain, other.log_softmax(-1)) - math.log(2)
         learned = self._is_confident(plain)
         chosen, others = (torch.nonzero(rows & learned)[:, 0] for rows in (masked, ~masked))
         config, share, loss = self.config, self.consistency_share(), plain.new_zeros(())
@@ -98,7 +99,7 @@ class EnsembleREM(REM):
         return min(max((agreement - _USELESS) / (_USEFUL - _USELESS), 0.0), 1.0)
 
     def after_batch(self, views: Tensor) -> bool:
-        count = self._new.pop("count", 0)
+        count = self._new.pop(_COUNT, 0)
         for name, total in self._new.items():
             self.buffers[name] = self.buffers[name] * 0.5 ** (count / _HALF_LIFE) + total
         self._new = {}
@@ -114,13 +115,12 @@ class EnsembleREM(REM):
     def _compare(self, plain: Tensor, view: Tensor) -> None:
         """Add a masked view of images to the evidence, from log-probabilities (B, C) of the ensemble and its logits."""
         confidence, predicted = plain.exp().max(-1)
-        agreeing = (view.argmax(-1) == predicted).sum()
-        for name, number in (
-            ("count", len(plain)),
-            (_AGREEING, float(agreeing)),
-            (_CONFIDENCE, float(confidence.sum())),
-        ):
-            self._new[name] = self._new.get(name, 0) + number
+        total = float(confidence.sum())
+        if not math.isfinite(total):
+            return
+        agreeing = float((view.argmax(-1) == predicted).sum())
+        for name, number in ((_COUNT, len(plain)), (_AGREEING, agreeing), (_CONFIDENCE, total)):
+            self._new[name] = self._new.get(name, 0.0) + number
 
     # Every image's plain view has a gradient, so it goes forward once, with a graph, as in other methods.
 

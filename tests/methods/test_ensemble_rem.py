@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from remtta.methods.build import build_method
 from remtta.methods.settings import method_config
@@ -73,7 +73,9 @@ def test_updates_equal_a_plain_reading(agreement: float) -> None:
 def test_consistency_counts_once_masked_views_agree_with_the_ensemble() -> None:
     pipeline = build()
     assert share_of(pipeline) == 0
-    pipeline.method.model.model.get_submodule("head").weight.data.zero_()  # every view predicts the head's bias
+    head = pipeline.method.model.model.get_submodule("head")
+    assert isinstance(head, nn.Linear)
+    head.weight.data.zero_()  # every view predicts the head's bias
     shares = []
     for seed in range(3):
         pipeline(random_images(8, seed))
@@ -81,6 +83,15 @@ def test_consistency_counts_once_masked_views_agree_with_the_ensemble() -> None:
     assert 0 < shares[0] < shares[1] <= shares[2]
     pipeline.reset()
     assert share_of(pipeline) == 0
+
+
+def test_outputs_that_are_not_finite_are_no_evidence() -> None:
+    pipeline = build()
+    agree(pipeline, 2.0)
+    pipeline(torch.full((8, 3, 32, 32), torch.nan))
+    assert share_of(pipeline) == 1
+    pipeline(random_images(8, 0))
+    assert pipeline.method.num_updates == 1
 
 
 def test_micro_batches_change_neither_updates_nor_evidence() -> None:

@@ -115,7 +115,7 @@ class MethodConfig:
             metavar="N",
             min=1,
             default="1",
-            more="performance.md#every-n-th-batch",
+            more="performance.md#two-passes",
         ),
     ] = 1
     adapt_layers: Annotated[
