@@ -19,6 +19,7 @@ from remtta.machine import processor_name
 from remtta.methods.base import Method
 from remtta.methods.build import build_method
 from remtta.methods.settings import METHOD_TABLE, method_config
+from remtta.methods.settings.base import MethodConfig
 from remtta.models.building import create
 from remtta.models.embedded import EMBEDDED
 from remtta.models.loading import load, select_device
@@ -41,7 +42,7 @@ class Prepared:
 
     step: Callable[[], object]
     model: nn.Module
-    method: Method[Any] | None = None
+    method: Method[MethodConfig] | None = None
     batches: int = 1
 
     @property

@@ -131,7 +131,7 @@ class EvaluationContext:
                     self.learned[name] = self._learn(pipeline.method, name, source_data, wait)
 
     def _learn(
-        self, method: Method[Any], name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
+        self, method: Method[MethodConfig], name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
         chosen, crop_pct = self.card.preprocessing, preprocessing_of(self.model).crop_pct
         # Domains of the input size are used uncropped, which does not say how to crop photographs.

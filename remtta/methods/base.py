@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from remtta.errors import UsageError, check
 from remtta.methods.adapted_model import AdaptedModel
+from remtta.methods.settings.base import MethodConfig
 from remtta.methods.state import Config, MethodState
 
 Center = Callable[[Tensor], Tensor]
@@ -237,7 +237,9 @@ class Method(MethodState[Config]):
         self.model.weights.commit()
 
 
-def _gradients_in_parts(method: Method[Any], size: int, images: Tensor, center: Center, *targets: Tensor) -> Tensor:
+def _gradients_in_parts(
+    method: Method[MethodConfig], size: int, images: Tensor, center: Center, *targets: Tensor
+) -> Tensor:
     """Compute a batch's gradients from parts of at most `size` images, in less memory; return its views (L, B, C)."""
     batch_norms = method.model.batch_norms
     batch_norms.warn_of_parts()

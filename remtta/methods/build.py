@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -16,10 +16,10 @@ from remtta.models.onnx_model import OnnxClassifier
 from remtta.models.unwrapping import unwrap_model
 from remtta.options import DEFAULT_BATCH_SIZE
 
-M = TypeVar("M", bound=Method[Any])
+M = TypeVar("M", bound=Method[MethodConfig])
 
 
-def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method[Any]:
+def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method[MethodConfig]:
     """Set up a method of METHOD_TABLE on a model, which it adapts in place; with its default settings without a config.
 
     Everything but the selected weights is frozen, and the model is put in eval mode. Raise UsageError if the method is

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.methods.base import Method, unchanged
+from remtta.methods.settings.base import MethodConfig
 from remtta.models.peak_memory import resident_bytes
 
 _FLOAT_BYTES = 4
@@ -20,7 +20,7 @@ _MIB = 2**20
 
 
 def fitting_micro_batch(
-    method: Method[Any], input_size: tuple[int, int], batch_size: int, max_bytes: int
+    method: Method[MethodConfig], input_size: tuple[int, int], batch_size: int, max_bytes: int
 ) -> int | None:
     """Return the largest micro-batch that keeps memory within a limit; None if the method's usual one fits.
 
@@ -53,7 +53,7 @@ def fitting_micro_batch(
     return fits if fits < usual else None
 
 
-def _graph_bytes(method: Method[Any], count: int, input_size: tuple[int, int]) -> int:
+def _graph_bytes(method: Method[MethodConfig], count: int, input_size: tuple[int, int]) -> int:
     """Return the peak bytes held by autograd graphs while the method learns from `count` images, without weights."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in method.model.model.parameters()}
     graph = _Graph(weights)

@@ -59,7 +59,7 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
 
 
 def learn_from_source(
-    method: Method[Any],
+    method: Method[MethodConfig],
     source_data: str | Path,
     *,
     name: str,
@@ -153,7 +153,9 @@ def source_files(folder: Path) -> list[Path]:
     return files
 
 
-def _learned(method: Method[Any], path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]) -> _Found:
+def _learned(
+    method: Method[MethodConfig], path: Path, made_for: Mapping[str, Any], batches: Generator[Tensor]
+) -> _Found:
     """Compute a method's statistics from batches of clean images, and save them in the cache."""
     try:  # before the work, so that an unwritable cache is noticed first
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,7 +55,7 @@ class SPA(WithPredictor[SPAConfig]):
         self.beside[_NOISE] = torch.zeros(rows, columns, device=model.device, dtype=torch.float32)
         self.trained = {**self.trained, _NOISE: self.beside[_NOISE]}
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[dict[str, object]]:
         return [*super().parameter_groups(), {"params": [self.beside[_NOISE]], "lr": self.config.noise_lr}]
 
     def reset_buffers(self) -> None:

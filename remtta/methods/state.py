@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
 from remtta.models.weights import count_in, within
 
-Config = TypeVar("Config", bound=MethodConfig)
+Config = TypeVar("Config", bound=MethodConfig, covariant=True)
 
 _DELTA, _UPDATES, _GENERATOR, _BUFFER = "delta.", "updates", "generator", "own."
 
@@ -64,7 +64,7 @@ class MethodState(Generic[Config]):
         """The optimizer of `trained`."""
         return NamedOptimizer(self.trained, self.config, self.parameter_groups())
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[dict[str, object]]:
         """Return parameter groups for the optimizer, which may have their own learning rates."""
         return [{"params": list(self.trained.values())}]
 

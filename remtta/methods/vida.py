@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -134,6 +134,6 @@ class ViDA(Teacher[ViDAConfig]):
             self._teacher[name].copy_(self.model.weights.parameters[name])
         self.buffers |= {_TEACHER + name: tensor for name, tensor in self._teacher.items()}
 
-    def parameter_groups(self) -> list[dict[str, Any]]:
+    def parameter_groups(self) -> list[dict[str, object]]:
         adapters = {"params": list(self._adapters.values()), "lr": self.config.adapter_lr}
         return [{"params": list(self.student.values())}, adapters]

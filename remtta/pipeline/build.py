@@ -131,7 +131,9 @@ def build_pipeline(
         return pipeline
 
 
-def assemble_pipeline(method: Method[Any], options: GuardOptions | None, *callbacks: Callback | None) -> Pipeline:
+def assemble_pipeline(
+    method: Method[MethodConfig], options: GuardOptions | None, *callbacks: Callback | None
+) -> Pipeline:
     """Put a guard, if it has something to do, temperature scaling of an ensemble, and callbacks around a method, in the
     order in which they act.
     """
@@ -157,7 +159,7 @@ def _unchanged_on_failure(model: nn.Module) -> Iterator[None]:
         raise
 
 
-def _check_method(method: Method[Any], config: AdaptationConfig) -> None:
+def _check_method(method: Method[MethodConfig], config: AdaptationConfig) -> None:
     name, options = config.method, config.options
     if method.needs_labels:
         raise UsageError(f"{name} needs labels, and a stream has none; use it in remtta eval")
@@ -175,7 +177,7 @@ def decide_precision(model: nn.Module, card: ModelCard, config: AdaptationConfig
 
 
 def _resolve_precision(
-    method: Method[Any], card: ModelCard, config: AdaptationConfig, earlier: Mapping[str, Any] | None
+    method: Method[MethodConfig], card: ModelCard, config: AdaptationConfig, earlier: Mapping[str, Any] | None
 ) -> None:
     """Resolve "auto": a resumed run keeps its precision, and one that starts from a delta that of the delta's run."""
     chosen, delta = config.precision, config.delta
@@ -189,7 +191,7 @@ def _resolve_precision(
 
 
 def _calibration(
-    method: Method[Any],
+    method: Method[MethodConfig],
     card: ModelCard,
     config: AdaptationConfig,
     earlier: Mapping[str, Any] | None,
@@ -213,7 +215,9 @@ def _calibration(
     return Calibration.seen(accuracy, logits)
 
 
-def _limit_memory(method: Method[Any], card: ModelCard, options: RunOptions, earlier: Mapping[str, Any] | None) -> None:
+def _limit_memory(
+    method: Method[MethodConfig], card: ModelCard, options: RunOptions, earlier: Mapping[str, Any] | None
+) -> None:
     """Choose a micro-batch that respects `max_memory`; a resumed run keeps its micro-batch."""
     assert options.max_memory is not None
     if not method.trained:

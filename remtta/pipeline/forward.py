@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.methods.base import Method
+from remtta.methods.settings.base import MethodConfig
 from remtta.pipeline.information import mixture
 
 
 @torch.no_grad()
-def source_logits(method: Method[Any], images: Tensor) -> Tensor:
+def source_logits(method: Method[MethodConfig], images: Tensor) -> Tensor:
     """Return the source model's logits (B, C) of transformed images (B, 3, H, W)."""
     parts = images.split(method.part_size(len(images)))
     return torch.cat([method.model.source_logits(part) for part in parts])
 
 
-def adapted_logits(method: Method[Any], images: Tensor, learnable: Tensor, learned: Tensor, *, latency: bool) -> Tensor:
+def adapted_logits(
+    method: Method[MethodConfig], images: Tensor, learnable: Tensor, learned: Tensor, *, latency: bool
+) -> Tensor:
     """Return the adapted model's logits (B, C) of transformed images, those of learned ones for the next `step`.
 
     Args:
@@ -39,7 +40,9 @@ def adapted_logits(method: Method[Any], images: Tensor, learnable: Tensor, learn
 
 
 @torch.no_grad()
-def shuffled_logits(method: Method[Any], images: Tensor, indices: Tensor, *, of_source: bool = False) -> Tensor:
+def shuffled_logits(
+    method: Method[MethodConfig], images: Tensor, indices: Tensor, *, of_source: bool = False
+) -> Tensor:
     """Return the logits (K, C) of images at indices (K,) with their patches shuffled, by present or source weights."""
     predict = method.model.source_logits if of_source else method.model.logits
     views = method.model.shuffle_patches(images, indices)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from remtta.methods.base import Method
+from remtta.methods.settings.base import MethodConfig
 from remtta.methods.source import CentredSource, Source
 from remtta.models.weights import AdaptedWeights
 from remtta.options import GuardOptions
@@ -17,7 +18,7 @@ from remtta.pipeline.harm import NOT_FINITE, HarmDetector
 from remtta.pipeline.prediction import Prediction
 
 
-def guard_for(method: Method[Any], options: GuardOptions | None) -> Guard | None:
+def guard_for(method: Method[MethodConfig], options: GuardOptions | None) -> Guard | None:
     """Return a guard for a method, or None if it would have nothing to do; see `Guard`.
 
     Harm can only be undone for a method with lasting changes to the weights; predictions can be averaged for any method

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.methods.base import Method
+from remtta.methods.settings.base import MethodConfig
 from remtta.pipeline.forward import adapted_logits, ensemble, shifted, shuffled_logits, source_logits
 from remtta.pipeline.guard import Guard
 from remtta.pipeline.prediction import Callback, Prediction
@@ -30,7 +30,9 @@ class Pipeline(PipelineState):
     and updates do not last beyond their batch.
     """
 
-    def __init__(self, method: Method[Any], guard: Guard | None = None, callbacks: Sequence[Callback] = ()) -> None:
+    def __init__(
+        self, method: Method[MethodConfig], guard: Guard | None = None, callbacks: Sequence[Callback] = ()
+    ) -> None:
         every = method.config.adapt_every
         if every > 1 and not method.keeps_updates:
             raise UsageError(

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Method
 from remtta.methods.settings import METHOD_TABLE
+from remtta.methods.settings.base import MethodConfig
 from remtta.models.metadata import metadata_of
 from remtta.models.onnx_model import OnnxClassifier
 from remtta.models.precision import is_compiled, multiplies_bf16
@@ -35,7 +36,11 @@ def recorded_precision(settings: Mapping[str, object]) -> Resolved:
 
 
 def resolve_precision(
-    method: Method[Any], name: str, input_size: tuple[int, int], batch_size: int, chosen: Resolved | None = None
+    method: Method[MethodConfig],
+    name: str,
+    input_size: tuple[int, int],
+    batch_size: int,
+    chosen: Resolved | None = None,
 ) -> None:
     """Replace a method's precision "auto", before its first batch: by fp32 for a published method; for others by the
     one chosen before, or else by the faster one.

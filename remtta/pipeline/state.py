@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from remtta.methods.base import Method
+from remtta.methods.settings.base import MethodConfig
 from remtta.models.weights import Committed, count_in, within
 from remtta.pipeline.centering import LogitCentering
 from remtta.pipeline.guard import Guard
@@ -32,7 +33,7 @@ class PipelineState:
         num_source_predictions: Images predicted by the source model besides the adapted one.
     """
 
-    def __init__(self, method: Method[Any], guard: Guard | None, callbacks: Sequence[Callback]) -> None:
+    def __init__(self, method: Method[MethodConfig], guard: Guard | None, callbacks: Sequence[Callback]) -> None:
         self.method, self.guard, self.callbacks = method, guard, list(callbacks)
         self.frozen = False
         self.source_record: Mapping[str, Any] | None = None

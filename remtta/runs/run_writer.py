@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import counted
@@ -159,7 +159,7 @@ class RunWriter(LoopCallback):
         for show in self._viewers:
             show(View(result.batch.unreported, rows, guard.detector.verdict if guard else None))
 
-    def write_event(self, index: int, event: dict[str, Any]) -> None:
+    def write_event(self, index: int, event: Mapping[str, object]) -> None:
         """Write an event at a frame, with the time."""
         if self._events:
             now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ _POSITION = "position"
 P = TypeVar("P", bound="DataclassInstance")
 
 
-def save_state(path: Path, position: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def save_state(path: Path, position: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
     """Save a position, in the terms of JSON, and a method's state, atomically; raise OutputError if that fails."""
     save_tensors(path, tensors, {_POSITION: json.dumps(position, allow_nan=False)})
 

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import OutputError, UsageError, counted
@@ -103,7 +103,7 @@ class RowWriter:
         self._expected.clear()
         return rows
 
-    def write(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def write(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Write rows to the file, all or none; they have left the process when this returns."""
         lines = deque((json.dumps(row, allow_nan=False) + "\n").encode("ascii") for row in rows)
         while self._expected and lines:

@@ -44,7 +44,7 @@ class MethodSpec:
     config_class: type[MethodConfig] | None = None  # the class of its settings, if it is known without loading torch
 
     @property
-    def method(self) -> type[Method[Any]]:
+    def method(self) -> type[Method[MethodConfig]]:
         """The class of the method; importing it loads torch. Raise UsageError if another package's is no method."""
         if not isinstance(self.location, str):
             return _outside(self.location)
@@ -62,7 +62,7 @@ class MethodSpec:
         return self.default_preset if isinstance(self.location, str) else self.method.preset
 
 
-def _outside(entry: EntryPoint) -> type[Method[Any]]:
+def _outside(entry: EntryPoint) -> type[Method[MethodConfig]]:
     """Return the method class of another package."""
     from remtta.methods.base import Method
 
