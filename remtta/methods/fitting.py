@@ -35,6 +35,7 @@ def fitting_micro_batch(
     state = method.state_dict()
     method.model.batch_norms.warn_of_few(batch_size)  # now, not of the small batches that measure
     try:
+        method.use_most_memory()
         one, two = (_graph_bytes(method, count, input_size) for count in (1, 2))
     finally:
         method.load_state_dict(state)

@@ -71,7 +71,7 @@ class MaskedViews:
         if len(scores) != len(plain):
             raise ModelError(
                 f"{type(backbone.module).__name__} processes {len(scores)} images for a batch of {len(plain)}, so its "
-                "patches have no scores; use --set masking=random, or --adapt-every 2"
+                "patches have no scores; use --set masking=random, or --method tent"
             )
         return plain, -scores if self._masking == "background" else scores
 

@@ -68,6 +68,9 @@ class MethodState(Generic[Config]):
         """Return parameter groups for the optimizer, which may have their own learning rates."""
         return [{"params": list(self.trained.values())}]
 
+    def use_most_memory(self) -> None:
+        """Let the next update take as much memory as any; the caller restores the state."""
+
     def reset_buffers(self) -> None:
         """Set `buffers` as before the first batch; the weights are reset already."""
         self.buffers = {}

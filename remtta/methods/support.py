@@ -88,7 +88,7 @@ def support_in(
         backbone = backbone_of(module)
         masks = tuple(each for each in get_args(Scores) if not _refusal(backbone.check_scores, each))
         found = replace(found, masks=masks, blocks=len(backbone.blocks))
-        adapted = set(adapted_norms(backbone, "auto").values())
+        adapted = set(adapted_norms(backbone, "all").values())
         places = enumerate(backbone.blocks)
         numbers = tuple(number for number, block in places if not adapted.isdisjoint(block.parameters()))
         found = replace(found, adapted=numbers, num_adapted=sum(parameter.numel() for parameter in adapted))

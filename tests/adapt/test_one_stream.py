@@ -19,7 +19,7 @@ from remtta import REMConfig, RunOptions, adapt_stream, apply_delta, load_base, 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.methods import ensemble_rem
-from remtta.methods.rem import rem_loss
+from remtta.methods.losses import entropy
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
@@ -265,7 +265,7 @@ def test_a_delta_or_state_that_cannot_be_saved_is_no_completed_run_and_costs_not
 
 def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     factors = iter((1.0, float("nan"), 1.0))
-    monkeypatch.setattr(ensemble_rem, "rem_loss", lambda *args: rem_loss(*args) * next(factors))
+    monkeypatch.setattr(ensemble_rem, "entropy", lambda logits: entropy(logits) * next(factors))
     adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=4))
     rows = rows_of(tmp_path / "run")
     assert [row["adapted"] for row in rows] == [True] * 4 + [False] * 4 + [True] * 4

@@ -304,7 +304,7 @@ def test_a_model_that_folds_views_into_the_batch_is_refused_with_a_remedy() -> N
             return logits.view(2, len(images), -1).mean(0)
 
     images = images_of(32)
-    with pytest.raises(ModelError, match=r"Folds processes 12 images for a batch of 6, .* --adapt-every 2"):
+    with pytest.raises(ModelError, match=r"Folds processes 12 images for a batch of 6, .* --method tent"):
         pipeline_of("rem", Folds(Net()))(images)
     for name, settings in (("rem", {"masking": "random"}), ("remtta", {"adapt_every": 2})):
         pipeline = pipeline_of(name, Folds(Net()), method_config(name, settings, batch_size=6))

@@ -59,7 +59,7 @@ def test_a_part_of_a_name_chooses_kinds(capfd: pytest.CaptureFixture[str]) -> No
     assert remtta_here("models", "SigLIP") == 0
     lines = capfd.readouterr().out.splitlines()
     assert lines[0] == "vit_base_patch16_siglip_224: ViT with attention pooling (SigLIP)"
-    told = "masks by attention or features; blocks 0-8 of 12; all methods but norm, foa, zero-shot ones; timm has"
+    told = "masks by attention or features; blocks 0-11 of 12; all methods but norm, foa, zero-shot ones; timm has"
     assert lines[1].strip().startswith(told)
 
 
@@ -67,7 +67,7 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
     assert remtta_here("models", "eva02_tiny_patch14_224") == 0
     told = " ".join(capfd.readouterr().out.split())
     assert "REM masks by: attention (default), features, random" in told
-    assert "remtta adapts the norms of: blocks 0-8 of 12, " in told
+    assert "remtta adapts the norms of: blocks 0-11 of 12, " in told
     assert "not foa: FOA changes the number of tokens" in told
     assert "not watt, rem-watt, clipartt, tpt: the method is for zero-shot models" in told
     for name, how in (
