@@ -70,15 +70,15 @@ def _draw_errors(figure: FigureBase, result: DemoResult) -> None:
 @torch.no_grad()
 def _draw_masks(figure: FigureBase, result: DemoResult) -> None:
     """Draw a frame of each condition as every view sees it, with the prediction and its entropy."""
-    rem = create_method(REM, load_model(EMBEDDED), REMConfig())
+    rem = create_method(REM, load_model(EMBEDDED), REMConfig(mask_ratios=(0.0, 0.2)))  # as in remtta
     rem.load_delta(load_delta(result.output / "remtta" / DELTA).tensors)
     frames = [_example(result, condition) for condition in CONDITIONS]
     images = [np.array(Image.open(frame.path)) for frame in frames]
     pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
     views, masks = rem.views(preprocessing_of(rem.model.model).normalise(pixels))
     figure.suptitle(
-        "What the masks hide, with the adapted model's prediction (green: right, red: wrong)\n"
-        "and its entropy in nats, which REM trains to rise as more is hidden",
+        "What the mask hides, with the adapted model's prediction (green: right, red: wrong)\n"
+        "and its entropy in nats",
         fontsize=10,
     )
     panels = figure.subplots(len(views), len(frames))

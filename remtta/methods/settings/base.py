@@ -58,7 +58,7 @@ class MethodConfig:
         centre: Subtract the common component of all logits, in the loss and in predictions
             (`remtta.pipeline.centering`). Specific to this project.
         micro_batch: Images per forward and backward pass; fewer save memory without changing the update. None for the
-            method's choice: the whole batch, or for REM on a CPU the fastest number.
+            method's choice: the whole batch, or for `rem` on a CPU the fastest number.
         adapt_every: Update on every N-th batch only. Specific to this project.
         adapt_layers: Blocks whose norms adapt: None for the first three quarters, "all" for every norm of the model,
             "auto" for all in a model with batch norms or one block and else as None, or block numbers such as "0-8" or
