@@ -72,8 +72,8 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
     assert "not watt, rem-watt, clipartt, tpt: the method is for zero-shot models" in told
     for name, how in (
         ("mixer_s32_224", "random remtta adapts the norms of: blocks 0-7 of 8, "),
-        ("test_vit_relpos", "random remtta adapts the norms of: blocks 0-5 of 9, "),
-        ("cait_xxs24_224", "features (default), random remtta adapts the norms of: blocks 0-17 of 24, "),
+        ("test_vit_relpos", "random remtta adapts the norms of: blocks 0-8 of 9, "),
+        ("cait_xxs24_224", "features (default), random remtta adapts the norms of: blocks 0-23 of 24, "),
     ):
         assert remtta_here("models", name) == 0
         told = " ".join(capfd.readouterr().out.split())
