@@ -45,7 +45,7 @@ def test_the_right_preprocessing_fits(signs: Path, capsys: pytest.CaptureFixture
     assert report["fits"]
     assert report["images"] == 20
     masks = {"masks": ["attention", "features"]}
-    assert report["rem"] == {**masks, "adapts": "blocks 0-5 of 8", "weights": 3072, "refused": None}
+    assert report["rem"] == {**masks, "adapts": "blocks 0-7 of 8", "weights": 4352, "refused": None}
 
 
 def test_a_wrong_preprocessing_is_found_and_gives_exit_code_3(signs: Path, capsys: pytest.CaptureFixture[str]) -> None:
