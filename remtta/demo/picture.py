@@ -77,8 +77,7 @@ def _draw_masks(figure: FigureBase, result: DemoResult) -> None:
     pixels = torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
     views, masks = rem.views(preprocessing_of(rem.model.model).normalise(pixels))
     figure.suptitle(
-        "What the mask hides, with the adapted model's prediction (green: right, red: wrong)\n"
-        "and its entropy in nats",
+        "What the mask hides, with the adapted model's prediction (green: right, red: wrong)\nand its entropy in nats",
         fontsize=10,
     )
     panels = figure.subplots(len(views), len(frames))
