@@ -3,10 +3,13 @@
 Two models of the same accuracy that err independently agree about as often as they are right, if their ensemble is
 calibrated (Jiang et al., "Assessing Generalization of SGD via Disagreement", ICLR 2022, arXiv:2106.13799). So the
 temperature is sought at which the mean confidence of the ensemble equals the rate at which the source and the adapted
-model predict the same class. They share most of their weights, and so make some errors together: few where there are
-1,000 classes to choose from, many where there are ten. The rate is therefore an upper bound. Confidences above it are
-lowered to it; those below it are raised only in part: the logarithm of the temperature counts in proportion to that of
-the number of classes, and completely from 1,000 on.
+model predict the same class. Two corrections:
+
+- If the shift ruined the source model, the two agree more rarely than the adapted model is right. Then adaptation also
+  made predictions more confident than the source's are, and than the two agree: the rate rises by this difference.
+- The models share most of their weights, and so make some errors together: few where there are 1,000 classes to choose
+  from, many where there are ten. So what raises confidences, this difference and temperatures below 1 (their
+  logarithm), counts in proportion to the logarithm of the number of classes, and completely from 1,000 on.
 """
 
 from __future__ import annotations
@@ -46,10 +49,12 @@ class TemperatureScaling(Callback):
         prediction.logits = logits / self.temperature
         if prediction.source is not None and prediction.learned.any() and not prediction.harmful:
             learned = prediction.learned.to(logits.device)
-            confidence = (logits[learned] / math.exp(self._log_sought)).softmax(-1).amax(-1).mean()
-            agree = (prediction.source[learned].argmax(-1) == prediction.adapted[learned].argmax(-1)).double().mean()
-            newest = 1 - 0.5 ** (int(prediction.learned.sum()) / _HALF_LIFE)
-            step = _GAIN * newest * float(confidence - agree)
+            source, adapted = prediction.source[learned], prediction.adapted[learned]
+            agree = float((source.argmax(-1) == adapted.argmax(-1)).double().mean())
+            gained = max(0.0, _confidence(adapted) - max(agree, _confidence(source)))
+            newest = 1 - 0.5 ** (len(source) / _HALF_LIFE)
+            confidence = _confidence(logits[learned] / math.exp(self._log_sought))
+            step = _GAIN * newest * (confidence - agree - self._share * gained)
             if math.isfinite(step):
                 self._log_sought = min(max(self._log_sought + step, -_MAX_LOG), _MAX_LOG)
 
@@ -61,3 +66,8 @@ class TemperatureScaling(Callback):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._log_sought = float(state["log"]) if "log" in state else 0.0  # of a run of 0.5.0
+
+
+def _confidence(logits: Tensor) -> float:
+    """The mean probability of the likeliest class."""
+    return float(logits.softmax(-1).amax(-1).mean())

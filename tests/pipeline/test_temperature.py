@@ -58,6 +58,19 @@ def test_models_that_disagree_are_less_confident() -> None:
     assert scaling.temperature > 1
 
 
+def test_where_the_source_model_is_ruined_confidences_follow_what_the_adapted_one_gained() -> None:
+    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES)
+    for _ in range(60):
+        prediction, labels = predict(generator, 2.0)
+        assert prediction.adapted is not None
+        source = torch.randn(BATCH, CLASSES, generator=generator)
+        prediction = replace(prediction, source=source, logits=mixture(prediction.adapted, source, 0.5))
+        scaling.on_prediction(prediction)
+    assert (prediction.adapted.argmax(1) == source.argmax(1)).float().mean() < 0.1
+    assert (prediction.logits.argmax(1) == labels).float().mean() > 0.5
+    assert scaling.temperature < 1
+
+
 def test_only_both_models_on_learned_images_count() -> None:
     prediction, _ = predict(torch.Generator().manual_seed(0), 3.0)
     scaling = TemperatureScaling(CLASSES)
