@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -95,26 +93,6 @@ class Guard:
         """Return whether an update moved weights too far from the source's, which are to be restored then."""
         return self.watches and self.detector.check_drift(weights.drift())
 
-    def events(self) -> list[dict[str, Any]]:
-        """Return its decisions since the last call."""
-        return self.detector.events()
-
-    def reset(self) -> None:
-        """Record that the source weights were restored."""
-        self.detector.reset()
-
-    def start_new_stream(self) -> None:
-        """Forget the stream so far, and its alarms."""
-        self.detector.start_new_stream()
-
     def max_bytes(self, num_classes: int) -> int:
         """Return the approximate size of its state once the window is full."""
         return self.options.window * 4 * num_classes + 4 * self.options.memory
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return everything that the next decision depends on."""
-        return self.detector.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
-        self.detector.load_state_dict(state)

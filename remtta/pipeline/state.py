@@ -62,7 +62,7 @@ class PipelineState:
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events of guard and callbacks since the last call."""
-        guard = [] if self.guard is None else self.guard.events()
+        guard = [] if self.guard is None else self.guard.detector.events()
         return [*guard, *(event for callback in self.callbacks for event in callback.events())]
 
     @property
@@ -93,7 +93,7 @@ class PipelineState:
         self.centering.reset()
         self._num_batches = 0
         if self.guard is not None:
-            self.guard.reset()
+            self.guard.detector.reset()
         for callback in self.callbacks:
             callback.on_reset()
 
@@ -101,7 +101,7 @@ class PipelineState:
         """Restore the source weights for an independent stream, of which nothing is known yet."""
         self.reset()
         if self.guard is not None:
-            self.guard.start_new_stream()
+            self.guard.detector.start_new_stream()
             self.method.optimizer.scale_lr(self.guard.lr_scale)
         for callback in self.callbacks:
             callback.on_new_stream()
@@ -113,7 +113,7 @@ class PipelineState:
         if self.method.config.adapt_every > 1:
             state[_BATCHES] = torch.tensor(self._num_batches)
         if self.guard is not None:
-            state |= {_GUARD + name: tensor for name, tensor in self.guard.state_dict().items()}
+            state |= {_GUARD + name: tensor for name, tensor in self.guard.detector.state_dict().items()}
             state[_GUARD + "looked"] = torch.tensor(self.num_source_predictions)
         for callback in self.callbacks:
             state |= {callback.prefix + name: tensor for name, tensor in callback.state_dict().items()}
@@ -129,6 +129,6 @@ class PipelineState:
         self.method.load_state_dict(state)
         self.centering.load_state_dict(within(_CENTERING, state))
         if self.guard is not None:
-            self.guard.load_state_dict(within(_GUARD, state))
+            self.guard.detector.load_state_dict(within(_GUARD, state))
             self.num_source_predictions = count_in(state, _GUARD + "looked")
             self.method.optimizer.scale_lr(self.guard.lr_scale)
