@@ -128,7 +128,6 @@ class BatchStatistics(TorchFunctionMode):
         return state
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned, among other entries."""
         self._num_expected, self._batch, self._earlier = 0, {}, {}
         for name, source in self._source.items():
             if f"bn.{name}.weight" in state:

@@ -48,7 +48,6 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
 
 
 def norm_modules(module: nn.Module) -> dict[str, nn.Module]:
-    """Return all normalisation layers of a module, by name."""
     return {name: layer for name, layer in module.named_modules() if is_norm(layer)}
 
 
@@ -60,7 +59,6 @@ def is_norm(layer: nn.Module) -> bool:
 
 
 def _hint(backbone: Backbone) -> str:
-    """Return a hint on why there are no norms."""
     layers = list(backbone.module.modules())
     if frozen := sum("FrozenBatchNorm" in type(layer).__name__ for layer in layers):
         return f"; {frozen} batch norms of the model are frozen: load it with batch norms that train"

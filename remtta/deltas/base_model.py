@@ -144,7 +144,6 @@ def _check_header(delta: Delta, chosen: Mapping[str, object]) -> None:
 
 
 def _is_text(value: object) -> bool:
-    """Return whether a value is None or a list of strings."""
     return value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value))
 
 

@@ -78,7 +78,6 @@ class AdaptedModel:
         self.batch_norms = BatchStatistics(norms, config.bn, config.bn_prior, mixes=mixes)
 
     def use_precision(self, precision: str) -> None:
-        """Run forward passes in this precision from now on."""
         self.precision, self._source_context = precision, ForwardContext(self.backbone.module, precision)
 
     @torch.no_grad()
@@ -97,12 +96,10 @@ class AdaptedModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
         return next(self.backbone.module.parameters()).device
 
     @property
     def num_classes(self) -> int:
-        """Number of classes C."""
         return self.backbone.num_classes
 
     @cached_property

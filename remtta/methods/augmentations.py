@@ -26,12 +26,10 @@ def spawn(generator: torch.Generator, device: torch.device) -> torch.Generator:
 
 
 def uniform(generator: torch.Generator, low: float, high: float) -> float:
-    """Draw uniformly from [low, high)."""
     return low + (high - low) * float(torch.rand((), dtype=torch.float64, generator=generator))
 
 
 def integer(generator: torch.Generator, low: int, high: int) -> int:
-    """Draw an integer uniformly from low to high, both included."""
     return int(torch.randint(low, high + 1, (), generator=generator))
 
 
@@ -112,7 +110,6 @@ def _moved(pixels: Tensor, generator: torch.Generator, edges: str) -> Tensor:
 
 
 def _flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Mirror images with probability 1/2."""
     return pixels.flip(-1) if integer(generator, 0, 1) else pixels
 
 

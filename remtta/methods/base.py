@@ -278,7 +278,6 @@ def _check_logits(name: str, logits: object, shape: tuple[int | str, ...]) -> No
 
 
 def _described(value: object) -> str:
-    """Return a returned value in a few words."""
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {value}"[:60]

@@ -92,6 +92,5 @@ class CMAES:
         return {name: getattr(self, name).clone() for name in _STATE}
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
         for name in _STATE:
             setattr(self, name, state[name].clone())

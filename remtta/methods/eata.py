@@ -66,7 +66,6 @@ class ETA(Method[ETAConfig]):
         return logits.unsqueeze(0), (weights * entropies).mean(), int(selected.sum())
 
     def _selected(self, logits: Tensor) -> Tensor:
-        """Return which images (B,) enter the loss."""
         selected = self.entropy(logits) < self._margin
         if _MEAN_PROBS in self.buffers:
             selected &= F.cosine_similarity(self.buffers[_MEAN_PROBS], logits.softmax(-1)).abs() < self._max_cosine

@@ -77,7 +77,6 @@ class MEMO(Method[MEMOConfig]):
         return self.forward(image.unsqueeze(0)).squeeze(0), adapted
 
     def _views(self, image: Tensor) -> Tensor:
-        """Return augmented views (V, 3, H, W) of an image."""
         drawn = range(self.config.num_augmentations)
         return torch.stack([self.model.pixels.augment(image, augmix, self.model.generator) for _ in drawn])
 

@@ -50,20 +50,16 @@ class NamedOptimizer:
         self._lr_factor = factor
 
     def gradients(self) -> list[Tensor]:
-        """Return the gradients that exist."""
         return [tensor.grad for tensor in self._tensors.values() if tensor.grad is not None]
 
     def has_finite_gradients(self) -> bool:
-        """Return whether all gradients are finite."""
         return bool(torch.isfinite(nn.utils.get_total_norm(self.gradients())))
 
     def zero_grad(self) -> None:
-        """Free the gradients."""
         for tensor in self._tensors.values():
             tensor.grad = None
 
     def step(self) -> None:
-        """Update the tensors by their gradients."""
         self._torch.step()
 
     @torch.enable_grad()

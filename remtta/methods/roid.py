@@ -83,7 +83,6 @@ class ROID(Method[ROIDConfig]):
 
     @torch.no_grad()
     def _image_weights(self, logits: Tensor) -> Tensor:
-        """Return weights (B,), zero for excluded images."""
         diversity = _stretch(1 - F.cosine_similarity(self.buffers[_MEAN_PROBS], logits.softmax(-1)))
         certainty = _stretch(-entropy(logits))
         weights = (diversity * certainty / self.config.temperature).exp()

@@ -129,7 +129,6 @@ _Found = tuple[Mapping[str, Any], dict[str, Tensor]]
 
 
 def _made_for(model: nn.Module, method: str, config: MethodConfig, preprocessing: Preprocessing) -> dict[str, Any]:
-    """Return everything that statistics depend on besides the images, ready for JSON."""
     settings = dataclasses.asdict(config)
     if settings["precision"] == "fp32":
         settings["precision"] = "auto"  # as in files of earlier versions

@@ -61,7 +61,6 @@ class MethodState(Generic[Config]):
 
     @cached_property
     def optimizer(self) -> NamedOptimizer:
-        """The optimizer of `trained`."""
         return NamedOptimizer(self.trained, self.config, self.parameter_groups())
 
     def parameter_groups(self) -> list[dict[str, object]]:
@@ -147,7 +146,6 @@ class MethodState(Generic[Config]):
 
     @property
     def num_updates(self) -> int:
-        """Number of updates made to the current weights."""
         return self.model.weights.committed[1]
 
     @property

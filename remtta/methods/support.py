@@ -46,7 +46,6 @@ class Support:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The supported methods."""
         return tuple(name for name in METHOD_TABLE if name not in self.refused)
 
 
@@ -96,7 +95,6 @@ def support_in(
 
 
 def refused_methods(module: nn.Module, methods: Iterable[str]) -> dict[str, str]:
-    """Return the methods that a model does not support, with the reasons."""
     with logging_at(logging.CRITICAL, _log):  # they are only tried out
         return {name: why for name in methods if (why := _refusal(build_method, name, module))}
 

@@ -68,7 +68,6 @@ class Guard:
 
     @property
     def lr_scale(self) -> float:
-        """Factor for the learning rate."""
         return self.options.lr_factor**self.detector.status.alarms
 
     def judge(self, prediction: Prediction, adapted: Tensor, weights: AdaptedWeights) -> None:

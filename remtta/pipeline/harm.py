@@ -21,8 +21,6 @@ NOT_FINITE = "outputs that are not finite numbers"
 
 @dataclass
 class HarmStatus:
-    """Counts and the last verdict."""
-
     unjudged: int = 0  # frames since the last verdict
     lead: float = 0.0  # relative lead of the adapted model at the last verdict
     alarms: int = 0  # not yet forgiven
@@ -124,17 +122,14 @@ class HarmDetector:
         self.status = HarmStatus(total_alarms=self.status.total_alarms)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the decisions since the last call, with their numbers."""
         events, self._events = self._events, []
         return events
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything that the next decision depends on."""
         own = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self.status).items()}
         return {**own, **self.window.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
         kinds = {name: type(value) for name, value in asdict(HarmStatus()).items()}
         self.status = HarmStatus(**{name: kind(state[name].item()) for name, kind in kinds.items()})
         self.window.load_state_dict(state)

@@ -43,15 +43,12 @@ class PredictionWindow:
         )
 
     def back_to_source(self) -> None:
-        """Replace the adapted model's predictions by the source model's, after a reset."""
         self.adapted = self.source.clone()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything it holds."""
         return {"source": self.source, "adapted": self.adapted, "votes": self.votes}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
         self.source, self.adapted, self.votes = (state[name].clone() for name in ("source", "adapted", "votes"))
 
 

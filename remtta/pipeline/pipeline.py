@@ -160,7 +160,6 @@ class Pipeline(PipelineState):
 
     @property
     def total_alarms(self) -> int:
-        """Number of alarms of the guard so far."""
         return 0 if self.guard is None else self.guard.detector.status.total_alarms
 
     @property

@@ -92,7 +92,6 @@ def seconds(model: AdaptedModel, images: Tensor, precision: Resolved) -> float:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let PyTorch use a single thread within the block."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -62,7 +62,6 @@ class FilterState:
 
     @property
     def ordered(self) -> bool:
-        """True if frames come in order."""
         return self.evidence > _ENOUGH
 
     @property
@@ -78,14 +77,12 @@ class FilterState:
             yield state_now
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return everything that later predictions depend on."""
         vectors = torch.from_numpy(np.stack([self.usual, self.expected, self.belief, self.previous]))
         numbers = [self.evidence, self.frames, self.once, self.twice, self.doubt, self.last, self.before]
         return {"classes": vectors, "numbers": torch.tensor(numbers, dtype=torch.float64)}
 
     @classmethod
     def of(cls, state: Mapping[str, Tensor]) -> FilterState:
-        """Restore what `state_dict` returned."""
         usual, expected, belief, previous = state["classes"].double().numpy()
         evidence, frames, once, twice, doubt, _, before = state["numbers"].tolist()
         return cls(usual, expected, belief, previous, evidence, int(frames), once, twice, doubt, int(before))
@@ -140,7 +137,6 @@ class Smoother(Callback):
             self._filter = state_now
 
     def on_new_stream(self) -> None:
-        """Forget the stream so far."""
         self._filter = self._early_filter = FilterState.initial(len(self._filter.usual))
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -57,11 +57,9 @@ class PipelineState:
         return not num_updates and not any(t.any() for t in (*delta.values(), *self.centering.offsets.values()))
 
     def find(self, kind: type[C]) -> C | None:
-        """Return the callback of a class, or None."""
         return next((callback for callback in self.callbacks if isinstance(callback, kind)), None)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events of guard and callbacks since the last call."""
         guard = [] if self.guard is None else self.guard.detector.events()
         return [*guard, *(event for callback in self.callbacks for event in callback.events())]
 
@@ -87,7 +85,6 @@ class PipelineState:
         self.centering.reset()
 
     def reset(self) -> None:
-        """Restore the source weights, exactly."""
         self._prediction = None
         self.method.reset()
         self.centering.reset()
