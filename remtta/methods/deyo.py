@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -46,16 +45,15 @@ class DeYO(Method[DeYOConfig]):
     passes_per_step = 2, 1  # the second view is only computed for confident images
 
     def loss(self, images: Tensor, center: Center) -> Loss:
-        log_classes = math.log(self.model.num_classes)
         logits = center(self.logits(images))
         entropies = entropy(logits)
-        certain = (entropies.detach() < self.config.entropy_margin * log_classes).nonzero().squeeze(1)
+        certain = (entropies.detach() < self.config.entropy_margin * self.log_classes).nonzero().squeeze(1)
         if not len(certain):
             return logits.unsqueeze(0), entropies.mean(), 0
         drop = self._probability_drop(images[certain], center, logits.detach()[certain])
         counts = drop > self.config.plpd_margin
         counted = entropies[certain[counts]]
-        weights = (self.config.weight_margin * log_classes - counted.detach()).exp() + drop[counts].exp()
+        weights = (self.config.weight_margin * self.log_classes - counted.detach()).exp() + drop[counts].exp()
         return logits.unsqueeze(0), (weights * counted).mean(), int(counts.sum())
 
     @torch.no_grad()

@@ -55,7 +55,7 @@ class ETA(Method[ETAConfig]):
 
     def __init__(self, model: AdaptedModel, config: ETAConfig) -> None:
         super().__init__(model, config)
-        self._margin = config.entropy_margin * math.log(model.num_classes)
+        self._margin = config.entropy_margin * self.log_classes
         self._max_cosine = config.max_cosine * math.sqrt(_CLASSES / model.num_classes)
 
     def loss(self, images: Tensor, center: Center) -> Loss:

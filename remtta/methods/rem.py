@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from itertools import combinations
 
@@ -31,7 +30,7 @@ class REM(Method[REMConfig]):
     def __init__(self, model: AdaptedModel, config: REMConfig) -> None:
         super().__init__(model, config)
         self.passes_per_step = (len(config.mask_ratios),) * 2
-        self._margin = config.margin * math.log(model.num_classes)
+        self._margin = config.margin * self.log_classes
         self._masking = MaskedViews(model, config)
 
     def loss(self, images: Tensor, center: Center, *plain: Tensor) -> Loss:
@@ -46,7 +45,7 @@ class REM(Method[REMConfig]):
         """Return the loss (Eq. 5) of centered views (L, B, C)."""
         if self.config.confident_below is None:
             return views, self._mean_loss(views), views.shape[1]
-        learned = self.entropy(views[0].detach()) < self.config.confident_below * math.log(self.model.num_classes)
+        learned = self.entropy(views[0].detach()) < self.config.confident_below * self.log_classes
         share = float(learned.float().mean())  # the others' loss is zero, and stays in the mean
         return views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), views.shape[1]
 

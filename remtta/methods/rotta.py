@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -110,8 +109,8 @@ class RoTTA(Teacher[RoTTAConfig]):
         labels, ages, entropies = (self.buffers[name] for name in (_LABELS, _AGES, _ENTROPIES))
         label, uncertainty = int(logits.argmax()), entropy(logits).cpu().double()
         counts = labels[labels >= 0].bincount(minlength=num_classes)
-        scores = config.age_weight * (ages / size).sigmoid() + config.entropy_weight * entropies / math.log(num_classes)
-        score = config.age_weight / 2 + config.entropy_weight * uncertainty / math.log(num_classes)
+        scores = config.age_weight * (ages / size).sigmoid() + config.entropy_weight * entropies / self.log_classes
+        score = config.age_weight / 2 + config.entropy_weight * uncertainty / self.log_classes
         if counts[label] >= size / num_classes:
             candidates = labels == label
         elif counts.sum() < size:

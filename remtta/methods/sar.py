@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, Loss, Method
 from remtta.methods.losses import entropy
 from remtta.methods.settings.base import BelowOne, MethodConfig, NonNegative, Optimizer, Positive
@@ -65,9 +63,9 @@ class SAR(Method[SARConfig]):
     passes_per_step = 2, 2
     entropy = staticmethod(entropy)
 
-    def __init__(self, model: AdaptedModel, config: SARConfig) -> None:
-        super().__init__(model, config)
-        self._margin = config.entropy_margin * math.log(model.num_classes)
+    @property
+    def _margin(self) -> float:
+        return self.config.entropy_margin * self.log_classes
 
     def loss(self, images: Tensor, center: Center, *certain_before: Tensor) -> Loss:
         logits = center(self.logits(images))

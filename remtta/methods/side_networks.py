@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,7 +61,7 @@ class SideNetworks(Method[Config]):
         if any(block._compiled_call_impl is not None for block in model.backbone.blocks):
             raise UsageError(f"{type(self).__name__} runs code between blocks, which cannot be compiled then")
         self.max_source_images = config.warmup_images
-        self.margin = config.entropy_margin * math.log(model.num_classes)
+        self.margin = config.entropy_margin * self.log_classes
         shapes_only = model.device.type == "meta"
         with torch.random.fork_rng(devices=[]), torch.device("meta" if shapes_only else "cpu"):
             torch.default_generator.manual_seed(_SEED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import ClassVar, Generic, TypeVar
@@ -143,6 +144,11 @@ class MethodState(Generic[Config]):
     def use_source(self, statistics: Mapping[str, Tensor]) -> None:
         """Adapt with the tensors returned by `learn_source`, of this or an equal model."""
         self.statistics = {name: tensor.to(self.model.device) for name, tensor in statistics.items()}
+
+    @property
+    def log_classes(self) -> float:
+        """Entropy of a uniform prediction, in nats."""
+        return math.log(self.model.num_classes)
 
     @property
     def num_updates(self) -> int:

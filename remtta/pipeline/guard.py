@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +15,23 @@ from remtta.methods.settings.base import MethodConfig
 from remtta.methods.source import CentredSource, Source
 from remtta.models.weights import AdaptedWeights
 from remtta.options import GuardOptions
-from remtta.pipeline.harm import NOT_FINITE, HarmDetector
+from remtta.pipeline.information import PredictionWindow, information_gap_of
 from remtta.pipeline.prediction import Prediction
+
+NOT_FINITE = "outputs that are not finite numbers"
+
+
+@dataclass
+class HarmStatus:
+    unjudged: int = 0  # frames since the last verdict
+    lead: float = 0.0  # relative lead of the adapted model at the last verdict
+    alarms: int = 0  # not yet forgiven
+    total_alarms: int = 0
+    calm: int = 0  # frames since the last alarm or pardon
+    doubted: int = 0  # frames since the doubt began
+    doubting: bool = False
+    warned: bool = False  # of the current alarm
+    retired: bool = False  # adaptation has ended for good
 
 
 def guard_for(method: Method[MethodConfig], options: GuardOptions | None) -> Guard | None:
@@ -34,7 +52,7 @@ def guard_for(method: Method[MethodConfig], options: GuardOptions | None) -> Gua
 
 
 class Guard:
-    """Weights the adapted model's predictions by what a `HarmDetector` finds in the last frames.
+    """Weights the adapted model's predictions by a comparison of both models' predictions of the last frames.
 
     If the adapted model is far behind the source model, or in doubt for long, the source weights are restored, with a
     fresh optimizer and a lower learning rate. After too many alarms adaptation ends, and the source model predicts.
@@ -42,14 +60,17 @@ class Guard:
     Attributes:
         options: Its options, with all defaults filled in.
         watches: Whether it does more than weight predictions.
-        detector: The harm detector.
+        window: The last frames, as both models predict them.
+        status: Its counts and verdict so far.
         restores: Whether the source weights are to be restored after the batch last judged.
     """
 
     def __init__(self, options: GuardOptions) -> None:
         self.options = options.filled()
         self.watches = self.options.action != "off"
-        self.detector = HarmDetector(self.options)
+        self.window = PredictionWindow(self.options.window, self.options.memory)
+        self.status = HarmStatus()
+        self._events: list[dict[str, Any]] = []
         self.restores = False
 
     @property
@@ -59,16 +80,16 @@ class Guard:
             return 0.0
         if self.options.answer == "both":
             return 0.5
-        return 0.0 if self.detector.status.doubting and self.options.acts else 1.0
+        return 0.0 if self.status.doubting and self.options.acts else 1.0
 
     @property
     def retired(self) -> bool:
         """True if it has ended adaptation for good."""
-        return self.detector.status.retired
+        return self.status.retired
 
     @property
     def lr_scale(self) -> float:
-        return self.options.lr_factor**self.detector.status.alarms
+        return self.options.lr_factor**self.status.alarms
 
     def judge(self, prediction: Prediction, adapted: Tensor, weights: AdaptedWeights) -> None:
         """Judge a batch before it is learned from: set the prediction's `weight` and `harmful`.
@@ -82,16 +103,112 @@ class Guard:
         learned = prediction.learned.to(adapted.device)
         source, adapted = prediction.source[learned], adapted[learned]
         if self.watches and not torch.isfinite(adapted).all():
-            prediction.harmful, self.restores = True, self.detector.alarm(NOT_FINITE)
+            prediction.harmful, self.restores = True, self.alarm(NOT_FINITE)
         else:
             drift = weights.drift() if self.watches else 0.0
-            prediction.harmful = self.restores = self.detector.judge(source, adapted, drift)
+            prediction.harmful = self.restores = self.compare(source, adapted, drift)
         prediction.weight = 0.0 if prediction.harmful else self.weight
 
     def rejects(self, weights: AdaptedWeights) -> bool:
         """Return whether an update moved weights too far from the source's, which are to be restored then."""
-        return self.watches and self.detector.check_drift(weights.drift())
+        if not self.watches:
+            return False
+        drift = weights.drift()
+        return drift > self.options.most_drift and self.alarm("weights far from the source's", drift=drift)
 
     def max_bytes(self, num_classes: int) -> int:
         """Return the approximate size of its state once the window is full."""
         return self.options.window * 4 * num_classes + 4 * self.options.memory
+
+    @property
+    def verdict(self) -> str:
+        """Judgment of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
+        return "retired" if self.status.retired else "doubt" if self.status.doubting else "trust"
+
+    def compare(self, source: Tensor, adapted: Tensor, drift: float) -> bool:
+        """Reach a verdict; return True to restore the source weights, and predict with them.
+
+        Args:
+            source: The source model's logits (B, C).
+            adapted: The adapted model's logits of the same frames.
+            drift: Distance of the weights from the source weights.
+        """
+        status, options = self.status, self.options
+        self.window.add(source, adapted)
+        status.unjudged += len(source)
+        status.calm += len(source)
+        status.doubted += len(source) * status.doubting
+        if len(self.window.source) < options.least or status.unjudged < options.renewed:
+            return False
+        status.unjudged = 0
+        evidence = information_gap_of(self.window)
+        numbers = {**asdict(evidence), "drift": drift}
+        if not math.isfinite(evidence.gap):
+            return self.alarm(NOT_FINITE, drift=drift)
+        status.lead = evidence.lead
+        if evidence.lead < -options.alarm:
+            return self.alarm("the adapted predictions carry less information", **numbers)
+        doubting = evidence.lead < -options.doubt
+        if doubting != status.doubting:
+            status.doubting, status.doubted = doubting, 0
+            self._note("doubt" if doubting else "trust", **numbers)
+        status.warned = status.warned and doubting
+        if status.doubted >= options.patience and options.acts:
+            self.reset()
+            self._note("restart", **numbers)
+            return True
+        if status.calm >= options.forgive_after and status.alarms:
+            status.alarms, status.calm = status.alarms - 1, 0
+            self._note("pardon", **numbers)
+        return False
+
+    def alarm(self, reason: str, **numbers: float) -> bool:
+        """Raise an alarm; return whether to restore the source weights."""
+        status = self.status
+        if not self.options.acts:  # without undoing harm, every batch would raise an alarm
+            status.lead = numbers.get("lead", -math.inf)
+            if not status.warned:
+                status.total_alarms += self.options.action == "warn"
+                self._note("warning", reason=reason, **numbers)
+            status.doubting = status.warned = True
+            return False
+        status.total_alarms += 1
+        status.alarms, status.calm = status.alarms + 1, 0
+        status.retired = status.alarms > self.options.retries
+        self.reset()
+        self._note("retired" if status.retired else "rollback", reason=reason, **numbers)
+        return True
+
+    def reset(self) -> None:
+        """Record that the weights are the source's again."""
+        self.window.back_to_source()
+        status = self.status
+        status.doubting = status.warned = False
+        status.doubted, status.lead = 0, 0.0
+
+    def start_new_stream(self) -> None:
+        """Forget all frames and alarms, for an independent stream; only the number of alarms remains."""
+        self.window = PredictionWindow(self.options.window, self.options.memory)
+        self.status = HarmStatus(total_alarms=self.status.total_alarms)
+
+    def events(self) -> list[dict[str, Any]]:
+        events, self._events = self._events, []
+        return events
+
+    def state_dict(self) -> dict[str, Tensor]:
+        own = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self.status).items()}
+        return {**own, **self.window.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        kinds = {name: type(value) for name, value in asdict(HarmStatus()).items()}
+        self.status = HarmStatus(**{name: kind(state[name].item()) for name, kind in kinds.items()})
+        self.window.load_state_dict(state)
+
+    def _note(self, event: str, **details: Any) -> None:
+        if self.options.action == "off":
+            return
+        finite = {k: v for k, v in details.items() if not isinstance(v, float) or math.isfinite(v)}
+        numbers = {k: round(v, 6) if isinstance(v, float) else v for k, v in finite.items()}
+        counts = {"alarms": self.status.alarms, "lr_scale": self.lr_scale}
+        rest = {"frames": len(self.window.source), "action": self.options.action, "answer": self.options.answer}
+        self._events.append({"event": event, **numbers, **counts, **rest})

@@ -160,7 +160,7 @@ class Pipeline(PipelineState):
 
     @property
     def total_alarms(self) -> int:
-        return 0 if self.guard is None else self.guard.detector.status.total_alarms
+        return 0 if self.guard is None else self.guard.status.total_alarms
 
     @property
     def learns(self) -> bool:

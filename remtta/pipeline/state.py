@@ -60,7 +60,7 @@ class PipelineState:
         return next((callback for callback in self.callbacks if isinstance(callback, kind)), None)
 
     def events(self) -> list[dict[str, Any]]:
-        guard = [] if self.guard is None else self.guard.detector.events()
+        guard = [] if self.guard is None else self.guard.events()
         return [*guard, *(event for callback in self.callbacks for event in callback.events())]
 
     @property
@@ -90,7 +90,7 @@ class PipelineState:
         self.centering.reset()
         self._num_batches = 0
         if self.guard is not None:
-            self.guard.detector.reset()
+            self.guard.reset()
         for callback in self.callbacks:
             callback.on_reset()
 
@@ -98,7 +98,7 @@ class PipelineState:
         """Restore the source weights for an independent stream, of which nothing is known yet."""
         self.reset()
         if self.guard is not None:
-            self.guard.detector.start_new_stream()
+            self.guard.start_new_stream()
             self.method.optimizer.scale_lr(self.guard.lr_scale)
         for callback in self.callbacks:
             callback.on_new_stream()
@@ -110,7 +110,7 @@ class PipelineState:
         if self.method.config.adapt_every > 1:
             state[_BATCHES] = torch.tensor(self._num_batches)
         if self.guard is not None:
-            state |= {_GUARD + name: tensor for name, tensor in self.guard.detector.state_dict().items()}
+            state |= {_GUARD + name: tensor for name, tensor in self.guard.state_dict().items()}
             state[_GUARD + "looked"] = torch.tensor(self.num_source_predictions)
         for callback in self.callbacks:
             state |= {callback.prefix + name: tensor for name, tensor in callback.state_dict().items()}
@@ -126,6 +126,6 @@ class PipelineState:
         self.method.load_state_dict(state)
         self.centering.load_state_dict(within(_CENTERING, state))
         if self.guard is not None:
-            self.guard.detector.load_state_dict(within(_GUARD, state))
+            self.guard.load_state_dict(within(_GUARD, state))
             self.num_source_predictions = count_in(state, _GUARD + "looked")
             self.method.optimizer.scale_lr(self.guard.lr_scale)

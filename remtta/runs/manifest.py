@@ -180,7 +180,7 @@ def guard_record(pipeline: Pipeline, counts: Counts) -> dict[str, Any] | None:
     """Return the guard's part of a record, or None without a guard."""
     if pipeline.guard is None:
         return None
-    lead = pipeline.guard.detector.status.lead
+    lead = pipeline.guard.status.lead
     return {
         "alarms": pipeline.total_alarms,
         "retired": pipeline.retired,

@@ -157,7 +157,7 @@ class RunWriter(LoopCallback):
         guard = self._context.pipeline.guard
         rows = [row for row in self._written if "gap" not in row]
         for show in self._viewers:
-            show(View(result.batch.unreported, rows, guard.detector.verdict if guard else None))
+            show(View(result.batch.unreported, rows, guard.verdict if guard else None))
 
     def write_event(self, index: int, event: Mapping[str, object]) -> None:
         """Write an event at a frame, with the time."""

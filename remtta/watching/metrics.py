@@ -132,7 +132,7 @@ def _counters(run: Run) -> dict[str, tuple[str, float | None]]:
         "updates": ("Optimizer steps.", summary.num_updates),
         "answered_by_source": ("Frames predicted by the source model alone.", summary.progress.by_source),
         "answered_by_both": ("Frames predicted by source and adapted model together.", summary.progress.by_both),
-        "guard_alarms": ("Alarms of the guard.", guard.detector.status.total_alarms if guard else None),
+        "guard_alarms": ("Alarms of the guard.", guard.status.total_alarms if guard else None),
         "dropped": ("Frames dropped for newer ones.", live.get("dropped")),
         "gaps": ("Times a live source was lost and came back.", live.get("gaps")),
     }
@@ -143,7 +143,7 @@ def _gauges(run: Run) -> dict[str, tuple[str, float | None]]:
     summary = run.summary
     predicted = None if summary.last_frame is None else datetime.fromisoformat(summary.last_frame).timestamp()
     guard = run.context.pipeline.guard if summary.num_frames else None  # before the first frame it has no state
-    lead = guard.detector.status.lead if guard else math.nan
+    lead = guard.status.lead if guard else math.nan
     return {
         "running": ("1 until the run ends.", float(summary.ended is None)),
         "failed": ("1 if an error ended the run.", float(summary.ended == "error")),

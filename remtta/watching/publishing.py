@@ -67,7 +67,7 @@ class ModelPublisher:
     def publish(self) -> None:
         """Publish the model, unless it has not changed or the guard doubts it; a failure is only logged."""
         guard, state = self._run.context.pipeline.guard, self._state
-        if state == self._published or (guard is not None and guard.detector.verdict == "doubt"):
+        if state == self._published or (guard is not None and guard.verdict == "doubt"):
             return
         self._published, self._at = state, time.monotonic()
         try:

@@ -69,7 +69,7 @@ def test_harm_is_undone_until_adaptation_ends() -> None:
     predictions = run(pipeline, 60)
     events = pipeline.events()
     assert [event["event"] for event in events].count("rollback") == 2
-    assert events[-1]["event"] == guard.detector.verdict == "retired"
+    assert events[-1]["event"] == guard.verdict == "retired"
     assert pipeline.retired and pipeline.total_alarms == 3
     assert {event["lr_scale"] for event in events if event["event"] == "rollback"} == {0.5, 0.25}
     with torch.no_grad():
@@ -119,7 +119,7 @@ def test_a_class_that_no_image_ever_gets_hides_no_harm() -> None:
 
 def test_predictions_on_past_frames_that_are_not_finite_are_an_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "remtta.pipeline.harm.information_gap_of", lambda window: InformationGap(math.nan, math.nan, 1.0)
+        "remtta.pipeline.guard.information_gap_of", lambda window: InformationGap(math.nan, math.nan, 1.0)
     )
     pipeline, _ = guarded_tent(lr=1e-4)
     run(pipeline, 2)
@@ -135,7 +135,7 @@ def test_the_influence_of_batch_statistics_is_not_harm() -> None:
     for number in range(12):
         pipeline(random_images(1, number % 2).repeat(8, 1, 1, 1) if number % 3 else random_images(8, number))
     assert method.num_updates == 12 and not pipeline.events()
-    torch.testing.assert_close(guard.detector.window.adapted, guard.detector.window.source, rtol=0, atol=1e-2)
+    torch.testing.assert_close(guard.window.adapted, guard.window.source, rtol=0, atol=1e-2)
 
 
 def test_outputs_that_are_not_finite_are_never_given_out(monkeypatch: pytest.MonkeyPatch) -> None:

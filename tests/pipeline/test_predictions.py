@@ -18,8 +18,8 @@ from remtta.methods.settings.names import action_of, answer_of, check_method_nam
 from remtta.methods.tent import TentConfig
 from remtta.options import Action, Answer, GuardOptions
 from remtta.pipeline.forward import shifted, source_logits
-from remtta.pipeline.guard import guard_for
-from remtta.pipeline.harm import HarmDetector, describe
+from remtta.pipeline.guard import Guard, guard_for
+from remtta.pipeline.harm import describe
 from remtta.pipeline.information import PredictionWindow, information_gap_of, mixture, parked_class
 from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.summary import RunSummary
@@ -189,7 +189,7 @@ def test_the_source_model_sees_shifted_images_only_if_both_models_predict() -> N
         torch.testing.assert_close(prediction.source, logits, rtol=0, atol=1e-5)
     retired = pipeline_of("rem", "both", action="rollback")
     assert retired.guard is not None
-    retired.guard.detector.status.retired = True
+    retired.guard.status.retired = True
     torch.testing.assert_close(retired(images), source(images), rtol=0, atol=1e-5)  # alone, it predicts as deployed
     assert retired.num_source_predictions == 0  # the only pass of each image
     model = timm.create_model("test_efficientnet", num_classes=5).eval()
@@ -308,12 +308,12 @@ def test_a_methods_name_selects_its_settings(
 
 def test_a_doubt_ends_within_its_patience() -> None:
     """Either the adapted model is trusted again, or it starts again; that is no alarm, and costs no learning rate."""
-    detector = HarmDetector(GuardOptions(answer="both", least=10, window=20, renewed=1, patience=60, memory=1))
+    detector = Guard(GuardOptions(answer="both", least=10, window=20, renewed=1, patience=60, memory=1))
     noise = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
     source = noise + logits_of([number % 5 for number in range(20)])
     behind = source.clone()
     behind[:, 3] += 3
-    restores = [detector.judge(source, behind, drift=0.01) for _ in range(8)]
+    restores = [detector.compare(source, behind, drift=0.01) for _ in range(8)]
     assert restores == [False, False, False, True] * 2
     events = detector.events()
     assert [event["event"] for event in events] == ["doubt", "restart"] * 2
@@ -321,6 +321,6 @@ def test_a_doubt_ends_within_its_patience() -> None:
     assert detector.verdict == "trust"
     assert "back to the source weights" in describe(events[1]) and events[1]["lead"] < -0.04
     for _ in range(2):
-        detector.judge(source, behind, drift=0.01)
-    detector.judge(source, source, drift=0.01)
+        detector.compare(source, behind, drift=0.01)
+    detector.compare(source, source, drift=0.01)
     assert [event["event"] for event in detector.events()] == ["doubt", "trust"]

@@ -14,7 +14,7 @@ from remtta import REM, REMConfig, load_delta
 from remtta.errors import FrameError
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
-from remtta.pipeline.harm import HarmDetector
+from remtta.pipeline.guard import Guard
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
@@ -136,11 +136,11 @@ def test_a_resumed_run_still_knows_the_frame_before(
 def test_a_batch_is_predicted_by_one_model_where_the_guard_changes_its_mind(
     doubting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def judge(detector: HarmDetector, *_: object) -> bool:
+    def judge(detector: Guard, *_: object) -> bool:
         detector.status.doubting = doubting
         return False
 
-    monkeypatch.setattr(HarmDetector, "judge", judge)
+    monkeypatch.setattr(Guard, "compare", judge)
     images = [a, b, c, c, d, None]
     go(video(*images), tmp_path / "guarded")
     monkeypatch.undo()
