@@ -76,16 +76,11 @@ class Guard:
     @property
     def weight(self) -> float:
         """The adapted model's present weight in predictions."""
-        if self.retired:
+        if self.status.retired:
             return 0.0
         if self.options.answer == "both":
             return 0.5
         return 0.0 if self.status.doubting and self.options.acts else 1.0
-
-    @property
-    def retired(self) -> bool:
-        """True if it has ended adaptation for good."""
-        return self.status.retired
 
     @property
     def lr_scale(self) -> float:

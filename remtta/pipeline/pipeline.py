@@ -156,7 +156,7 @@ class Pipeline(PipelineState):
     @property
     def retired(self) -> bool:
         """True if the guard has ended adaptation for good."""
-        return self.guard is not None and self.guard.retired
+        return self.guard is not None and self.guard.status.retired
 
     @property
     def total_alarms(self) -> int:

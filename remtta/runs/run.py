@@ -197,7 +197,7 @@ class Run:
 
     def _stop_if_ended(self) -> None:
         guard = self.context.pipeline.guard
-        if guard is not None and guard.retired and guard.options.action == "stop":
+        if guard is not None and guard.status.retired and guard.options.action == "stop":
             raise GuardStop
 
     def _close(self, *, refused: bool) -> None:
