@@ -27,7 +27,7 @@ from remtta.models.weights import count_in
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
 from remtta.options.model import is_onnx
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
-from remtta.pipeline.harm import log_event
+from remtta.pipeline.guard import log_event
 from remtta.runs.manifest import delta_of
 from remtta.runs.states import load_whole
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import counted
 from remtta.methods.losses import entropy
-from remtta.pipeline.harm import log_event
+from remtta.pipeline.guard import log_event
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.loop import BatchResult, LoopCallback
 from remtta.runs.manifest import RunContext, RunManifest

@@ -14,8 +14,7 @@ from remtta.evaluation import evaluate
 from remtta.methods.build import build_method
 from remtta.methods.settings import REMConfig, method_config
 from remtta.options import Answer, EvalOptions, GuardOptions, RunOptions
-from remtta.pipeline.guard import Guard
-from remtta.pipeline.harm import describe
+from remtta.pipeline.guard import Guard, describe
 from remtta.pipeline.information import InformationGap, information_gap
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import draw_folder, random_images, same_tensors, tiny_vit

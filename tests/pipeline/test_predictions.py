@@ -18,8 +18,7 @@ from remtta.methods.settings.names import action_of, answer_of, check_method_nam
 from remtta.methods.tent import TentConfig
 from remtta.options import Action, Answer, GuardOptions
 from remtta.pipeline.forward import shifted, source_logits
-from remtta.pipeline.guard import Guard, guard_for
-from remtta.pipeline.harm import describe
+from remtta.pipeline.guard import Guard, describe, guard_for
 from remtta.pipeline.information import PredictionWindow, information_gap_of, mixture, parked_class
 from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.summary import RunSummary
