@@ -51,15 +51,6 @@ def _in_turn(worker: Executor, interrupts: Interrupts, work: Callable[[], object
     turn.result()
 
 
-def _with_weights(weights: AdaptedWeights, work: Callable[[], None]) -> None:
-    """Call `work` with a stream's adapted weights in the model, which has its source weights otherwise."""
-    weights.enter()
-    try:
-        work()
-    finally:
-        weights.leave()
-
-
 class SharedModelRunner(StreamGroup):
     """The runs of streams that share a model. Raise UsageError if the method changes more than norms, or a stream
     cannot use it; DeltaError if the delta does not fit the model.
@@ -102,7 +93,7 @@ class SharedModelRunner(StreamGroup):
         log_context(next(iter(self._runs.values())).context)
 
     def _with_model(self, weights: AdaptedWeights, interrupts: Interrupts, work: Callable[[], None]) -> None:
-        _in_turn(self._worker, interrupts, partial(_with_weights, weights, work))
+        _in_turn(self._worker, interrupts, weights.active()(work))
 
     def execute(self) -> None:
         self._write_site()
