@@ -1,18 +1,4 @@
-"""Exceptions that remtta raises for bad input, and the removal of passwords from addresses.
-
-RemttaError
-├── UsageError        the request itself is wrong: missing source, nothing in it, output folder taken
-│   └── ModelError    the requested model cannot be built, or cannot be adapted
-├── NotFiniteError    the model's outputs are not finite numbers
-├── DownloadError     something that a model needs cannot be downloaded
-├── CheckpointError   a checkpoint cannot be read or does not fit the model
-├── DeltaError        a delta cannot be read or does not fit the model
-├── StreamError       the source fails, or none of its frames can be read
-├── FrameError        one frame cannot be read
-└── OutputError       results cannot be written
-
-UsageError is also a ValueError, so that a wrong setting in Python can be caught as either.
-"""
+"""Exceptions that remtta raises for bad input, and the removal of passwords from addresses."""
 
 from __future__ import annotations
 
@@ -35,7 +21,7 @@ class RemttaError(Exception):
 
 
 class UsageError(RemttaError, ValueError):
-    """The request cannot be met as stated."""
+    """The request cannot be met as stated; also a ValueError, as for a wrong setting in Python."""
 
 
 class ModelError(UsageError):

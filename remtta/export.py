@@ -143,7 +143,8 @@ def _to_onnx(adapted: ExportableModel) -> Any:
                 verbose=False,
             )
         except Exception as error:  # anything, e.g. from code not made for tracing
-            reason = _described(error.__cause__ or error)  # torch's message only says how to report it
+            cause = error.__cause__ or error  # torch's message only says how to report it
+            reason = f"{type(cause).__name__}: {first_line(cause)[:200]}"
             raise RemttaError(
                 f"torch cannot export {adapted.delta.model} to ONNX: {reason}; use --format timm"
             ) from error
@@ -151,10 +152,6 @@ def _to_onnx(adapted: ExportableModel) -> Any:
     proto = program.model_proto
     del proto.graph.value_info[:]  # intermediate shapes, which onnxruntime's quantiser cannot handle
     return proto
-
-
-def _described(error: BaseException) -> str:
-    return f"{type(error).__name__}: {first_line(error)[:200]}"
 
 
 def write_peft(adapted: ExportableModel, folder: Path) -> None:

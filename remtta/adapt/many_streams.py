@@ -8,8 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
-from remtta.adapt.shared_model import SharedModelRunner
-from remtta.adapt.stream_group import StreamGroup, StreamGroupConfig, StreamGroupSummary
+from remtta.adapt.stream_group import SharedModelRunner, StreamGroup, StreamGroupConfig, StreamGroupSummary
 from remtta.adapt.worker_pool import WorkerPoolRunner
 from remtta.engines.cluster import connected
 from remtta.engines.interrupts import Interrupts

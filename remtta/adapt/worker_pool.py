@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 
-from remtta.adapt.shared_model import SharedModelRunner
-from remtta.adapt.stream_group import StreamGroup, StreamGroupConfig, StreamReport
+from remtta.adapt.stream_group import SharedModelRunner, StreamGroup, StreamGroupConfig, StreamReport
 from remtta.engines.cluster import on_ray
 from remtta.engines.interrupts import Stopped, WorkerInterrupts
 from remtta.engines.processes import DIED, WorkersDied, in_processes

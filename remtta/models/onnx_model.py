@@ -41,15 +41,7 @@ _log = logging.getLogger(__name__)
 class OnnxClassifier(nn.Module):
     """The classifier in an ONNX file. It can be copied and pickled; copies open the file again.
 
-    Attributes:
-        path: The file.
-        provider: The execution provider in force.
-        patch_size: Height and width of patches in pixels.
-        input_size: Height and width of images; None for any.
-        image_size: The same, with a default.
-        num_classes: Number of classes C.
-        pretrained_cfg: Preprocessing, labels and origin, as in timm.
-        head: Holds the bias (C,) that is added to the logits: 0 in the source model; in a delta, minus the offset.
+    Its `head` holds the bias (C,) that is added to the logits: 0 in the source model; in a delta, minus the offset.
 
     Args:
         graph: The parsed file.

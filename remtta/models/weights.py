@@ -88,12 +88,17 @@ class AdaptedWeights:
         finally:
             self.put(adapted.items())
 
-    def enter(self) -> None:
-        """Put the adapted weights into a model that is at its source weights."""
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Use the committed weights within the block, in a model that has its source weights before and after it."""
         self._put_delta(self.committed[0])
+        try:
+            yield
+        finally:
+            self.leave()
 
     def leave(self) -> None:
-        """Put the source weights into the model, so that others can adapt it; undone by `enter`."""
+        """Put the source weights into the model, so that others can adapt it."""
         self.put(self._source.items())
 
     def copy(self) -> dict[str, Tensor]:

@@ -70,21 +70,18 @@ class Metrics:
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of every run, for prometheus_client."""
-        from prometheus_client.core import (
-            CounterMetricFamily,
-            GaugeMetricFamily,
-            HistogramMetricFamily,
-            InfoMetricFamily,
-        )
+        from prometheus_client import core
 
         runs = self.watch()
-        yield GaugeMetricFamily("remtta_loading", "1 until the model is loaded and the runs begin.", float(not runs))
-        info = InfoMetricFamily("remtta_run", "The model and method of a run.", labels=["stream"])
+        yield core.GaugeMetricFamily(
+            "remtta_loading", "1 until the model is loaded and the runs begin.", float(not runs)
+        )
+        info = core.InfoMetricFamily("remtta_run", "The model and method of a run.", labels=["stream"])
         for name, run in runs.items():
             info.add_metric([name], {**run["run"], "version": __version__})
         yield info
-        for group, family_type in (("counters", CounterMetricFamily), ("gauges", GaugeMetricFamily)):
-            families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for group, family_type in (("counters", core.CounterMetricFamily), ("gauges", core.GaugeMetricFamily)):
+            families: dict[str, core.CounterMetricFamily | core.GaugeMetricFamily] = {}
             for name, run in runs.items():
                 for metric, (text, value) in run[group].items():
                     family = families.setdefault(metric, family_type(f"remtta_{metric}", text, labels=["stream"]))
@@ -93,7 +90,7 @@ class Metrics:
             yield from families.values()
         edges = [*(f"{edge:g}" for edge in BUCKETS_S), "+Inf"]
         for metric, (text, _) in _HISTOGRAMS.items():
-            histogram = HistogramMetricFamily(f"remtta_{metric}", text, labels=["stream"])
+            histogram = core.HistogramMetricFamily(f"remtta_{metric}", text, labels=["stream"])
             for name, run in runs.items():
                 counts, seconds = run["histograms"][metric]
                 histogram.add_metric([name], list(zip(edges, counts, strict=True)), seconds)

@@ -98,11 +98,8 @@ class Publisher:
         self._thread = threading.Thread(target=self._work, name="remtta-mqtt", daemon=True)
         self._thread.start()
 
-    def __call__(self, view: View) -> None:
+    def __call__(self, view: View | None = None) -> None:
         """Start publishing: the file now belongs to this run."""
-        self._start()
-
-    def _start(self) -> None:
         if not self._started.is_set():
             self._read = self._sent = self._saved = self._sent_before() if self._resume else 0
             self._started.set()
@@ -110,7 +107,7 @@ class Publisher:
     def close(self) -> None:
         """Publish the rest, as far as the broker accepts it within a few seconds."""
         if self._resume:  # the rest of an earlier part, if no frame followed
-            self._start()
+            self()
         self._closing.set()
         self._thread.join()
         self._client.on_disconnect = None

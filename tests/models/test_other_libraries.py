@@ -1,4 +1,4 @@
-"""Folders that transformers saved, beside transformers itself."""
+"""Weights of transformers and torchvision, compared with these libraries themselves."""
 
 import json
 from pathlib import Path
@@ -14,13 +14,16 @@ from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, DeiTIm
 from remtta.backbones.lookup import backbone_of
 from remtta.errors import CheckpointError, UsageError
 from remtta.models.card import card_of, labels_of
+from remtta.models.checkpoints import checkpoint_dtypes
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.tensor_files import state_sha256
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, draw_folder, draw_image
-from tests.models.other_libraries import LABELS, TRANSFORMERS, randomised, saved
+from tests.models.other_libraries import LABELS, TORCHVISION, TRANSFORMERS, randomised, saved
 from tests.records import json_of, record_of
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def check_refused(model: str, reason: str, **options: Any) -> None:
@@ -255,3 +258,35 @@ def test_an_adapted_checkpoint_has_timms_names_and_the_folders_dtypes_and_goes_w
     assert "folders saved by transformers; use --format onnx" in line
     saved(randomised(TRANSFORMERS["vit"](), seed=1), folder)
     refusal_of(capfd, "apply", run, "--model", model, "--output", tmp_path / "x.safetensors", code=4)
+
+
+@pytest.mark.parametrize("family", TORCHVISION)
+def test_logits_are_those_of_torchvision(family: str, tmp_path: Path) -> None:
+    make, name, kwargs = TORCHVISION[family]
+    theirs, path = randomised(make()), tmp_path / "theirs.pth"
+    torch.save({"loss.w": torch.ones(1), **{f"net.{key}": value for key, value in theirs.state_dict().items()}}, path)
+    ours = load_model(name, checkpoint=path, num_classes=7, model_kwargs=kwargs)
+    images = _images()
+    with torch.no_grad():
+        expected = theirs(images)
+        assert expected.std() > 0.05
+        torch.testing.assert_close(ours(images), expected, atol=1e-5, rtol=1e-5)
+    assert (preprocessing_of(ours).mean, preprocessing_of(ours).std) == (MEAN, STD)
+    given = load_model(name, checkpoint=path, num_classes=7, model_kwargs=kwargs, mean=(0.5, 0.5, 0.5))
+    assert (preprocessing_of(given).mean, preprocessing_of(given).std) == ((0.5, 0.5, 0.5), STD)
+    assert checkpoint_dtypes(ours, path).keys() == ours.state_dict().keys()
+
+
+def test_an_older_vit_is_read(tmp_path: Path) -> None:
+    make, name, kwargs = TORCHVISION["vit"]
+    theirs = make()
+    state = {
+        old.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): tensor
+        for old, tensor in theirs.state_dict().items()
+    }
+    loaded = []
+    for number, weights in enumerate((state, theirs.state_dict())):
+        save_file(weights, tmp_path / f"{number}.safetensors")
+        path = tmp_path / f"{number}.safetensors"
+        loaded.append(load_model(name, checkpoint=path, num_classes=7, model_kwargs=kwargs).state_dict())
+    torch.testing.assert_close(*loaded, rtol=0, atol=0)
