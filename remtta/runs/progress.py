@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from PIL.Image import Image
-from torch import Tensor
-
-from remtta.errors import FrameError, UsageError, counted
+from remtta.errors import UsageError, counted
 from remtta.options import RunOptions
 from remtta.options.option import fixed_fields
 from remtta.runs.folder import check_same_settings
 from remtta.runs.loop import Counts
 from remtta.runs.reading import Row
-from remtta.streams.fitness import fingerprint
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
-
-_log = logging.getLogger("remtta")
 
 
 @dataclass
@@ -85,20 +77,13 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def unseen_frames(
-    stream: Stream,
-    progress: RunProgress,
-    first: Row | None,
-    unsaved: Sequence[Row],
-    transform: Callable[[Image], Tensor],
-) -> Iterator[Frame]:
+def unseen_frames(stream: Stream, progress: RunProgress, first: Row | None, unsaved: Sequence[Row]) -> Iterator[Frame]:
     """Yield the frames of a stream that were not seen yet; all frames of a live source, which starts anew. Raise
     UsageError if the stream no longer starts with the frames seen before, in that order.
 
     Args:
         first: The run's first row, if it has one: a pipe of other frames is refused at once, not at the last one seen.
         unsaved: The rows that the run wrote after its last save; the stream must still have their frames.
-        transform: From an image to the model's input, a uint8 tensor (3, H, W).
     """
     limit = stream.options.limit if stream.live else None  # other sources stop at it by themselves
     frames, left = stream.frames, None if limit is None else max(0, limit - progress.frames)
@@ -123,19 +108,9 @@ def unseen_frames(
             )
             raise UsageError(f"frame {number} of {stream.name} is {now}, and was {before}; {advice}")
         seen = number + 1
-        if seen == progress.frames and frame.number is not None and progress.fingerprint:
-            _warn_of_other(frame, progress.fingerprint, transform)
         if seen > progress.frames:
             yield frame
     if seen < num_known:
         within = "" if stream.options.limit is None else f" within --limit {stream.options.limit}"
         holds = f"{stream.name} holds {counted(seen, 'frame')}{within}"
         raise UsageError(f"{holds}, and the run had seen {num_known}; {advice}")
-
-
-def _warn_of_other(frame: Frame, before: str, transform: Callable[[Image], Tensor]) -> None:
-    """Warn if the last video frame seen has changed; not an error, since decoders differ slightly."""
-    with contextlib.suppress(FrameError):  # then it was unreadable before, too
-        if fingerprint(transform(frame.load())) != before:
-            text = "frame %s of %s is not what it was when the run stopped: is it another video, or another decoder?"
-            _log.warning(text, frame.number, frame.source)

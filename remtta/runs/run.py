@@ -92,8 +92,7 @@ class Run:
                 self._resume()
             self._stop_if_ended()
             row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.progress.frames else None
-            unsaved, transform = self._writer.expected_rows(), self.context.card.preprocessing.transform()
-            unseen = unseen_frames(stream, summary.progress, row, unsaved, transform)
+            unseen = unseen_frames(stream, summary.progress, row, self._writer.expected_rows())
             decoded = self._stream_batches.decoded(unseen, first=summary.progress.frames, wait=self._wait)
             with contextlib.closing(decoded) as frames, contextlib.closing(stream):
                 first = next(frames, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
@@ -94,27 +93,6 @@ class LiveSource:
         """Yield the frames, once; raise StreamError if OpenCV cannot be loaded, the source cannot be opened or yields
         no frame, or it was lost and did not come back in time, or reconnection is off.
         """
-        began: float | None = None
-        known_size: tuple[int, ...] | None = None
-        with contextlib.closing(self._captured_frames()) as captured_frames:
-            for captured, gap in captured_frames:
-                began = captured.arrived if began is None else began
-                if captured.pixels is not None:
-                    size = captured.pixels.shape[1::-1]
-                    if known_size not in (None, size):
-                        _log.info("%s now gives frames of %d x %d pixels", self.name, *size)
-                    known_size = size
-                time_s = captured.arrived - began if captured.position_s is None else captured.position_s
-                yield video_frame(self.name, captured.pixels, captured.number, time_s, gap, captured.read_at)
-
-    def close(self) -> None:
-        """Stop reading, from any thread; a hanging read is abandoned."""
-        self._closed.set()
-        if connection := self._connection:
-            connection.close(wait_s=_CLOSE_TIMEOUT_S)
-
-    def _captured_frames(self) -> Generator[tuple[CapturedFrame, Gap | None]]:
-        """Yield the frames as they arrive, with the gap that a frame ended, if any."""
         try:
             connection, gap = self._open(), None
             frame = connection.take()
@@ -123,16 +101,24 @@ class LiveSource:
                 if not waits or connection.hopeless:
                     raise connection.failure()
                 connection, frame, gap = self._reconnect(connection, None)
+            began = frame.arrived if frame else 0.0
             while frame is not None:
                 self.finite = connection.promised > 0
                 self.state, self._lost_at = "running", None
-                yield frame, gap
+                time_s = frame.arrived - began if frame.position_s is None else frame.position_s
+                yield video_frame(self.name, frame.pixels, frame.number, time_s, gap, frame.read_at)
                 last, gap, frame = frame, None, connection.take()
                 if frame is None and not self._is_over(connection):
                     connection, frame, gap = self._reconnect(connection, last)
         finally:
             self._closed.set()
             self._disconnect()
+
+    def close(self) -> None:
+        """Stop reading, from any thread; a hanging read is abandoned."""
+        self._closed.set()
+        if connection := self._connection:
+            connection.close(wait_s=_CLOSE_TIMEOUT_S)
 
     def _open(self) -> Connection:
         self._disconnect()
@@ -188,7 +174,10 @@ class LiveSource:
             if self._closed.is_set():
                 return connection, None, None
             connection = self._open()
-            if frame := _first_decodable(connection, deadline):
+            frame = connection.take(deadline)
+            while frame is not None and frame.pixels is None:  # cannot be decoded
+                frame = connection.take(deadline)
+            if frame:
                 if last and connection.promised > 0:  # HLS: all of it was read live
                     _log.warning("%s has ended", self.name)
                     connection.close(wait_s=_CLOSE_TIMEOUT_S)
@@ -214,10 +203,3 @@ class LiveSource:
                 return
             yield attempt
             delay_s = min(2 * delay_s, _MAX_DELAY_S)
-
-
-def _first_decodable(connection: Connection, deadline: float) -> CapturedFrame | None:
-    frame = connection.take(deadline)
-    while frame is not None and frame.pixels is None:
-        frame = connection.take(deadline)
-    return frame
