@@ -15,7 +15,7 @@ from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.runs.budget import LearnableFrames, TimeBudget
 from remtta.runs.loop import AdaptationLoop, BatchResult, LoopCallback
-from remtta.runs.progress import RunProgress
+from remtta.runs.summary import RunProgress
 from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Source, Stream, check_not_empty, open_stream

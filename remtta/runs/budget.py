@@ -14,7 +14,7 @@ from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
-from remtta.runs.progress import RunProgress
+from remtta.runs.summary import RunProgress
 from remtta.streams.batches import Batch
 from remtta.streams.prefetch import DecodedFrame
 

@@ -18,17 +18,17 @@ from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import LearnableFrames, RateCheck, TimeBudget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.loop import AdaptationLoop
-from remtta.runs.manifest import RunContext, RunManifest
-from remtta.runs.progress import RunProgress, check_same_run, unseen_frames
-from remtta.runs.reading import read_rows
+from remtta.runs.manifest import RunContext, RunManifest, check_same_run
+from remtta.runs.reading import Row, read_rows
 from remtta.runs.run_writer import RunWriter, Viewer
 from remtta.runs.saving import Saver
 from remtta.runs.states import load_position
-from remtta.runs.summary import GuardStop, RunSummary
+from remtta.runs.summary import GuardStop, RunProgress, RunSummary
 from remtta.runs.writer import ReaderGone
 from remtta.streams.batches import Batch, Batches
+from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
-from remtta.streams.sources import check_not_empty
+from remtta.streams.sources import Stream, check_not_empty
 
 _log = logging.getLogger("remtta")
 
@@ -215,3 +215,42 @@ class Run:
             except OutputError as error:
                 self.summary.end(error)
                 raise
+
+
+def unseen_frames(stream: Stream, progress: RunProgress, first: Row | None, unsaved: Sequence[Row]) -> Iterator[Frame]:
+    """Yield the frames of a stream that were not seen yet; all frames of a live source, which starts anew. Raise
+    UsageError if the stream no longer starts with the frames seen before, in that order.
+
+    Args:
+        first: The run's first row, if it has one: a pipe of other frames is refused at once, not at the last one seen.
+        unsaved: The rows that the run wrote after its last save; the stream must still have their frames.
+    """
+    limit = stream.options.limit if stream.live else None  # other sources stop at it by themselves
+    frames, left = stream.frames, None if limit is None else max(0, limit - progress.frames)
+    # Only once the first frame is read is it known whether the address is a finite video.
+    if stream.live and left != 0 and (head := next(frames, None)):
+        frames = itertools.chain([head], frames)
+    if stream.live and not (progress.frames and stream.live_source and stream.live_source.finite):
+        yield from itertools.islice(frames, left)
+        return
+    wanted = "the paths in the same order (sort -V)" if stream.kind == "paths" else "the same source and --frame-stride"
+    advice = f"give {wanted}, or choose another --output"
+    rows = {0: first, **dict(enumerate(unsaved, progress.frames))}
+    known = {number: [row["source"], row.get("frame")] for number, row in rows.items() if row}
+    if progress.frames and progress.last:
+        known[progress.frames - 1] = progress.last
+    num_known, seen = progress.frames + len(unsaved), 0
+    for number, frame in enumerate(frames):
+        if (was := known.get(number)) and [frame.source, frame.number] != was:
+            now, before = (
+                source if part is None else f"frame {part} of {source}"
+                for source, part in ((frame.source, frame.number), was)
+            )
+            raise UsageError(f"frame {number} of {stream.name} is {now}, and was {before}; {advice}")
+        seen = number + 1
+        if seen > progress.frames:
+            yield frame
+    if seen < num_known:
+        within = "" if stream.options.limit is None else f" within --limit {stream.options.limit}"
+        holds = f"{stream.name} holds {counted(seen, 'frame')}{within}"
+        raise UsageError(f"{holds}, and the run had seen {num_known}; {advice}")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from remtta.errors import FrameError, UsageError
-from remtta.options.stream import Sort
+from remtta.options.run_options import Sort
 from remtta.streams.decoding_budget import CURRENT_SHARE, Share
 from remtta.streams.pillow import formats, opened
 

@@ -15,10 +15,9 @@ from typing import Literal
 
 from remtta.errors import StreamError
 from remtta.options import LiveOptions
-from remtta.streams.capture import VideoCapture, open_capture
+from remtta.streams.capture import VideoCapture, open_capture, open_polled, polling_interval
 from remtta.streams.connection import Backlog, CapturedFrame, Connection, name_of
 from remtta.streams.frames import Frame, Gap
-from remtta.streams.polling import open_polled, polling_interval
 from remtta.streams.video import video_frame, warn_if_cut
 
 _MIN_DELAY_S = 0.5

@@ -17,7 +17,7 @@ from urllib.request import url2pathname
 
 from remtta.errors import FrameError, StreamError, UsageError, counted, without_password
 from remtta.options import LiveOptions, StreamOptions
-from remtta.options.stream import Buffer, Sort
+from remtta.options.run_options import Buffer, Sort
 from remtta.streams.capture import check_protocol
 from remtta.streams.frames import Frame
 from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, load_image, sort_files

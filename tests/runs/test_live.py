@@ -16,10 +16,10 @@ from remtta.errors import UsageError
 from remtta.options import LiveOptions
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
-from remtta.runs.progress import RunProgress
 from remtta.runs.run_writer import View
 from remtta.runs.saving import Saver
 from remtta.runs.states import load_position
+from remtta.runs.summary import RunProgress
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
 from tests.conftest import happens, meanwhile

@@ -11,7 +11,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from remtta.errors import FrameError
-from remtta.options.stream import Sort
+from remtta.options.run_options import Sort
 from remtta.streams import pillow
 from remtta.streams.images import image_suffixes, list_files, load_image, natural_key, sort_files, to_rgb
 from tests.conftest import draw_image
