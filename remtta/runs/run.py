@@ -28,7 +28,7 @@ from remtta.runs.writer import ReaderGone
 from remtta.streams.batches import Batch, Batches
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
-from remtta.streams.sources import Stream, check_not_empty
+from remtta.streams.sources import Stream
 
 _log = logging.getLogger("remtta")
 
@@ -97,7 +97,7 @@ class Run:
             with contextlib.closing(decoded) as frames, contextlib.closing(stream):
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
-                    check_not_empty(stream)
+                    stream.check_not_empty()
                     _log.info("the list of frames is empty: nothing to do, and no run folder is left")
                     summary.exit_reason = "completed"
                     return summary

@@ -66,18 +66,8 @@ class Backlog:
 
 
 class Connection:
-    """A connection to a source, read by a thread, which is left running if a read hangs.
-
-    Attributes:
-        number: Number of the next frame.
-        promised: Total number of frames according to a finite video's header; else 0.
-
-    Args:
-        source: Camera index, device or URL.
-        connect: Opens it.
-        closed: Set when no more frames of the source are wanted.
-        clock: Returns seconds from an arbitrary origin.
-        stride: Only every stride-th frame is used; the others are not converted.
+    """A connection to a camera or URL, read by a thread, which is left running if a read hangs. Only every stride-th
+    frame is converted; `closed` is set when no more are wanted.
     """
 
     def __init__(
@@ -92,7 +82,8 @@ class Connection:
         stride: int,
         number: int,
     ) -> None:
-        self.number, self.promised = number, 0
+        self.number = number  # of the next frame
+        self.promised = 0  # number of frames according to a finite video's header
         self._source, self._connect, self._stride = source, connect, stride
         self._options, self._backlog, self._closed, self._clock = options, backlog, closed, clock
         self._change = threading.Condition()
@@ -163,27 +154,23 @@ class Connection:
 
     def _run(self) -> None:
         try:
-            self._open_and_read()
+            cv2, began = load_opencv("video", StreamError), self._clock()
+            capture = self._connect()
+            try:
+                if capture.isOpened():
+                    self._codec = codec_of(capture)
+                    self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
+                    self._read(capture)
+                elif not self._took(_TIMED_OUT, began):
+                    self._why_not_open = why_not_open(str(self._source)) if "://" in str(self._source) else None
+                    self._end_reason = self._why_not_open or "it cannot be opened"
+            finally:
+                capture.release()  # before the end is announced: a camera can be opened only once
         except Exception as error:  # mostly OpenCV's own
             self._error = error
         with self._change:
             self._ended = True
             self._change.notify_all()
-
-    def _open_and_read(self) -> None:
-        cv2 = load_opencv("video", StreamError)
-        began = self._clock()
-        capture = self._connect()
-        try:
-            if capture.isOpened():
-                self._codec = codec_of(capture)
-                self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
-                self._read(capture)
-            elif not self._took(_TIMED_OUT, began):
-                self._why_not_open = why_not_open(str(self._source)) if "://" in str(self._source) else None
-                self._end_reason = self._why_not_open or "it cannot be opened"
-        finally:
-            capture.release()  # before the end is announced: a camera can be opened only once
 
     def _read(self, capture: VideoCapture) -> None:
         finite = self.promised > 0
@@ -202,13 +189,16 @@ class Connection:
             arrived = began if stalled else now
             for _ in range(refused):  # packets that the decoder rejected; the stream goes on
                 if self.number % self._stride == 0:
-                    self._put(CapturedFrame(self.number, arrived, None, self._utc(arrived)))
+                    self._put(arrived, None)
                 self.number += 1
             refused = 0
             if self.number % self._stride == 0:
-                frame = self._decoded(capture, arrived)
-                self._put(frame)
-                if finite or frame.pixels is not None:
+                decoded, pixels = capture.retrieve()
+                pixels = pixels if decoded and pixels is not None and pixels.size > 0 else None
+                if finite:
+                    self._position_s = position_s(capture, self._position_s, self._stride)
+                self._put(arrived, pixels)
+                if finite or pixels is not None:
                     self._undecodable_since = None
                 elif self._undecodable_since is None:
                     self._undecodable_since = self._clock()
@@ -221,8 +211,11 @@ class Connection:
     def _is_wanted(self) -> bool:
         return not (self._abandoned or self._closed.is_set())
 
-    def _put(self, frame: CapturedFrame) -> None:
+    def _put(self, arrived: float, pixels: np.ndarray | None) -> None:
         """Hand a frame to the consumer, as soon as there is room."""
+        then = datetime.now(UTC) - timedelta(seconds=self._clock() - arrived)
+        read_at = None if self.promised else then.isoformat(timespec="milliseconds")
+        frame = CapturedFrame(self.number, arrived, pixels, read_at, self._position_s)
         capacity = self._backlog.capacity(frame)
         with self._change:
             while self._backlog.drops_for(frame) and len(self._waiting) >= capacity:
@@ -234,20 +227,6 @@ class Connection:
             self._call_began = self._clock()
             self._waiting.append(frame)
             self._change.notify_all()
-
-    def _decoded(self, capture: VideoCapture, arrived: float) -> CapturedFrame:
-        decoded, pixels = capture.retrieve()
-        pixels = pixels if decoded and pixels is not None and pixels.size > 0 else None
-        if self.promised:
-            self._position_s = position_s(capture, self._position_s, self._stride)
-        return CapturedFrame(self.number, arrived, pixels, self._utc(arrived), self._position_s)
-
-    def _utc(self, clock_time: float) -> str | None:
-        """Convert a time of the clock to UTC; return None in a finite video."""
-        if self.promised:
-            return None
-        then = datetime.now(UTC) - timedelta(seconds=self._clock() - clock_time)
-        return then.isoformat(timespec="milliseconds")
 
     def _took(self, multiple: float, began: float) -> bool:
         """Return True, and note it, if a call has taken this multiple of its timeout."""

@@ -32,20 +32,8 @@ class LiveSource:
 
     Numbers count every frame received, including dropped ones, and times are seconds since the first; both continue
     after a reconnect. An image at an address is requested every few seconds. If the address turns out to be a finite
-    video, it is read completely, once, with the times in the video.
-
-    Attributes:
-        options: Timeouts, buffering and reconnection.
-        state: "opening", "running" or "reconnecting".
-        finite: True if it is a finite video; known from the first frame on.
-        backlog: Frames received for the model, of which older ones may be dropped.
-
-    Args:
-        source: Camera index, device or URL.
-        stride: Use every stride-th frame; the others are not converted.
-        connect: Opens the source, by default with OpenCV.
-        sleep: Waits for a number of seconds; by default at most until `close`.
-        jitter: Returns a random number in [0, 1), so that many readers of one server do not reconnect at once.
+    video, it is read completely, once, with the times in the video. `jitter` returns a random number in [0, 1), so that
+    many readers of one server do not reconnect at once.
     """
 
     def __init__(
@@ -61,7 +49,7 @@ class LiveSource:
     ) -> None:
         self.options = options or LiveOptions()
         self.state: Literal["opening", "running", "reconnecting"] = "opening"
-        self.finite = False
+        self.finite = False  # whether it is a finite video; known from the first frame on
         timeouts = self.options.open_timeout_s, self.options.read_timeout_s
         self._closed = threading.Event()
         every_s = polling_interval(source, self.options.poll)

@@ -56,6 +56,11 @@ class Stream:
         if self.live_source:
             self.live_source.close()
 
+    def check_not_empty(self) -> None:
+        """Raise StreamError for a stream that gave no frame, unless it is a list of paths, which may be empty."""
+        if self.kind != "paths":
+            raise StreamError(f"{self.name}: the source has no frames")
+
 
 def open_stream(
     source: Source,
@@ -111,12 +116,6 @@ def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = F
     if options.live and options.live.poll and not stream.name.lower().startswith(("http://", "https://")):
         raise UsageError(f"--poll is for http:// and https:// addresses, and {stream.name} is none; leave it out")
     return stream
-
-
-def check_not_empty(stream: Stream) -> None:
-    """Raise StreamError for a stream that gave no frame, unless it is a list of paths, which may be empty."""
-    if stream.kind != "paths":
-        raise StreamError(f"{stream.name}: the source has no frames")
 
 
 def open_streams(
