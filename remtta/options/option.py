@@ -141,21 +141,16 @@ class OptionField:
         return flags[0].partition("/")[0] if flags else f"--{self.name.replace('_', '-')}"
 
 
-_FIELDS: dict[type, tuple[OptionField, ...]] = {}  # functools.cache is typed for instances of hashable classes only
-
-
 def option_fields(group: type) -> tuple[OptionField, ...]:
     """Return a dataclass's fields, in order."""
-    if group not in _FIELDS:
-        hints = get_type_hints(group, include_extras=True)
-        _FIELDS[group] = tuple(
-            option_field(
-                item.name, hints[item.name], item.default if item.default_factory is MISSING else item.default_factory()
-            )
-            for item in fields(group)
-            if item.init
+    hints = get_type_hints(group, include_extras=True)
+    return tuple(
+        option_field(
+            item.name, hints[item.name], item.default if item.default_factory is MISSING else item.default_factory()
         )
-    return _FIELDS[group]
+        for item in fields(group)
+        if item.init
+    )
 
 
 def option_field(name: str, annotation: object, default: object = MISSING) -> OptionField:

@@ -102,7 +102,10 @@ class Run:
                     summary.exit_reason = "completed"
                     return summary
                 with self._interrupts.held():  # a half-claimed folder could not be finished
-                    self._begin(first)
+                    self._claim()
+                    self.record.write()
+                    if first and first.read_at and summary.num_resumed:
+                        self._writer.write_event(first.index, {"event": "resumed"})
                     begun = True
                 self._loop.run(self._batches(itertools.chain([first] if first else [], frames)))
             if summary.num_predicted == 0:
@@ -152,12 +155,6 @@ class Run:
             self._folder.claim()
             self._writer.begin()
             self._folder.reserve_space(self.context.last_bytes)
-
-    def _begin(self, first: DecodedFrame | None) -> None:
-        self._claim()
-        self.record.write()
-        if first and first.read_at and self.summary.num_resumed:
-            self._writer.write_event(first.index, {"event": "resumed"})
 
     def _wait(self) -> None:
         """Save what is due while no frame is ready; raise Stopped on a signal."""

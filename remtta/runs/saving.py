@@ -30,9 +30,9 @@ class SaveRhythm:
         self._saved_at, self._took = time.monotonic(), 0.0
 
     @property
-    def slow(self) -> bool:
-        """True if a save takes so long that it may be skipped."""
-        return self._took > _SLOW_S
+    def is_costly(self) -> bool:
+        """True if a save is slow, and was made so recently that another may be skipped."""
+        return self._took > _SLOW_S and not self.allows()
 
     def allows(self, every_s: float = 0.0) -> bool:
         """Return whether it is time to save again, at least `every_s` seconds after the last save."""
@@ -60,19 +60,19 @@ class Saver:
         options, before = self._context.options, self._num_saves
         self._num_saves = self._loop.counts.updates // options.save_every
         if self._num_saves != before or self._rhythm.allows(options.save_every_s):
-            self._save(skip=self._rhythm.slow and not self._rhythm.allows())
+            if not self._rhythm.is_costly:
+                self._save()
+            self._record.write()
 
     def while_waiting(self) -> None:
         """Save what is due by time between two batches, which may be far apart: the source may be lost."""
         if self._loop.counts.frames != self._saved_frames and self._rhythm.allows(self._context.options.save_every_s):
             self._save()
+            self._record.write()
 
-    def _save(self, *, skip: bool = False) -> None:
-        """Save, or only write the record."""
-        if not skip:
-            with self._rhythm.timed():
-                self.finish()
-        self._record.write()
+    def _save(self) -> None:
+        with self._rhythm.timed():
+            self.finish()
 
     def finish(self) -> None:
         """Save state and delta as of the last finished batch; if one fails, the other is still tried."""

@@ -115,7 +115,11 @@ class RowWriter:
             return
         try:
             with writing(self._path):
-                if not self._is_in_place():
+                try:
+                    in_place = os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+                except FileNotFoundError:
+                    in_place = False
+                if not in_place:
                     raise OutputError(f"{self._path} was deleted or replaced while it was written; its rows are lost")
                 view = memoryview(self._lines)
                 while view:
@@ -128,13 +132,6 @@ class RowWriter:
             raise
         self._size += len(self._lines)
         self._digest.update(self._lines)
-
-    def _is_in_place(self) -> bool:
-        """Return True if the path still leads to the open file."""
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
-        except FileNotFoundError:
-            return False
 
     @property
     def size(self) -> int:

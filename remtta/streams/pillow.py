@@ -113,7 +113,9 @@ class _LimitedFile(io.BufferedReader):
             size = remaining if size is None or size < 0 else min(size, remaining)
         self._count(size)
         data = super().read(size)
-        while self._is_png and len(data) == 8 and data[4:] in _PNG_METADATA and not self._is_xmp(data):
+        while self._is_png and len(data) == 8 and data[4:] in _PNG_METADATA:
+            if self.peek(len(_XMP)).startswith(_XMP) and int.from_bytes(data[:4]) <= _MAX_XMP_BYTES:
+                break
             self.seek(int.from_bytes(data[:4]) + 4, os.SEEK_CUR)  # over the chunk and its checksum
             self._count(len(data))
             data = super().read(size)
@@ -121,9 +123,6 @@ class _LimitedFile(io.BufferedReader):
             self._scans_left -= data.count(b"\xff\xda")
             self._refuse_if(self._scans_left < 0)
         return data
-
-    def _is_xmp(self, header: bytes) -> bool:
-        return self.peek(len(_XMP)).startswith(_XMP) and int.from_bytes(header[:4]) <= _MAX_XMP_BYTES
 
     def readline(self, size: int | None = -1, /) -> bytes:
         line = super().readline(_CHUNK_BYTES if size is None or size < 0 else min(size, _CHUNK_BYTES))

@@ -107,7 +107,7 @@ def open_stream(
 
 def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = False) -> Stream:
     """Open a source of frames with the options of the command line; see `open_stream`."""
-    stream = _open(source, options, _live(options, wait_at_start=wait_at_start))
+    stream = _open(source, options, replace(options.live or LiveOptions(), wait_at_start=wait_at_start))
     if not stream.live and options.live is not None:
         raise UsageError(
             f"--reconnect-for, --buffer and --poll are for cameras and network streams, and {stream.name} is neither; "
@@ -128,7 +128,7 @@ def open_streams(
     options, streams = options or StreamOptions(), {}
     if options.null:
         raise UsageError("-0 is for paths on standard input, and --streams reads none")
-    live = _live(options, wait_at_start=True)
+    live = replace(options.live or LiveOptions(), wait_at_start=True)
     for name, source in sources.items():
         reopen = partial(_open_or_fail_later, source, options, live)
         try:
@@ -150,10 +150,6 @@ def _open_or_fail_later(source: str, options: StreamOptions, live: LiveOptions) 
 
 def _fail(error: Exception) -> Never:
     raise error
-
-
-def _live(options: StreamOptions, *, wait_at_start: bool) -> LiveOptions:
-    return replace(options.live or LiveOptions(), wait_at_start=wait_at_start)
 
 
 def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:

@@ -68,12 +68,9 @@ def test_frames_arrive_in_order_with_number_and_time(
     assert {frame.source for frame in frames} == {path} and not caplog.messages
 
 
-@pytest.mark.parametrize(("suffix", "format"), [(".mp4", None), (".ts", "mpegts")])
-def test_pictures_far_apart_beside_sound_are_all_read(
-    suffix: str, format: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path, seconds = tmp_path / f"slides{suffix}", 110  # more packets of sound between two than OpenCV skips by default
-    with av.open(str(path), "w", format=format) as container:
+def test_pictures_far_apart_beside_sound_are_all_read(tmp_path: Path) -> None:
+    path, seconds = tmp_path / "slides.mp4", 110  # more packets of sound between two than OpenCV skips by default
+    with av.open(str(path), "w") as container:
         video, audio = container.add_stream("libx264", rate=1), container.add_stream("aac", rate=44_100)
         video.width, video.height, video.options = 64, 48, {"tune": "zerolatency"}
         sound = av.AudioFrame.from_ndarray(np.zeros((1, 44_100), np.float32), "fltp", "mono")
