@@ -50,8 +50,8 @@ class _StderrHandler(logging.Handler):
 
 
 def print_message(text: str, level: str = "info", *, as_json: bool = False, **fields: object) -> None:
-    """Print a message to standard error: as lines of text, or as one JSON line with more fields; if it is closed, drop all
-    messages instead of ending the run.
+    """Print a message to standard error: as lines of text, or as one JSON line with more fields; if it is closed, drop
+    all messages instead of ending the run.
     """
     if as_json:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import NotFiniteError
+from remtta.errors import DeltaError, NotFiniteError, UsageError
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.prediction import Prediction
-from remtta.runs.states import load_whole, other_version
 from remtta.streams.batches import Batch
 
 OUT_OF_TIME = "out of time"
@@ -273,3 +272,23 @@ class AdaptationLoop:
         self.pipeline.start_new_stream()
         self.counts.frames_in_delta = self.counts.frames_since_reset = 0
         self._commit()
+
+
+def load_whole(state: Mapping[str, Tensor], pipeline: Pipeline) -> None:
+    """Load a state into a pipeline; raise ValueError if it is not exactly what the pipeline would save."""
+    try:
+        pipeline.load_state_dict(state)
+        names = pipeline.state_dict().keys()
+    except torch.OutOfMemoryError:
+        raise
+    except (DeltaError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"the state does not fit: {error}") from error
+    if names != state.keys():
+        raise ValueError(f"the state has {', '.join(sorted(names ^ state.keys())[:3])}, or lacks it")
+
+
+def other_version(path: Path) -> UsageError:
+    """Return the error for a state that is undamaged, but not of this version."""
+    return UsageError(
+        f"the state in {path.parent} was written by another version of remtta; start again with --overwrite"
+    )

@@ -21,8 +21,7 @@ from remtta.runs.loop import AdaptationLoop
 from remtta.runs.manifest import RunContext, RunManifest, check_same_run
 from remtta.runs.reading import Row, read_rows
 from remtta.runs.run_writer import RunWriter, Viewer
-from remtta.runs.saving import Saver
-from remtta.runs.states import load_position
+from remtta.runs.saving import Saver, load_position
 from remtta.runs.summary import GuardStop, RunProgress, RunSummary
 from remtta.runs.writer import ReaderGone
 from remtta.streams.batches import Batch, Batches
@@ -180,7 +179,7 @@ class Run:
     def _write_last_record(self) -> None:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
         self.summary.progress = replace(self.summary.progress)  # the loop's own counts stay unchanged
-        self.summary.count_unsaved(self._writer.expected_rows())
+        self.summary.progress.count(self._writer.expected_rows())
         self.summary.progress.dropped = self.record.num_dropped
         self.record.write()
 

@@ -1,26 +1,62 @@
-"""Decide when a run saves its state and delta, and save them."""
+"""Save a run's state and delta, and load the state: a position in the stream and the tensors of the method."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import Tensor
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta import save_delta
-from remtta.errors import DeltaError
+from remtta.errors import DeltaError, RemttaError, UsageError
+from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
 from remtta.runs.folder import STATE
-from remtta.runs.loop import AdaptationLoop
+from remtta.runs.loop import AdaptationLoop, other_version
 from remtta.runs.manifest import RunContext, RunManifest, delta_of
-from remtta.runs.states import save_state
 from remtta.runs.summary import RunSummary
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_POSITION = "position"
 _SLOW_S = 0.5
 _SHARE = 20  # a slow save may take 1 / 20 of the total time
 
+P = TypeVar("P", bound="DataclassInstance")
+
 _log = logging.getLogger("remtta")
+
+
+def save_state(path: Path, position: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
+    """Save a position, in the terms of JSON, and a method's state, atomically; raise OutputError if that fails."""
+    save_tensors(path, tensors, {_POSITION: json.dumps(position, allow_nan=False)})
+
+
+def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
+    """Load a position of a dataclass, and the state; both are empty if nothing was saved yet. Raise UsageError if the
+    file is damaged or of another version; RemttaError if it cannot be read.
+    """
+    if not path.exists():
+        return kind(), {}
+    try:
+        header, state = read_tensors(path)
+        position = json.loads(header[_POSITION])
+        if not isinstance(position, dict):
+            raise ValueError("it holds no position")
+    except OSError as error:
+        raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (*UNREADABLE, KeyError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
+    if set(position) != {field.name for field in fields(kind)}:
+        raise other_version(path)
+    return kind(**position), state
 
 
 class SaveRhythm:

@@ -17,8 +17,7 @@ from remtta.options import LiveOptions
 from remtta.report.inspection import describe_folder
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.run_writer import View
-from remtta.runs.saving import Saver
-from remtta.runs.states import load_position
+from remtta.runs.saving import Saver, load_position
 from remtta.runs.summary import RunProgress
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream

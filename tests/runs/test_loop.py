@@ -19,7 +19,7 @@ from remtta.methods.source import SourceConfig
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
-from remtta.runs.states import load_position
+from remtta.runs.saving import load_position
 from remtta.runs.summary import RunProgress, RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
