@@ -138,6 +138,15 @@ class AdaptOptions:
         if self.mqtt:
             parse_topic(self.mqtt)
 
+    def open(self, source: str, stream: StreamOptions, run: RunOptions) -> Stream | dict[str, Stream]:
+        """Open the stream, or the streams of a list."""
+        from remtta.streams.lists import read_sources
+        from remtta.streams.sources import open_streams, open_with
+
+        if self.streams:
+            return open_streams(read_sources(Path(source)), stream, resuming=run.resume)
+        return open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
+
     def check_folder(
         self, folder: Path, run: RunOptions, frames: Stream | dict[str, Stream], model: str | None
     ) -> None:
@@ -248,14 +257,7 @@ def adapt(
     with running.command() as interrupts, contextlib.ExitStack() as stack:
         # Checks without torch come first, so that e.g. a wrong path is reported at once.
         options.check(run)
-        from remtta.streams.lists import read_sources
-        from remtta.streams.sources import open_streams, open_with
-
-        frames: Stream | dict[str, Stream]
-        if options.streams:
-            frames = open_streams(read_sources(Path(source)), stream, resuming=run.resume)
-        else:
-            frames = open_with(source, stream, wait_at_start=stream.live is not None or run.resume)
+        frames = options.open(source, stream, run)
         folder = stack.enter_context(run_folder(options.output))
         default_model = DEFAULT_MODEL if method.shared.delta is None else None
         options.check_folder(folder, run, frames, model.name or default_model)

@@ -179,7 +179,7 @@ class Run:
     def _write_last_record(self) -> None:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
         self.summary.progress = replace(self.summary.progress)  # the loop's own counts stay unchanged
-        self.summary.progress.count(self._writer.expected_rows())
+        self.summary.count_unsaved(self._writer.expected_rows())
         self.summary.progress.dropped = self.record.num_dropped
         self.record.write()
 

@@ -85,7 +85,7 @@ class RunWriter(LoopCallback):
             damaged = counted(self._rows.num_damaged, "damaged line")
             _log.warning("writing %s at the end of %s again", damaged, PREDICTIONS)
         if live:
-            self.summary.progress.count(self._rows.unsaved_rows())  # their frames cannot be read again
+            self.summary.count_unsaved(self._rows.unsaved_rows())  # their frames cannot be read again
         if live or self._context.options.expire_below is not None or (guard is not None and guard.watches):
             path = self.summary.output / EVENTS
             kept = progress.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them

@@ -54,6 +54,7 @@ class RunSummary:
 
     output: Path  # the run's folder
     progress: RunProgress = field(default_factory=RunProgress)  # the counts, over all parts of a resumed run
+    untimed: int = 0  # predicted frames that took an unknown time, after the last save of an earlier part
     num_alarms: int = 0  # alarms of the guard
     num_resumed: int = 0  # how often the run was resumed
     exit_reason: str = "running"  # or "completed", a signal's name, "closed pipe", "guard", or "error: ..."
@@ -63,6 +64,12 @@ class RunSummary:
     entropy: float | None = None  # mean entropy of the last batch's predictions, in nats
     estimates: Mapping[str, float] = field(default_factory=dict)  # of the last frames' accuracy, by model
     smooths: bool = False  # whether predictions are smoothed over ordered frames
+
+    def count_unsaved(self, rows: Iterable[Row]) -> None:
+        """Count rows that an earlier part wrote after its last save."""
+        before = self.num_predicted
+        self.progress.count(rows)
+        self.untimed += self.num_predicted - before
 
     def end(self, reason: BaseException) -> None:
         """Record why the run ended: a stop, a closed pipe, the guard, or an error."""
@@ -108,7 +115,7 @@ class RunSummary:
     @property
     def images_per_s(self) -> float:
         """Predicted frames per second, including decoding and writing."""
-        return self.num_predicted / self.seconds if self.seconds else 0.0
+        return (self.num_predicted - self.untimed) / self.seconds if self.seconds else 0.0
 
     def figures(self) -> dict[str, Any]:
         """Return the numbers of the report, by name."""
