@@ -51,18 +51,9 @@ class CapturedFrame:
 class Backlog:
     """Limits on waiting frames and the number of dropped ones, over all connections to a source."""
 
-    newest_only: bool  # drop frames instead of waiting
+    newest_only: bool  # drop frames instead of waiting, unless it is a finite video
     keep: int = 1  # number of newest frames kept, if older ones are dropped
     dropped: int = 0
-
-    def capacity(self, frame: CapturedFrame) -> int:
-        """Return how many frames of this size may wait."""
-        num_bytes = 0 if frame.pixels is None else frame.pixels.nbytes
-        return min(self.keep if self.drops_for(frame) else MAX_WAITING, max(1, MAX_WAITING_BYTES // max(1, num_bytes)))
-
-    def drops_for(self, frame: CapturedFrame) -> bool:
-        """Return True if older frames are dropped to make room for this one; a finite video is read whole."""
-        return self.newest_only and frame.read_at is not None
 
 
 class Connection:
@@ -216,9 +207,12 @@ class Connection:
         then = datetime.now(UTC) - timedelta(seconds=self._clock() - arrived)
         read_at = None if self.promised else then.isoformat(timespec="milliseconds")
         frame = CapturedFrame(self.number, arrived, pixels, read_at, self._position_s)
-        capacity = self._backlog.capacity(frame)
+        drops = self._backlog.newest_only and not self.promised
+        num_bytes = 0 if pixels is None else pixels.nbytes
+        most = self._backlog.keep if drops else MAX_WAITING
+        capacity = min(most, max(1, MAX_WAITING_BYTES // max(1, num_bytes)))
         with self._change:
-            while self._backlog.drops_for(frame) and len(self._waiting) >= capacity:
+            while drops and len(self._waiting) >= capacity:
                 self._waiting.popleft()
                 self._backlog.dropped += 1
             while len(self._waiting) >= capacity and self._is_wanted:

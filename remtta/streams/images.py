@@ -153,18 +153,14 @@ def _reserve_memory(image: Image.Image, share: Share) -> None:
         for power in (1, 2, 3):
             smaller = -(-width >> power), -(-height >> power)
             if min(smaller) >= MIN_REDUCED_SIDE and share.fits(*smaller, cost):
-                width, height = _reduce(image, power)
+                if image.format == "JPEG2000":
+                    image.reduce = power  # type: ignore[method-assign, assignment]  # a property there
+                else:
+                    image.draft(image.mode, (width >> power, height >> power))
+                    smaller = image.size
+                width, height = smaller
                 break
     share.reserve(width, height, cost)
-
-
-def _reduce(image: Image.Image, power: int) -> tuple[int, int]:
-    width, height = image.size[:2]
-    if image.format == "JPEG2000":
-        image.reduce = power  # type: ignore[method-assign, assignment]  # a property there
-        return -(-width >> power), -(-height >> power)
-    image.draft(image.mode, (width >> power, height >> power))
-    return image.size
 
 
 def _bytes_per_pixel(image: Image.Image) -> int:

@@ -8,7 +8,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from typing import Literal
@@ -157,7 +157,12 @@ class LiveSource:
         problem = "lost" if last else "not available"
         _log.warning("%s is %s (%s); retrying for %g s", self.name, problem, lost.reason, max_s)
         deadline = self._clock() + max_s
-        for attempt in self._attempts(deadline):
+        delay_s = _MIN_DELAY_S
+        for attempt in itertools.count(1):
+            self._sleep(min(delay_s * (1 + self._jitter()) / 2, max(0.0, deadline - self._clock())))
+            delay_s = min(2 * delay_s, _MAX_DELAY_S)
+            if self._clock() >= deadline:
+                break
             if self._closed.is_set():
                 return connection, None, None
             connection = self._open()
@@ -180,13 +185,3 @@ class LiveSource:
             f"{self.name} was {problem} ({lost.reason}) and could not be opened within {max_s:g} s; "
             "check it and the network, or wait longer with --reconnect-for"
         )
-
-    def _attempts(self, deadline: float) -> Iterator[int]:
-        """Count attempts until the deadline, with growing delays."""
-        delay_s = _MIN_DELAY_S
-        for attempt in itertools.count(1):
-            self._sleep(min(delay_s * (1 + self._jitter()) / 2, max(0.0, deadline - self._clock())))
-            if self._clock() >= deadline:
-                return
-            yield attempt
-            delay_s = min(2 * delay_s, _MAX_DELAY_S)
