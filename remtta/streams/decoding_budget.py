@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
@@ -38,7 +37,7 @@ class Budget:
         self.num_bytes = decoding_bytes(None) if num_bytes is None else num_bytes
         self.afterwards = afterwards
         self._free = self.num_bytes
-        self._waiting: deque[object] = deque()
+        self._turn = threading.Lock()
         self._change = threading.Condition()
 
     @contextlib.contextmanager
@@ -54,20 +53,15 @@ class Budget:
 
     def take(self, num_bytes: int) -> None:
         """Wait until `num_bytes` are free, and take them."""
-        turn = object()
-        with self._change:
-            self._waiting.append(turn)
-            while self._waiting[0] is not turn or self._free < num_bytes:
-                self._change.wait()
-            self._waiting.popleft()
+        with self._turn, self._change:
+            self._change.wait_for(lambda: self._free >= num_bytes)
             self._free -= num_bytes
-            self._change.notify_all()
 
     def give_back(self, num_bytes: int) -> None:
         """Return memory to the budget."""
         with self._change:
             self._free += num_bytes
-            self._change.notify_all()
+            self._change.notify()
 
 
 class Share:
