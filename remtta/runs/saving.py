@@ -95,20 +95,19 @@ class Saver:
         """Save what is due after a batch."""
         options, before = self._context.options, self._num_saves
         self._num_saves = self._loop.counts.updates // options.save_every
-        if self._num_saves != before or self._rhythm.allows(options.save_every_s):
-            if not self._rhythm.is_costly:
-                self._save()
-            self._record.write()
+        due = self._num_saves != before and not self._rhythm.is_costly
+        if due or self._rhythm.allows(options.save_every_s):
+            self._save()
 
     def while_waiting(self) -> None:
         """Save what is due by time between two batches, which may be far apart: the source may be lost."""
         if self._loop.counts.frames != self._saved_frames and self._rhythm.allows(self._context.options.save_every_s):
             self._save()
-            self._record.write()
 
     def _save(self) -> None:
         with self._rhythm.timed():
             self.finish()
+        self._record.write()
 
     def finish(self) -> None:
         """Save state and delta as of the last finished batch; if one fails, the other is still tried."""

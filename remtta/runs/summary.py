@@ -1,4 +1,4 @@
-"""A run's summary in numbers and text."""
+"""A run's progress, from which it can resume, and its summary in numbers and text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Open videos, cameras and network addresses with OpenCV, and find out why one did not open."""
+"""Open videos, cameras, network addresses and pictures at them, and find out why one did not open."""
 
 from __future__ import annotations
 
