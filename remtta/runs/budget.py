@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import time
@@ -16,6 +15,7 @@ from remtta.errors import UsageError
 from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
 from remtta.runs.summary import RunProgress
 from remtta.streams.batches import Batch
+from remtta.streams.fitness import fingerprint, not_to_learn_from
 from remtta.streams.prefetch import DecodedFrame
 
 _MEMORY = 0.3  # weight of the newest batch in the expected duration of an update
@@ -26,7 +26,6 @@ _PASSES = {"remtta": 4.2, "rem": 5.0, "rem-n1": 4.0, "tent": 3.0, "light": 2.0, 
 """Approximate cost of an image in forward passes (docs/performance.md)."""
 _FASTER = {"--method remtta --adapt-every 2": 2.0, "--method fast": 1.0}
 """Options of less cost, in forward passes."""
-_BLACK_MEAN = _BLACK_DEVIATION = 2.0  # of 255: leaves room for sensor noise and compression
 _FRAMES_MEASURED, _BATCHES_MEASURED = 8, 2
 _SLOWER = 0.9  # below this share of its rate, a source is too fast
 
@@ -154,29 +153,6 @@ class RateCheck:
         return f"use a smaller model, or --frame-stride {math.ceil(self._stride * rate / speed)}"
 
 
-def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> dict[int, str]:
-    """Find video frames that are black, or equal to the previous one, as from lost signals and frozen cameras. Stills
-    are not checked: the user chose them, and their order may be meaningless.
-
-    Return reasons by frame index; `before` is the fingerprint of the last readable video frame before them.
-    """
-    reasons: dict[int, str] = {}
-    for frame in frames:
-        if frame.image is None or frame.number is None:
-            continue
-        previous, before = before, _fingerprint(frame.image)
-        levels = frame.image.numpy()  # NumPy uses a single thread, unlike torch, whose threads the model keeps busy
-        if levels.mean() < _BLACK_MEAN and levels.std() < _BLACK_DEVIATION:
-            reasons[frame.index] = "black frame"
-        elif before == previous:
-            reasons[frame.index] = "duplicate of the frame before"
-    return reasons
-
-
-def _fingerprint(image: Tensor) -> str:
-    return hashlib.blake2b(image.numpy().tobytes(), digest_size=16).hexdigest()
-
-
 class LearnableFrames(LearningPolicy):
     """Learns from all but black and repeated frames, while there is time; stores the last video frame's fingerprint."""
 
@@ -193,7 +169,7 @@ class LearnableFrames(LearningPolicy):
         """Store the batch's last fingerprint and its duration."""
         video = [frame.image for frame in result.batch.readable if frame.number is not None]
         if video and video[-1] is not None:
-            self._progress.fingerprint = _fingerprint(video[-1])
+            self._progress.fingerprint = fingerprint(video[-1])
         self._budget.record(result.seconds, len(result.batch.frames), adapted=result.adapted)
         if self._rate:
             self._rate.record(result)

@@ -11,8 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from PIL.Image import Image
+from torch import Tensor
+
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import OutputError, StreamError, UsageError, counted
+from remtta.errors import FrameError, OutputError, StreamError, UsageError, counted
 from remtta.pipeline.accuracy import WINDOW
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import LearnableFrames, RateCheck, TimeBudget
@@ -25,6 +28,7 @@ from remtta.runs.saving import Saver, load_position
 from remtta.runs.summary import GuardStop, RunProgress, RunSummary
 from remtta.runs.writer import ReaderGone
 from remtta.streams.batches import Batch, Batches
+from remtta.streams.fitness import fingerprint
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
@@ -91,7 +95,8 @@ class Run:
                 self._resume()
             self._stop_if_ended()
             row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.progress.frames else None
-            unseen = unseen_frames(stream, summary.progress, row, self._writer.expected_rows())
+            unsaved, transform = self._writer.expected_rows(), self.context.card.preprocessing.transform()
+            unseen = unseen_frames(stream, summary.progress, row, unsaved, transform)
             decoded = self._stream_batches.decoded(unseen, first=summary.progress.frames, wait=self._wait)
             with contextlib.closing(decoded) as frames, contextlib.closing(stream):
                 first = next(frames, None)
@@ -213,13 +218,20 @@ class Run:
                 raise
 
 
-def unseen_frames(stream: Stream, progress: RunProgress, first: Row | None, unsaved: Sequence[Row]) -> Iterator[Frame]:
+def unseen_frames(
+    stream: Stream,
+    progress: RunProgress,
+    first: Row | None,
+    unsaved: Sequence[Row],
+    transform: Callable[[Image], Tensor],
+) -> Iterator[Frame]:
     """Yield the frames of a stream that were not seen yet; all frames of a live source, which starts anew. Raise
     UsageError if the stream no longer starts with the frames seen before, in that order.
 
     Args:
         first: The run's first row, if it has one: a pipe of other frames is refused at once, not at the last one seen.
         unsaved: The rows that the run wrote after its last save; the stream must still have their frames.
+        transform: From an image to the model's input, a uint8 tensor (3, H, W).
     """
     limit = stream.options.limit if stream.live else None  # other sources stop at it by themselves
     frames, left = stream.frames, None if limit is None else max(0, limit - progress.frames)
@@ -244,9 +256,19 @@ def unseen_frames(stream: Stream, progress: RunProgress, first: Row | None, unsa
             )
             raise UsageError(f"frame {number} of {stream.name} is {now}, and was {before}; {advice}")
         seen = number + 1
+        if seen == progress.frames and frame.number is not None and progress.fingerprint:
+            _warn_of_other(frame, progress.fingerprint, transform)
         if seen > progress.frames:
             yield frame
     if seen < num_known:
         within = "" if stream.options.limit is None else f" within --limit {stream.options.limit}"
         holds = f"{stream.name} holds {counted(seen, 'frame')}{within}"
         raise UsageError(f"{holds}, and the run had seen {num_known}; {advice}")
+
+
+def _warn_of_other(frame: Frame, before: str, transform: Callable[[Image], Tensor]) -> None:
+    """Warn if the last video frame seen has changed; not an error, since decoders differ slightly."""
+    with contextlib.suppress(FrameError):  # then it was unreadable before, too
+        if fingerprint(transform(frame.load())) != before:
+            text = "frame %s of %s is not what it was when the run stopped: is it another video, or another decoder?"
+            _log.warning(text, frame.number, frame.source)

@@ -20,7 +20,10 @@ from remtta.runs.reading import Row
 from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.summary import RunSummary
 from remtta.runs.writer import RowWriter
+from remtta.streams.fitness import near_equal
 from remtta.streams.prefetch import DecodedFrame
+
+_VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 
 _log = logging.getLogger("remtta")
 
@@ -140,6 +143,7 @@ class RunWriter(LoopCallback):
         for event in self._context.pipeline.events():
             self.write_event(frames[0].index, event)
             log_event(event, f"frame {frames[0].index}: ")
+        self._hint_at_stride(result)
         self._note_progress()
 
     def deliver(self, result: BatchResult) -> None:
@@ -162,6 +166,18 @@ class RunWriter(LoopCallback):
         for writer in (self._rows, self._events):
             if writer:
                 writer.close()
+
+    def _hint_at_stride(self, result: BatchResult) -> None:
+        """Name --frame-stride once, where the first batch of a video is of near-equal frames."""
+        learns = self._context.pipeline.method.adapts and self._context.config.adapt_every == 1
+        if learns and result.batch.frames[0].index == 0 and (rate := near_equal(result.batch.readable)):
+            _log.info(
+                "the frames of %s are nearly the same from one to the next (%.0f per second); --frame-stride %d gives "
+                "more varied batches, in less time",
+                self._context.stream.name,
+                rate,
+                max(2, round(rate / _VARIED_PER_S)),
+            )
 
     def _note_progress(self) -> None:
         """Store the sizes of the files, without lines still expected from the earlier run, and the running time."""

@@ -33,6 +33,8 @@ MAX_ALLOCATED_BYTES = 256 * 2**20  # frames of 8K video take 100 MB
 _MAX_PICTURE_BYTES = 64 * 2**20
 _PROBE_TIMEOUT_S = 3.0
 _POLL_EVERY_S = 1.0
+_CAPTURE_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
+_ANALYSE_LONG = "rtsp_transport;tcp|analyzeduration;3600000000|probesize;100000000"  # the first is OpenCV's default
 _PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "rtmps": 443}
 
 
@@ -88,6 +90,12 @@ def open_capture(
     if "://" not in source:
         source = os.path.join(".", source)  # else FFmpeg takes the 10 of 10:30.mp4 as a protocol
     capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
+    if "://" not in source and capture.isOpened() and not capture.get(cv2.CAP_PROP_FRAME_WIDTH):
+        # The first picture comes after more sound than FFmpeg analyses.
+        before = os.environ.setdefault(_CAPTURE_OPTIONS, _ANALYSE_LONG)
+        capture = cv2.VideoCapture(source, cv2.CAP_FFMPEG, timeouts)
+        if before == _ANALYSE_LONG:
+            os.environ.pop(_CAPTURE_OPTIONS, None)
     # Files unknown to FFmpeg (image sequences, odd builds) may open with another backend.
     return capture if capture.isOpened() or "://" in source else cv2.VideoCapture(source)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from array import array
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +18,7 @@ _CONTAINERS = "mp4 m4v mov avi divx mkv webm mpg mpeg mpe m1v m2v mpv vob ts mts
 _CONTAINERS += " h264 264 h265 265 hevc dav ivf y4m mjpg mjpeg dv mxf nut rm"
 VIDEO_SUFFIXES = frozenset("." + name for name in _CONTAINERS.split(" "))
 _FRAME_BYTES = 7  # per pixel: as RGB array and as image
+_HOLE = 8  # times the mean of the other intervals
 MAX_REFUSED = 30
 """Number of consecutive reads that may fail: OpenCV fails once for each packet that its decoder rejects."""
 
@@ -33,6 +35,7 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
         number = refused = 0
         time_s: float | None = None
         promised = int(capture.get(cv2.CAP_PROP_FRAME_COUNT))
+        times = array("d")  # if no duration is known, as in WebM and MKV that were recorded live
         while refused < MAX_REFUSED and (refused == 0 or number + refused <= promised):
             if not capture.grab():
                 refused += 1
@@ -46,11 +49,14 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
             if number % stride == 0:
                 decoded, pixels = capture.retrieve()
                 time_s = position_s(capture, time_s, stride)
+                if promised <= 0:
+                    times.append(time_s)
                 yield video_frame(source, pixels if decoded else None, number, time_s)
             number += 1
         if number == 0:
             raise no_frame(source, codec_of(capture))
         warn_if_cut(source, number, promised)
+        _warn_of_hole(source, np.asarray(times))
     finally:
         capture.release()
 
@@ -70,6 +76,17 @@ def warn_if_cut(name: str, num_frames: int, promised: int) -> None:
     if promised > num_frames + 1:  # headers often count one frame too many
         text = "%s ended after %d of about %d frames; it may be truncated or damaged, or its frame rate may vary"
         _log.warning(text, name, num_frames, promised)
+
+
+def _warn_of_hole(name: str, times: np.ndarray) -> None:
+    """Warn of an interval many times as long as the others: frames may be missing there."""
+    intervals = np.diff(times)
+    if len(intervals) < 2:
+        return
+    longest = int(intervals.argmax())
+    if intervals[longest] > _HOLE * np.delete(intervals, longest).mean():
+        text = "%s has no frame between %.2f s and %.2f s; some may be missing"
+        _log.warning(text, name, times[longest], times[longest + 1])
 
 
 def video_frame(

@@ -287,13 +287,14 @@ def test_what_is_learned_from(stream: Callable[[], Stream], method: str, adapted
     ids=["learning", "unreadable", "frozen"],
 )
 def test_a_resumed_run_still_knows_the_frame_before(
-    images: list[Any], stop: int, adapt_for: int | None, tmp_path: Path
+    images: list[Any], stop: int, adapt_for: int | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     go(video(*images), tmp_path / "whole", adapt_for=adapt_for)
     go(video(*images[:stop]), tmp_path / "parts", adapt_for=adapt_for)
     go(video(*images), tmp_path / "parts", resume=True, adapt_for=adapt_for)
     whole, parts = ((tmp_path / name / PREDICTIONS).read_bytes() for name in ("whole", "parts"))
     assert parts == whole and whole.count(DUPLICATE.encode()) == (2 if adapt_for is None else 0)
+    assert "is it another video" not in caplog.text
 
 
 @pytest.mark.parametrize("doubting", [True, False], ids=["into doubt", "out of doubt"])
@@ -313,3 +314,19 @@ def test_a_batch_is_predicted_by_one_model_where_the_guard_changes_its_mind(
     got, wanted = (torch.tensor([row["logits"] for row in some]) for some in (rows, plain))
     torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
     assert {row.get("answered_by") for row in rows} == {"source" if doubting else None}
+
+
+def noisy(grey: int) -> Image.Image:
+    noise = np.random.default_rng(grey).integers(0, 4, (36, 40, 3), dtype=np.uint8)
+    return Image.fromarray(noise + np.uint8(grey))
+
+
+@pytest.mark.parametrize(("step", "rate", "told"), [(1, 30, 1), (60, 30, 0), (1, 4, 0)])
+def test_a_fast_video_of_near_equal_frames_names_frame_stride_once(
+    step: int, rate: int, told: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "remtta")
+    frames = (Frame("a.mp4", partial(noisy, 40 + step * (n % 3)), n, n / rate) for n in range(8))
+    go(Stream("a.mp4", "video", frames), tmp_path / "run", batch_size=4)
+    assert caplog.text.count("the frames of a.mp4 are nearly the same") == told
+    assert caplog.text.count("(30 per second); --frame-stride 10 gives") == told

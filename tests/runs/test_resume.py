@@ -175,12 +175,16 @@ def test_rows_after_the_last_save_are_counted_by_what_they_say() -> None:
     assert (place.frames, place.by_source, place.not_adapted, place.skipped, place.gaps) == (5, 1, 1, 1, 1)
 
 
-def test_another_stride_of_a_video_is_refused(tmp_path: Path) -> None:
-    def clip(length: int, stride: int = 1) -> Stream:
-        frames = (Frame("clip", partial(draw_image, n), number=n * stride) for n in range(length))
+def test_another_video_of_the_same_name_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def clip(length: int, first: int = 0, stride: int = 1) -> Stream:
+        frames = (Frame("clip", partial(draw_image, first + n), number=n * stride) for n in range(length))
         return Stream("clip", "video", frames)
 
-    adapt_tiny(clip(12), tmp_path / "run", "tent")
+    adapt_tiny(clip(6), tmp_path / "run", "tent")
+    adapt_tiny(clip(9), tmp_path / "run", "tent", resume=True)
+    assert "another video" not in caplog.text
+    adapt_tiny(clip(12, first=50), tmp_path / "run", "tent", resume=True)
+    assert "frame 8 of clip is not what it was when the run stopped: is it another video" in caplog.text
     with pytest.raises(UsageError, match=r"is frame 22 of clip, and was frame 11 of clip; give .* and --frame-stride"):
         adapt_tiny(clip(12, stride=2), tmp_path / "run", "tent", resume=True)
 

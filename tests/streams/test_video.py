@@ -68,9 +68,12 @@ def test_frames_arrive_in_order_with_number_and_time(
     assert {frame.source for frame in frames} == {path} and not caplog.messages
 
 
-def test_pictures_far_apart_beside_sound_are_all_read(tmp_path: Path) -> None:
-    path, seconds = tmp_path / "slides.mp4", 110  # more packets of sound between two than OpenCV skips by default
-    with av.open(str(path), "w") as container:
+@pytest.mark.parametrize(("suffix", "format"), [(".mp4", None), (".ts", "mpegts")])
+def test_pictures_far_apart_beside_sound_are_all_read(
+    suffix: str, format: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, seconds = tmp_path / f"slides{suffix}", 110  # more packets of sound between two than OpenCV skips by default
+    with av.open(str(path), "w", format=format) as container:
         video, audio = container.add_stream("libx264", rate=1), container.add_stream("aac", rate=44_100)
         video.width, video.height, video.options = 64, 48, {"tune": "zerolatency"}
         sound = av.AudioFrame.from_ndarray(np.zeros((1, 44_100), np.float32), "fltp", "mono")
@@ -87,6 +90,24 @@ def test_pictures_far_apart_beside_sound_are_all_read(tmp_path: Path) -> None:
     frames = list(iter_video(str(path)))
     assert steps(frames) == [0, 2, 4]
     assert [frame.time_s for frame in frames] == pytest.approx([0, seconds, 2 * seconds], abs=0.1)
+
+
+@pytest.mark.parametrize(("missing", "warns"), [(range(10, 20), True), ((), False)])
+def test_a_hole_in_the_times_of_a_video_without_duration_is_reported(
+    missing: Any, warns: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = str(tmp_path / "live.webm")
+    with av.open(path, "w", options={"live": "1"}) as container:
+        video = container.add_stream("libvpx", rate=25)
+        video.width, video.height = 64, 48
+        for number in range(30):
+            frame = av.VideoFrame.from_ndarray(np.zeros((48, 64, 3), np.uint8), "rgb24")
+            frame.pts = number
+            container.mux([packet for packet in video.encode(frame) if packet.pts not in missing])
+        container.mux(video.encode(None))
+    assert len(list(iter_video(path))) == 30 - len(missing)
+    expected = [f"{path} has no frame between 0.36 s and 0.80 s; some may be missing"] if warns else []
+    assert caplog.messages == expected
 
 
 def test_frames_are_upright_rgb(tmp_path: Path) -> None:
