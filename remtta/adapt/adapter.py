@@ -28,8 +28,8 @@ from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, Run
 from remtta.options.model import is_onnx
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.guard import log_event
+from remtta.runs.loop import load_whole
 from remtta.runs.manifest import delta_of
-from remtta.runs.states import load_whole
 
 _FROZEN, _FRAMES = "frozen", "frames"
 _SHARED = (

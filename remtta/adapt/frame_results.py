@@ -15,10 +15,10 @@ from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
 from remtta.runs.budget import LearnableFrames, TimeBudget
 from remtta.runs.loop import AdaptationLoop, BatchResult, LoopCallback
-from remtta.runs.progress import RunProgress
+from remtta.runs.summary import RunProgress
 from remtta.streams.batches import Batches
 from remtta.streams.prefetch import DecodedFrame
-from remtta.streams.sources import Source, Stream, check_not_empty, open_stream
+from remtta.streams.sources import Source, Stream, open_stream
 
 _log = logging.getLogger("remtta")
 
@@ -112,7 +112,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
             adapter.frames_in_delta = progress.frames_in_delta
             yield from callback.results
     if progress.frames == 0:
-        check_not_empty(opened)
+        opened.check_not_empty()
 
 
 class _FrameResults(LoopCallback):

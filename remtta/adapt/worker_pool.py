@@ -26,9 +26,8 @@ from remtta.options import RunOptions
 from remtta.options.run_options import Engine
 from remtta.pipeline.build import AdaptationConfig, decide_precision
 from remtta.runs.folder import RECORD
-from remtta.runs.progress import RunProgress
 from remtta.runs.reading import read_object, read_record
-from remtta.runs.summary import RunSummary
+from remtta.runs.summary import RunProgress, RunSummary
 from remtta.streams.sources import Stream
 from remtta.watching.health import HealthFile
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -166,14 +166,6 @@ class AdaptOptions:
             if run.overwrite:
                 check_not_input(self.annotate, "--annotate", [frames.name])
 
-    def serve_metrics(self) -> contextlib.AbstractContextManager[Metrics | None]:
-        """Serve the run's metrics during a block, if requested."""
-        if self.metrics is None:
-            return contextlib.nullcontext()
-        from remtta.watching.metrics import Metrics, parse_metrics_address
-
-        return contextlib.closing(Metrics(parse_metrics_address(self.metrics)))
-
     def adapt(
         self,
         classifier: nn.Module,
@@ -203,7 +195,15 @@ class AdaptOptions:
                 interrupts=interrupts,
             )
         with contextlib.ExitStack() as stack:
-            viewers = self._viewers(folder, config.options)
+            viewers: list[Publisher | AnnotatedVideo] = []
+            run = config.options
+            if self.mqtt:
+                viewers.append(Publisher(parse_topic(self.mqtt), folder, resume=run.resume))
+                stack.callback(viewers[-1].close)
+            if self.annotate is not None:
+                path = check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume)
+                viewers.append(AnnotatedVideo(path))
+                stack.callback(viewers[-1].close)
             return adapt_stream(
                 classifier,
                 frames,
@@ -218,15 +218,9 @@ class AdaptOptions:
                 metrics=metrics,
                 on_batch=on_batch,
                 publisher=ModelPublisher(self.publish, self.publish_every) if self.publish else None,
-                viewers=[stack.enter_context(contextlib.closing(viewer)) for viewer in viewers],
+                viewers=viewers,
                 interrupts=interrupts,
             )
-
-    def _viewers(self, folder: Path, run: RunOptions) -> Iterator[Publisher | AnnotatedVideo]:
-        if self.mqtt:
-            yield Publisher(parse_topic(self.mqtt), folder, resume=run.resume)
-        if self.annotate is not None:
-            yield AnnotatedVideo(check_video(self.annotate, folder, overwrite=run.overwrite, resume=run.resume))
 
 
 def adapt(
@@ -267,7 +261,11 @@ def adapt(
         folder = stack.enter_context(run_folder(options.output))
         default_model = DEFAULT_MODEL if method.shared.delta is None else None
         options.check_folder(folder, run, frames, model.name or default_model)
-        metrics = stack.enter_context(options.serve_metrics())
+        metrics = None
+        if options.metrics is not None:
+            from remtta.watching.metrics import Metrics, parse_metrics_address
+
+            metrics = stack.enter_context(contextlib.closing(Metrics(parse_metrics_address(options.metrics))))
         threads = 1 if options.divides else None
         classifier, config = _load(model, method, run, running, folder, default_threads=threads)
         advance = stack.enter_context(run_progress(_num_frames(frames), hidden=running.quiet, lines=running.as_json))
@@ -276,7 +274,9 @@ def adapt(
         )
         stack.close()
         _report(summary, options, running)
-    raise typer.Exit(_exit_code(summary))
+    if summary.exit_reason == "guard":
+        raise typer.Exit(_STOPPED_BY_GUARD)
+    raise typer.Exit(_FAILURE if summary.exit_reason.startswith("error") else signal_exit_code(summary.signum))
 
 
 def _load(
@@ -309,13 +309,6 @@ def _num_frames(frames: Stream | dict[str, Stream]) -> int | None:
     counts = [stream.num_frames for stream in (frames.values() if isinstance(frames, dict) else [frames])]
     known = [count for count in counts if count is not None]
     return sum(known) if len(known) == len(counts) else None
-
-
-def _exit_code(summary: Summary) -> int:
-    """Return the exit code; for many streams, that of a signal first, then that of a failure."""
-    if summary.exit_reason == "guard":
-        return _STOPPED_BY_GUARD
-    return _FAILURE if summary.exit_reason.startswith("error") else signal_exit_code(summary.signum)
 
 
 def _report(summary: Summary, options: AdaptOptions, running: RunningOptions) -> None:

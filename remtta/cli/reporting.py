@@ -44,28 +44,20 @@ class _StderrHandler(logging.Handler):
         self._as_json = as_json
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._as_json:
-            _write_json_line(record.levelname, record.getMessage())
-            return
-        prefix = "" if record.levelno < logging.WARNING else f"{record.levelname.capitalize()}: "
-        _write(f"{prefix}{printable(record.getMessage())}")
+        prefix = "" if record.levelno < logging.WARNING or self._as_json else f"{record.levelname.capitalize()}: "
+        text = record.getMessage() if self._as_json else printable(record.getMessage())
+        print_message(prefix + text, record.levelname.lower(), as_json=self._as_json)
 
 
 def print_message(text: str, level: str = "info", *, as_json: bool = False, **fields: object) -> None:
-    """Print a message to standard error: as lines of text, or as one JSON line with more fields."""
+    """Print a message to standard error: as lines of text, or as one JSON line with more fields; if it is closed, drop
+    all messages instead of ending the run.
+    """
     if as_json:
-        _write_json_line(level, text, **fields)
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": now, "level": level, "message": text, **fields})
     else:
-        _write("\n".join(map(printable, text.split("\n"))))
-
-
-def _write_json_line(level: str, message: str, **fields: object) -> None:
-    now = datetime.now(UTC).isoformat(timespec="milliseconds")
-    _write(json.dumps({"time": now, "level": level.lower(), "message": message, **fields}))
-
-
-def _write(line: str) -> None:
-    """Write a line to standard error; if it is closed, drop all messages instead of ending the run."""
+        line = "\n".join(map(printable, text.split("\n")))
     try:
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()

@@ -178,8 +178,13 @@ def spread_values(args: Sequence[str]) -> list[str]:
             values += _leading(words, r"[A-Za-z_]\w*=.*")
             spread += [part for pair in values for part in (option, pair)] or [option]
         elif option in _NUMBERS:
-            values += _leading(words, r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", _NUMBERS[option] - len(values))
-            spread += [option, *_numbers(option, values, words)]
+            count = _NUMBERS[option]
+            values += _leading(words, r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", count - len(values))
+            if len(values) not in (1, count):
+                got = " ".join(values or words[:1]) or "none"
+                spaces = f"; separate them by spaces: {option} {got.replace(',', ' ')}" if "," in got else ""
+                raise UsageError(f"{option} takes {count} numbers, or one for all; got {got}{spaces}")
+            spread += [option, *values * (count if len(values) == 1 else 1)]
         else:
             spread.append(f"{option}{equals}{value}")
     return spread
@@ -190,15 +195,6 @@ def _leading(words: list[str], pattern: str, most: int | None = None) -> list[st
     matching = list(takewhile(re.compile(pattern, re.IGNORECASE | re.DOTALL).fullmatch, words[:most]))
     del words[: len(matching)]
     return matching
-
-
-def _numbers(option: str, values: list[str], words: Sequence[str]) -> list[str]:
-    count = _NUMBERS[option]
-    if len(values) not in (1, count):
-        got = " ".join(values or words[:1]) or "none"
-        spaces = f"; separate them by spaces: {option} {got.replace(',', ' ')}" if "," in got else ""
-        raise UsageError(f"{option} takes {count} numbers, or one for all; got {got}{spaces}")
-    return values * (count if len(values) == 1 else 1)
 
 
 def _too_many(source: Sequence[str], rest: Sequence[str]) -> str:

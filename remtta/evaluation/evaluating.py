@@ -48,7 +48,7 @@ from remtta.models.unwrapping import is_timm_model
 from remtta.options import EvalOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
 from remtta.runs.reading import read_rows, reading
-from remtta.runs.states import load_position, save_state
+from remtta.runs.saving import load_position, save_state
 from remtta.runs.tables import LATEX, TABLE
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own

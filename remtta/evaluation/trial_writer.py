@@ -14,8 +14,7 @@ from remtta.methods.settings.names import is_plain_source
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.loop import Counts, Snapshot
 from remtta.runs.reading import Row, read_rows
-from remtta.runs.saving import SaveRhythm
-from remtta.runs.states import save_state
+from remtta.runs.saving import SaveRhythm, save_state
 from remtta.runs.writer import RowWriter
 
 PROGRESS = ".progress.safetensors"

@@ -10,7 +10,7 @@ from remtta.options.run_options import DEFAULT_BATCH_SIZE as DEFAULT_BATCH_SIZE
 from remtta.options.run_options import Action as Action
 from remtta.options.run_options import Answer as Answer
 from remtta.options.run_options import GuardOptions as GuardOptions
+from remtta.options.run_options import LiveOptions as LiveOptions
 from remtta.options.run_options import RunOptions as RunOptions
 from remtta.options.run_options import Smooth as Smooth
-from remtta.options.stream import LiveOptions as LiveOptions
-from remtta.options.stream import StreamOptions as StreamOptions
+from remtta.options.run_options import StreamOptions as StreamOptions

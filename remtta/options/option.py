@@ -20,13 +20,8 @@ PANELS = get_args(Panel)
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Bounds of a number: `momentum: Annotated[float, Bounds(min=0, below=1)]`.
-
-    Attributes:
-        min: Smallest value.
-        max: Largest value.
-        above: Exclusive lower bound.
-        below: Exclusive upper bound; infinity allows any finite number.
+    """Bounds of a number: `momentum: Annotated[float, Bounds(min=0, below=1)]`; `above` and `below` are exclusive, and
+    `below` infinity allows any finite number.
     """
 
     min: float | None = None
@@ -57,29 +52,17 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Option(Bounds):
-    """Make a field a command-line option: `lr: Annotated[float, Option("Learning rate.", above=0)] = 1e-3`.
-
-    Attributes:
-        help: Description, in one sentence.
-        flags: Its names, the long one first; by default derived from the field's name.
-        metavar: Placeholder for its value.
-        default: What happens by default, if the field's default does not say so.
-        panel: Heading under which `--help` lists it.
-        common: True if `--help` shows it; `--help-all` shows every option.
-        read: Parses its value; by default according to the field's type.
-        complete: Values with descriptions, for shell completion.
-        more: A page of the documentation, relative to docs/.
-    """
+    """Make a field a command-line option: `lr: Annotated[float, Option("Learning rate.", above=0)] = 1e-3`."""
 
     help: str
-    flags: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()  # the long one first; by default derived from the field's name
     metavar: str | None = None
-    default: str | None = None
-    panel: Panel | None = None
-    common: bool = False
-    read: Callable[[str], object] | None = None
-    complete: Mapping[str, str] | None = None
-    more: str | None = None
+    default: str | None = None  # what happens by default, if the field's default does not say so
+    panel: Panel | None = None  # heading under which `--help` lists it
+    common: bool = False  # whether `--help` shows it; `--help-all` shows every option
+    read: Callable[[str], object] | None = None  # parses its value; by default according to the field's type
+    complete: Mapping[str, str] | None = None  # values with descriptions, for shell completion
+    more: str | None = None  # a page of the documentation, relative to docs/
 
 
 # Options by the heading under which `--help` lists them.
@@ -158,21 +141,16 @@ class OptionField:
         return flags[0].partition("/")[0] if flags else f"--{self.name.replace('_', '-')}"
 
 
-_FIELDS: dict[type, tuple[OptionField, ...]] = {}  # functools.cache is typed for instances of hashable classes only
-
-
 def option_fields(group: type) -> tuple[OptionField, ...]:
     """Return a dataclass's fields, in order."""
-    if group not in _FIELDS:
-        hints = get_type_hints(group, include_extras=True)
-        _FIELDS[group] = tuple(
-            option_field(
-                item.name, hints[item.name], item.default if item.default_factory is MISSING else item.default_factory()
-            )
-            for item in fields(group)
-            if item.init
+    hints = get_type_hints(group, include_extras=True)
+    return tuple(
+        option_field(
+            item.name, hints[item.name], item.default if item.default_factory is MISSING else item.default_factory()
         )
-    return _FIELDS[group]
+        for item in fields(group)
+        if item.init
+    )
 
 
 def option_field(name: str, annotation: object, default: object = MISSING) -> OptionField:

@@ -1,4 +1,4 @@
-"""Options of a run over a stream, and of its guard."""
+"""Options of a stream, of a run over it, and of its guard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check
-from remtta.options.option import Bounds, Fixed, check_options, documented, in_answers, in_method, in_output, read_size
+from remtta.options.option import (
+    Bounds,
+    Fixed,
+    check_options,
+    documented,
+    in_answers,
+    in_method,
+    in_output,
+    in_stream,
+    read_size,
+)
 
 DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
@@ -17,7 +27,73 @@ Action = Literal["off", "warn", "rollback", "stop"]
 Answer = Literal["adapted", "both"]
 Smooth = Literal["off", "auto"]
 Engine = Literal["processes", "ray"]
+Sort = Literal["name", "mtime", "none"]
+Buffer = Literal["latest", "all"]
 MAX_SEED = 2**63 - 1
+OPEN_TIMEOUT_S, READ_TIMEOUT_S = 15.0, 15.0
+
+
+@documented
+@dataclass(frozen=True)
+class LiveOptions:
+    """Options of a camera or a network stream.
+
+    If a source is faster than the model, `buffer` "latest" drops the oldest frames, and "all" makes it wait; one that
+    cannot wait loses frames in its driver or on the network, or disconnects and is opened again. `read_timeout_s` are
+    seconds without a decodable frame; with `wait_at_start`, a source that is missing at first is no error.
+    """
+
+    reconnect_for: Annotated[
+        float,
+        in_stream(
+            "Seconds to wait for a lost camera or network stream; 0 ends the run. If set, or with --resume or "
+            "--streams, also wait for a source that is missing at the start.",
+            metavar="SECONDS",
+            min=0,
+            below=math.inf,
+            default="60",
+            common=True,
+            more="reliability.md#sources-that-fail",
+        ),
+    ] = 60.0
+    buffer: Annotated[
+        Buffer, in_stream("Which frames of a live source to use if it is faster than the model.", default="latest")
+    ] = "latest"
+    poll: Annotated[
+        float | None,
+        in_stream(
+            "Seconds between requests of an http:// address that serves a still image; an unchanged one is used once.",
+            metavar="SECONDS",
+            above=0,
+            below=math.inf,
+            default="1 for .jpg, .png, ...; else a video is expected",
+        ),
+    ] = None
+    open_timeout_s: float = OPEN_TIMEOUT_S
+    read_timeout_s: float = READ_TIMEOUT_S
+    wait_at_start: bool = False
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamOptions:
+    """The frames of a source to read, and their order.
+
+    `live` are the options of cameras and network streams; None for the defaults, which are valid for any source.
+    """
+
+    limit: Annotated[int | None, in_stream("Use at most N frames.", metavar="N", min=1, common=True)] = None
+    frame_stride: Annotated[int, in_stream("Use every K-th frame.", metavar="K", min=1, common=True)] = 1
+    sort: Annotated[Sort, in_stream("Order of the files in a folder or glob; name puts frame_2 before frame_10.")] = (
+        "name"
+    )
+    null: Annotated[bool, in_stream("Paths on standard input end in NUL, not newline.", flags=("--null", "-0"))] = False
+    live: LiveOptions | None = None
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 @documented

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from remtta.errors import UsageError
 from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
-from remtta.runs.progress import RunProgress
+from remtta.runs.summary import RunProgress
 from remtta.streams.batches import Batch
 from remtta.streams.fitness import fingerprint, not_to_learn_from
 from remtta.streams.prefetch import DecodedFrame
@@ -113,13 +113,8 @@ class TimeBudget:
 
 
 class RateCheck:
-    """Warns once, after the first batches, if a live source gives frames faster than the method takes them.
-
-    Args:
-        method: Its name, to name a faster one.
-        stride: Every stride-th frame of the source is used; the numbers of frames count all of them.
-        adapt_every: Every adapt_every-th batch is learned from.
-        skips_updates: Whether updates are skipped to keep up, so that only predictions may be too slow.
+    """Warns once, after the first batches, if a live source gives frames faster than the method takes them; only of
+    predictions if it `skips_updates` to keep up.
     """
 
     def __init__(self, method: str, stride: int, *, adapt_every: int = 1, skips_updates: bool = False) -> None:

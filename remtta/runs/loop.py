@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 
 from remtta.engines.interrupts import Interrupts
-from remtta.errors import NotFiniteError
+from remtta.errors import DeltaError, NotFiniteError, UsageError
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.prediction import Prediction
-from remtta.runs.states import load_whole, other_version
 from remtta.streams.batches import Batch
 
 OUT_OF_TIME = "out of time"
@@ -99,19 +98,9 @@ class LoopCallback:
 class AdaptationLoop:
     """Predicts batches and updates on them with a pipeline, and notifies a callback.
 
-    On a stop, a batch that takes under 2 s is completed; of a slower one, the state from before is saved.
-
-    Attributes:
-        quick: Whether the last batch was fast enough for a stop to wait for another.
-        committed: Delta and updates as of the last finished batch, and the number of frames in that delta.
-
-    Args:
-        counts: New counts, or those of a run to resume.
-        reset_every: Restore the source weights after updates on this many frames; None for never.
-        adapt_for: Only predict after this many frames; None for never.
-        latency: Pass predictions to the callback before the update begins.
-        live: Frames do not come again after a failure, so copy the state before every batch, not only before slow ones.
-        with_model: How to use a model that others use, too.
+    On a stop, a batch that takes under 2 s is completed; of a slower one, the state from before is saved. Frames of a
+    `live` stream do not come again after a failure, so its state is copied before every batch, not only before slow
+    ones. `with_model` uses a model that others use, too.
     """
 
     def __init__(
@@ -133,12 +122,12 @@ class AdaptationLoop:
         self._policy, self._callback, self._interrupts = policy, callback, interrupts
         self._reset_every, self._adapt_for, self._latency = reset_every, adapt_for, latency
         self._live, self._with_model = live, with_model
-        self.quick = False
+        self.quick = False  # whether the last batch was fast enough for a stop to wait for another
         self._busy = False  # whether a batch is in progress
         self._before: Snapshot | None = None  # the end of the last finished batch, if it was copied
         self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the loop's
         self._early_seconds = 0.0  # spent on early predictions of the next batch's frames
-        self.committed: tuple[Committed, int]
+        self.committed: tuple[Committed, int]  # as of the last finished batch, with the number of frames in the delta
         self._commit()
 
     def run(self, batches: Iterable[Batch]) -> None:
@@ -283,3 +272,23 @@ class AdaptationLoop:
         self.pipeline.start_new_stream()
         self.counts.frames_in_delta = self.counts.frames_since_reset = 0
         self._commit()
+
+
+def load_whole(state: Mapping[str, Tensor], pipeline: Pipeline) -> None:
+    """Load a state into a pipeline; raise ValueError if it is not exactly what the pipeline would save."""
+    try:
+        pipeline.load_state_dict(state)
+        names = pipeline.state_dict().keys()
+    except torch.OutOfMemoryError:
+        raise
+    except (DeltaError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"the state does not fit: {error}") from error
+    if names != state.keys():
+        raise ValueError(f"the state has {', '.join(sorted(names ^ state.keys())[:3])}, or lacks it")
+
+
+def other_version(path: Path) -> UsageError:
+    """Return the error for a state that is undamaged, but not of this version."""
+    return UsageError(
+        f"the state in {path.parent} was written by another version of remtta; start again with --overwrite"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import platform
 import sys
@@ -18,7 +19,7 @@ import torch
 
 from remtta._version import __version__
 from remtta.deltas.delta import Delta
-from remtta.errors import without_password
+from remtta.errors import UsageError, without_password
 from remtta.files import write_json
 from remtta.machine import processor_name
 from remtta.methods.settings import MethodConfig
@@ -26,11 +27,12 @@ from remtta.models.card import ModelCard
 from remtta.models.tensor_files import json_sha256
 from remtta.models.weights import Committed
 from remtta.options import RunOptions
+from remtta.options.option import fixed_fields
 from remtta.pipeline.accuracy import Estimator
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import Latencies
-from remtta.runs.folder import RECORD
+from remtta.runs.folder import RECORD, check_same_settings
 from remtta.runs.loop import Counts, WithModel
 from remtta.runs.summary import RunSummary
 from remtta.streams.decoding_budget import Budget
@@ -203,4 +205,35 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device_name": name,
         "threads": torch.get_num_threads(),
         "command": [without_password(part) for part in sys.argv],
+    }
+
+
+def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise UsageError if a run's record and the one of now differ in a setting that changes predictions."""
+    before, name = ((record.get("method") or {}).get("name", "") for record in (earlier, now))
+    if before != name:
+        raise UsageError(f"--resume needs the method that the run began with: it was {before}, is {name}")
+    begun, settings = _settings(earlier), _settings(json.loads(json.dumps(now)))
+    if begun["labels_sha256"] is None:  # the record of a version without it
+        del begun["labels_sha256"], settings["labels_sha256"]
+    if begun["method"].get("batch_size") != settings["method"].get("batch_size"):  # others follow from it
+        begun, settings = ({"batch_size": each["method"].get("batch_size")} for each in (begun, settings))
+    check_same_settings(begun, settings)
+
+
+def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
+    model, options, method = (record.get(name) or {} for name in ("model", "options", "method"))
+    removed = {name: value for name, value in options.items() if value and not hasattr(RunOptions, name)}
+    if method.get("precision") == "auto":  # in the record of an earlier version, where it was fp32
+        method = {**method, "precision": "fp32"}
+    return {
+        **removed,
+        "base_sha256": model.get("base_sha256"),
+        "labels_sha256": model.get("labels_sha256"),
+        "start_delta": (start := model.get("start_delta")) and {**start, "path": None},
+        "preprocessing": record.get("preprocessing"),
+        "source_statistics": (record.get("source_statistics") or {}).get("tensors_sha256"),
+        "method": method,
+        **{name: options.get(name, default) for name, default in fixed_fields(RunOptions).items() if name != "guard"},
+        "guard": options.get("guard"),
     }

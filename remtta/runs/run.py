@@ -11,24 +11,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO
 
+from PIL.Image import Image
+from torch import Tensor
+
 from remtta.engines.interrupts import Interrupts, Stopped
-from remtta.errors import OutputError, StreamError, UsageError, counted
+from remtta.errors import FrameError, OutputError, StreamError, UsageError, counted
 from remtta.pipeline.accuracy import WINDOW
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import LearnableFrames, RateCheck, TimeBudget
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.loop import AdaptationLoop
-from remtta.runs.manifest import RunContext, RunManifest
-from remtta.runs.progress import RunProgress, check_same_run, unseen_frames
-from remtta.runs.reading import read_rows
+from remtta.runs.manifest import RunContext, RunManifest, check_same_run
+from remtta.runs.reading import Row, read_rows
 from remtta.runs.run_writer import RunWriter, Viewer
-from remtta.runs.saving import Saver
-from remtta.runs.states import load_position
-from remtta.runs.summary import GuardStop, RunSummary
+from remtta.runs.saving import Saver, load_position
+from remtta.runs.summary import GuardStop, RunProgress, RunSummary
 from remtta.runs.writer import ReaderGone
 from remtta.streams.batches import Batch, Batches
+from remtta.streams.fitness import fingerprint
+from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
-from remtta.streams.sources import check_not_empty
+from remtta.streams.sources import Stream
 
 _log = logging.getLogger("remtta")
 
@@ -98,12 +101,15 @@ class Run:
             with contextlib.closing(decoded) as frames, contextlib.closing(stream):
                 first = next(frames, None)
                 if first is None and not summary.num_resumed:
-                    check_not_empty(stream)
+                    stream.check_not_empty()
                     _log.info("the list of frames is empty: nothing to do, and no run folder is left")
                     summary.exit_reason = "completed"
                     return summary
                 with self._interrupts.held():  # a half-claimed folder could not be finished
-                    self._begin(first)
+                    self._claim()
+                    self.record.write()
+                    if first and first.read_at and summary.num_resumed:
+                        self._writer.write_event(first.index, {"event": "resumed"})
                     begun = True
                 self._loop.run(self._batches(itertools.chain([first] if first else [], frames)))
             if summary.num_predicted == 0:
@@ -153,12 +159,6 @@ class Run:
             self._folder.claim()
             self._writer.begin()
             self._folder.reserve_space(self.context.last_bytes)
-
-    def _begin(self, first: DecodedFrame | None) -> None:
-        self._claim()
-        self.record.write()
-        if first and first.read_at and self.summary.num_resumed:
-            self._writer.write_event(first.index, {"event": "resumed"})
 
     def _wait(self) -> None:
         """Save what is due while no frame is ready; raise Stopped on a signal."""
@@ -216,3 +216,59 @@ class Run:
             except OutputError as error:
                 self.summary.end(error)
                 raise
+
+
+def unseen_frames(
+    stream: Stream,
+    progress: RunProgress,
+    first: Row | None,
+    unsaved: Sequence[Row],
+    transform: Callable[[Image], Tensor],
+) -> Iterator[Frame]:
+    """Yield the frames of a stream that were not seen yet; all frames of a live source, which starts anew. Raise
+    UsageError if the stream no longer starts with the frames seen before, in that order.
+
+    Args:
+        first: The run's first row, if it has one: a pipe of other frames is refused at once, not at the last one seen.
+        unsaved: The rows that the run wrote after its last save; the stream must still have their frames.
+        transform: From an image to the model's input, a uint8 tensor (3, H, W).
+    """
+    limit = stream.options.limit if stream.live else None  # other sources stop at it by themselves
+    frames, left = stream.frames, None if limit is None else max(0, limit - progress.frames)
+    # Only once the first frame is read is it known whether the address is a finite video.
+    if stream.live and left != 0 and (head := next(frames, None)):
+        frames = itertools.chain([head], frames)
+    if stream.live and not (progress.frames and stream.live_source and stream.live_source.finite):
+        yield from itertools.islice(frames, left)
+        return
+    wanted = "the paths in the same order (sort -V)" if stream.kind == "paths" else "the same source and --frame-stride"
+    advice = f"give {wanted}, or choose another --output"
+    rows = {0: first, **dict(enumerate(unsaved, progress.frames))}
+    known = {number: [row["source"], row.get("frame")] for number, row in rows.items() if row}
+    if progress.frames and progress.last:
+        known[progress.frames - 1] = progress.last
+    num_known, seen = progress.frames + len(unsaved), 0
+    for number, frame in enumerate(frames):
+        if (was := known.get(number)) and [frame.source, frame.number] != was:
+            now, before = (
+                source if part is None else f"frame {part} of {source}"
+                for source, part in ((frame.source, frame.number), was)
+            )
+            raise UsageError(f"frame {number} of {stream.name} is {now}, and was {before}; {advice}")
+        seen = number + 1
+        if seen == progress.frames and frame.number is not None and progress.fingerprint:
+            _warn_of_other(frame, progress.fingerprint, transform)
+        if seen > progress.frames:
+            yield frame
+    if seen < num_known:
+        within = "" if stream.options.limit is None else f" within --limit {stream.options.limit}"
+        holds = f"{stream.name} holds {counted(seen, 'frame')}{within}"
+        raise UsageError(f"{holds}, and the run had seen {num_known}; {advice}")
+
+
+def _warn_of_other(frame: Frame, before: str, transform: Callable[[Image], Tensor]) -> None:
+    """Warn if the last video frame seen has changed; not an error, since decoders differ slightly."""
+    with contextlib.suppress(FrameError):  # then it was unreadable before, too
+        if fingerprint(transform(frame.load())) != before:
+            text = "frame %s of %s is not what it was when the run stopped: is it another video, or another decoder?"
+            _log.warning(text, frame.number, frame.source)

@@ -42,12 +42,8 @@ Viewer = Callable[[View], None]
 
 
 class RunWriter(LoopCallback):
-    """Writes a run's rows and events, synced to disk before anything else happens, and counts.
-
-    Args:
-        interrupts: Ends the wait for a blocked reader.
-        pipe: A binary stream that receives the prediction lines as well.
-        viewers: Called with every batch's frames and rows.
+    """Writes a run's rows and events, synced to disk before anything else happens, and counts. `pipe` receives the
+    rows as well; `viewers` are called with every batch's frames and rows.
     """
 
     def __init__(

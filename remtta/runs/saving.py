@@ -1,26 +1,62 @@
-"""Decide when a run saves its state and delta, and save them."""
+"""Save a run's state and delta, and load the state: a position in the stream and the tensors of the method."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from torch import Tensor
 
 from remtta.deltas import DELTA
 from remtta.deltas.delta import save_delta
-from remtta.errors import DeltaError
+from remtta.errors import DeltaError, RemttaError, UsageError
+from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
 from remtta.runs.folder import STATE
-from remtta.runs.loop import AdaptationLoop
+from remtta.runs.loop import AdaptationLoop, other_version
 from remtta.runs.manifest import RunContext, RunManifest, delta_of
-from remtta.runs.states import save_state
 from remtta.runs.summary import RunSummary
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+_POSITION = "position"
 _SLOW_S = 0.5
 _SHARE = 20  # a slow save may take 1 / 20 of the total time
 
+P = TypeVar("P", bound="DataclassInstance")
+
 _log = logging.getLogger("remtta")
+
+
+def save_state(path: Path, position: Mapping[str, object], tensors: Mapping[str, Tensor]) -> None:
+    """Save a position, in the terms of JSON, and a method's state, atomically; raise OutputError if that fails."""
+    save_tensors(path, tensors, {_POSITION: json.dumps(position, allow_nan=False)})
+
+
+def load_position(path: Path, kind: type[P]) -> tuple[P, dict[str, Tensor]]:
+    """Load a position of a dataclass, and the state; both are empty if nothing was saved yet. Raise UsageError if the
+    file is damaged or of another version; RemttaError if it cannot be read.
+    """
+    if not path.exists():
+        return kind(), {}
+    try:
+        header, state = read_tensors(path)
+        position = json.loads(header[_POSITION])
+        if not isinstance(position, dict):
+            raise ValueError("it holds no position")
+    except OSError as error:
+        raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
+    except (*UNREADABLE, KeyError, RecursionError) as error:
+        raise UsageError(f"{path} is damaged ({error}); start again with --overwrite") from error
+    if set(position) != {field.name for field in fields(kind)}:
+        raise other_version(path)
+    return kind(**position), state
 
 
 class SaveRhythm:
@@ -30,9 +66,9 @@ class SaveRhythm:
         self._saved_at, self._took = time.monotonic(), 0.0
 
     @property
-    def slow(self) -> bool:
-        """True if a save takes so long that it may be skipped."""
-        return self._took > _SLOW_S
+    def is_costly(self) -> bool:
+        """True if a save is slow, and was made so recently that another may be skipped."""
+        return self._took > _SLOW_S and not self.allows()
 
     def allows(self, every_s: float = 0.0) -> bool:
         """Return whether it is time to save again, at least `every_s` seconds after the last save."""
@@ -59,19 +95,18 @@ class Saver:
         """Save what is due after a batch."""
         options, before = self._context.options, self._num_saves
         self._num_saves = self._loop.counts.updates // options.save_every
-        if self._num_saves != before or self._rhythm.allows(options.save_every_s):
-            self._save(skip=self._rhythm.slow and not self._rhythm.allows())
+        due = self._num_saves != before and not self._rhythm.is_costly
+        if due or self._rhythm.allows(options.save_every_s):
+            self._save()
 
     def while_waiting(self) -> None:
         """Save what is due by time between two batches, which may be far apart: the source may be lost."""
         if self._loop.counts.frames != self._saved_frames and self._rhythm.allows(self._context.options.save_every_s):
             self._save()
 
-    def _save(self, *, skip: bool = False) -> None:
-        """Save, or only write the record."""
-        if not skip:
-            with self._rhythm.timed():
-                self.finish()
+    def _save(self) -> None:
+        with self._rhythm.timed():
+            self.finish()
         self._record.write()
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""A run's summary in numbers and text."""
+"""A run's progress, from which it can resume, and its summary in numbers and text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,37 @@ from remtta.deltas import DELTA
 from remtta.engines.interrupts import Stopped
 from remtta.errors import RemttaError, counted
 from remtta.runs.folder import PREDICTIONS
-from remtta.runs.progress import RunProgress
+from remtta.runs.loop import Counts
 from remtta.runs.reading import Row, shown_estimates
 from remtta.runs.writer import ReaderGone
+
+
+@dataclass
+class RunProgress(Counts):
+    """Counts of a run at a moment when its files and its method's state agree."""
+
+    seconds: float = 0.0  # running time, over all parts of the run
+    num_bytes: int = 0  # size of `predictions.jsonl`
+    rows_sha256: str | None = None  # hash of that many bytes of it
+    event_bytes: int = 0  # size of `events.jsonl`
+    dropped: int = 0  # frames of a live source that were dropped for newer ones
+    gaps: int = 0  # how often a live source was lost and came back
+    fingerprint: str | None = None  # fingerprint of the last readable video frame
+    last: list[str | int | None] | None = None  # source and number of the last frame seen
+
+    def count(self, rows: Iterable[Row]) -> None:
+        """Count rows that were written after the last save."""
+        for row in rows:
+            if "gap" in row:
+                self.gaps += 1
+                continue
+            self.frames += 1
+            self.skipped += "error" in row
+            self.not_adapted += "not_adapted" in row
+            self.by_source += row.get("answered_by") == "source"
+            self.by_both += row.get("answered_by") == "both"
+            self.smoothed += "raw" in row
+            self.last, self.fingerprint = [row["source"], row.get("frame")], None
 
 
 class GuardStop(Exception):

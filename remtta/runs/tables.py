@@ -31,6 +31,7 @@ _ESCAPES = str.maketrans(
 
 _ENOUGH = 10  # updates, after which a method should have changed the class of some image
 
+TABLE, LATEX = "table.md", "table.tex"
 Table = tuple[list[str], list[list[str]]]
 
 
@@ -153,11 +154,8 @@ def markdown_table(results: Mapping[str, Any]) -> str:
 def _markdown(table: Table) -> str:
     header, rows = table
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "".join(f"| {' | '.join(map(_escaped, cells))} |\n" for cells in lines)
-
-
-def _escaped(cell: str) -> str:
-    return escape(printable(cell), quote=False).replace("|", "\\|")
+    escaped = ([escape(printable(cell), quote=False).replace("|", "\\|") for cell in cells] for cells in lines)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in escaped)
 
 
 def latex_table(results: Mapping[str, Any]) -> str:
@@ -180,6 +178,3 @@ def plain_table(results: Mapping[str, Any]) -> str:
     """Return the main table in aligned columns for a terminal, followed by its legend."""
     header, rows = table_rows(results)
     return "\n".join([*aligned(zip(header, *rows, strict=True)), *notes(results)])
-
-
-TABLE, LATEX = "table.md", "table.tex"

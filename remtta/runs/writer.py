@@ -31,17 +31,15 @@ class ReaderGone(Exception):
 
 
 class RowWriter:
-    """Appends rows to a file, batch by batch, and optionally to a pipe as well. Raise UsageError if the file is shorter
-    than `keep_bytes`, the kept bytes do not match `kept_sha256`, or damaged rows would not be produced again;
+    """Appends rows to a file, batch by batch, and to a pipe as well, if there is one. Raise UsageError if the file is
+    shorter than `keep_bytes`, they do not match `kept_sha256`, or damaged rows would not be produced again;
     OutputError if the file cannot be written.
 
     Args:
-        pipe: A binary stream that receives the same lines, after the file.
         keep_bytes: How many bytes of an existing file to keep and append to.
-        keep_tail: Also keep the complete lines after `keep_bytes`, which an earlier run wrote after its last save. The
-            first rows written are then assumed to be the same ones, and are neither written nor sent again.
+        keep_tail: Also keep the complete lines after them, which an earlier run wrote after its last save. The first
+            rows written are then assumed to be the same ones, and are neither written nor sent again.
         durable: Sync every row to disk before `write` returns, safe from a power failure.
-        kept_sha256: Expected hash of the kept bytes, if known.
         remade: Whether rows of the tail will be produced again; if so, damaged ones are dropped.
     """
 
@@ -115,7 +113,11 @@ class RowWriter:
             return
         try:
             with writing(self._path):
-                if not self._is_in_place():
+                try:
+                    in_place = os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
+                except FileNotFoundError:
+                    in_place = False
+                if not in_place:
                     raise OutputError(f"{self._path} was deleted or replaced while it was written; its rows are lost")
                 view = memoryview(self._lines)
                 while view:
@@ -128,13 +130,6 @@ class RowWriter:
             raise
         self._size += len(self._lines)
         self._digest.update(self._lines)
-
-    def _is_in_place(self) -> bool:
-        """Return True if the path still leads to the open file."""
-        try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._file.fileno()))
-        except FileNotFoundError:
-            return False
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""Open videos, cameras and network addresses with OpenCV, and find out why one did not open."""
+"""Open videos, cameras, network addresses and pictures at them, and find out why one did not open."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import contextlib
 import ctypes
 import os
 import socket
+import tempfile
+import threading
+import time
 import urllib.error
 import urllib.request
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from remtta.errors import RemttaError, StreamError, UsageError, without_password
-from remtta.options.stream import OPEN_TIMEOUT_S, READ_TIMEOUT_S
+import numpy as np
 
-if TYPE_CHECKING:
-    import numpy as np
+from remtta.errors import FrameError, RemttaError, StreamError, UsageError, without_password
+from remtta.options.run_options import OPEN_TIMEOUT_S, READ_TIMEOUT_S
+from remtta.streams.images import has_suffix, image_suffixes, load_image
 
 _PROTOCOLS = (
     "http https rtsp rtsps rtmp rtmpe rtmps rtmpt rtmpte rtmpts udp tcp tls rtp srtp srt rist mms mmsh mmst ftp"
@@ -27,7 +30,9 @@ PROTOCOLS = frozenset([*_PROTOCOLS.split(" "), "sftp", "file", "unix"])
 """Protocols of FFmpeg; OpenCV may be built with fewer."""
 
 MAX_ALLOCATED_BYTES = 256 * 2**20  # frames of 8K video take 100 MB
+_MAX_PICTURE_BYTES = 64 * 2**20
 _PROBE_TIMEOUT_S = 3.0
+_POLL_EVERY_S = 1.0
 _CAPTURE_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"
 _ANALYSE_LONG = "rtsp_transport;tcp|analyzeduration;3600000000|probesize;100000000"  # the first is OpenCV's default
 _PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "rtmps": 443}
@@ -214,3 +219,62 @@ class _DigestLogin(urllib.request.HTTPDigestAuthHandler):
         if response:
             fp.close()
         return response
+
+
+def polling_interval(source: str | int, every_s: float | None) -> float | None:
+    """Return the seconds between requests of an address of a still image: as chosen, or 1 if it ends like one; None for
+    others.
+    """
+    if isinstance(source, int) or not source.lower().startswith(("http://", "https://")):
+        return None
+    path = source.partition("#")[0].partition("?")[0]
+    return every_s or (_POLL_EVERY_S if has_suffix(path, image_suffixes()) else None)
+
+
+def open_polled(
+    address: str, every_s: float, closed: threading.Event, open_timeout_s: float, read_timeout_s: float
+) -> VideoCapture:
+    """Return the images at an address, requested every `every_s` seconds until `closed`; or a video, if one is served
+    there, as some cameras do. Raise OSError if there is neither.
+    """
+    with request(address, open_timeout_s) as response:
+        is_video = response.headers.get_content_maintype() in ("multipart", "video")
+    if is_video:
+        return open_capture(address, open_timeout_s, read_timeout_s)
+    return _PolledImage(address, every_s, closed, open_timeout_s)
+
+
+class _PolledImage:
+    """The images at an address as a `VideoCapture`; one that has not changed is no new frame."""
+
+    def __init__(self, address: str, every_s: float, closed: threading.Event, timeout_s: float) -> None:
+        self._address, self._every_s, self._closed, self._timeout_s = address, every_s, closed, timeout_s
+        self._data = b""  # the newest image's file
+        self._due = time.monotonic()
+
+    def isOpened(self) -> bool:
+        return True
+
+    def grab(self) -> bool:
+        while not self._closed.wait(max(0.0, self._due - time.monotonic())):
+            self._due = time.monotonic() + self._every_s
+            with request(self._address, self._timeout_s) as response:
+                data = response.read(_MAX_PICTURE_BYTES)
+            if data != self._data:
+                self._data = data
+                return True
+        return False
+
+    def retrieve(self) -> tuple[bool, np.ndarray | None]:
+        with tempfile.TemporaryDirectory() as folder:
+            (path := Path(folder, "image")).write_bytes(self._data)
+            try:
+                return True, np.ascontiguousarray(np.asarray(load_image(path))[..., ::-1])
+            except FrameError:
+                return False, None
+
+    def get(self, propId: int, /) -> float:
+        return 0.0
+
+    def release(self) -> None:
+        pass

@@ -51,33 +51,14 @@ class CapturedFrame:
 class Backlog:
     """Limits on waiting frames and the number of dropped ones, over all connections to a source."""
 
-    newest_only: bool  # drop frames instead of waiting
+    newest_only: bool  # drop frames instead of waiting, unless it is a finite video
     keep: int = 1  # number of newest frames kept, if older ones are dropped
     dropped: int = 0
 
-    def capacity(self, frame: CapturedFrame) -> int:
-        """Return how many frames of this size may wait."""
-        num_bytes = 0 if frame.pixels is None else frame.pixels.nbytes
-        return min(self.keep if self.drops_for(frame) else MAX_WAITING, max(1, MAX_WAITING_BYTES // max(1, num_bytes)))
-
-    def drops_for(self, frame: CapturedFrame) -> bool:
-        """Return True if older frames are dropped to make room for this one; a finite video is read whole."""
-        return self.newest_only and frame.read_at is not None
-
 
 class Connection:
-    """A connection to a source, read by a thread, which is left running if a read hangs.
-
-    Attributes:
-        number: Number of the next frame.
-        promised: Total number of frames according to a finite video's header; else 0.
-
-    Args:
-        source: Camera index, device or URL.
-        connect: Opens it.
-        closed: Set when no more frames of the source are wanted.
-        clock: Returns seconds from an arbitrary origin.
-        stride: Only every stride-th frame is used; the others are not converted.
+    """A connection to a camera or URL, read by a thread, which is left running if a read hangs. Only every stride-th
+    frame is converted; `closed` is set when no more are wanted.
     """
 
     def __init__(
@@ -92,7 +73,8 @@ class Connection:
         stride: int,
         number: int,
     ) -> None:
-        self.number, self.promised = number, 0
+        self.number = number  # of the next frame
+        self.promised = 0  # number of frames according to a finite video's header
         self._source, self._connect, self._stride = source, connect, stride
         self._options, self._backlog, self._closed, self._clock = options, backlog, closed, clock
         self._change = threading.Condition()
@@ -163,27 +145,23 @@ class Connection:
 
     def _run(self) -> None:
         try:
-            self._open_and_read()
+            cv2, began = load_opencv("video", StreamError), self._clock()
+            capture = self._connect()
+            try:
+                if capture.isOpened():
+                    self._codec = codec_of(capture)
+                    self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
+                    self._read(capture)
+                elif not self._took(_TIMED_OUT, began):
+                    self._why_not_open = why_not_open(str(self._source)) if "://" in str(self._source) else None
+                    self._end_reason = self._why_not_open or "it cannot be opened"
+            finally:
+                capture.release()  # before the end is announced: a camera can be opened only once
         except Exception as error:  # mostly OpenCV's own
             self._error = error
         with self._change:
             self._ended = True
             self._change.notify_all()
-
-    def _open_and_read(self) -> None:
-        cv2 = load_opencv("video", StreamError)
-        began = self._clock()
-        capture = self._connect()
-        try:
-            if capture.isOpened():
-                self._codec = codec_of(capture)
-                self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
-                self._read(capture)
-            elif not self._took(_TIMED_OUT, began):
-                self._why_not_open = why_not_open(str(self._source)) if "://" in str(self._source) else None
-                self._end_reason = self._why_not_open or "it cannot be opened"
-        finally:
-            capture.release()  # before the end is announced: a camera can be opened only once
 
     def _read(self, capture: VideoCapture) -> None:
         finite = self.promised > 0
@@ -202,13 +180,16 @@ class Connection:
             arrived = began if stalled else now
             for _ in range(refused):  # packets that the decoder rejected; the stream goes on
                 if self.number % self._stride == 0:
-                    self._put(CapturedFrame(self.number, arrived, None, self._utc(arrived)))
+                    self._put(arrived, None)
                 self.number += 1
             refused = 0
             if self.number % self._stride == 0:
-                frame = self._decoded(capture, arrived)
-                self._put(frame)
-                if finite or frame.pixels is not None:
+                decoded, pixels = capture.retrieve()
+                pixels = pixels if decoded and pixels is not None and pixels.size > 0 else None
+                if finite:
+                    self._position_s = position_s(capture, self._position_s, self._stride)
+                self._put(arrived, pixels)
+                if finite or pixels is not None:
                     self._undecodable_since = None
                 elif self._undecodable_since is None:
                     self._undecodable_since = self._clock()
@@ -221,11 +202,17 @@ class Connection:
     def _is_wanted(self) -> bool:
         return not (self._abandoned or self._closed.is_set())
 
-    def _put(self, frame: CapturedFrame) -> None:
+    def _put(self, arrived: float, pixels: np.ndarray | None) -> None:
         """Hand a frame to the consumer, as soon as there is room."""
-        capacity = self._backlog.capacity(frame)
+        then = datetime.now(UTC) - timedelta(seconds=self._clock() - arrived)
+        read_at = None if self.promised else then.isoformat(timespec="milliseconds")
+        frame = CapturedFrame(self.number, arrived, pixels, read_at, self._position_s)
+        drops = self._backlog.newest_only and not self.promised
+        num_bytes = 0 if pixels is None else pixels.nbytes
+        most = self._backlog.keep if drops else MAX_WAITING
+        capacity = min(most, max(1, MAX_WAITING_BYTES // max(1, num_bytes)))
         with self._change:
-            while self._backlog.drops_for(frame) and len(self._waiting) >= capacity:
+            while drops and len(self._waiting) >= capacity:
                 self._waiting.popleft()
                 self._backlog.dropped += 1
             while len(self._waiting) >= capacity and self._is_wanted:
@@ -234,20 +221,6 @@ class Connection:
             self._call_began = self._clock()
             self._waiting.append(frame)
             self._change.notify_all()
-
-    def _decoded(self, capture: VideoCapture, arrived: float) -> CapturedFrame:
-        decoded, pixels = capture.retrieve()
-        pixels = pixels if decoded and pixels is not None and pixels.size > 0 else None
-        if self.promised:
-            self._position_s = position_s(capture, self._position_s, self._stride)
-        return CapturedFrame(self.number, arrived, pixels, self._utc(arrived), self._position_s)
-
-    def _utc(self, clock_time: float) -> str | None:
-        """Convert a time of the clock to UTC; return None in a finite video."""
-        if self.promised:
-            return None
-        then = datetime.now(UTC) - timedelta(seconds=self._clock() - clock_time)
-        return then.isoformat(timespec="milliseconds")
 
     def _took(self, multiple: float, began: float) -> bool:
         """Return True, and note it, if a call has taken this multiple of its timeout."""

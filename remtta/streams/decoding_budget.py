@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
@@ -28,20 +27,17 @@ class Budget:
     """Memory for all images being decoded, whatever the number of threads.
 
     Requests are served in order: a large one waits until there is room, and later ones wait behind it. Open a share per
-    frame with `share`; image decoders reserve memory in the share of their thread.
-
-    Args:
-        num_bytes: Total; by default as `decoding_bytes` computes.
-        afterwards: Additional bytes needed for a decoded image of a given width and height.
+    frame with `share`; image decoders reserve memory in the share of their thread. `afterwards` returns the additional
+    bytes for a decoded image of a width and height.
     """
 
     def __init__(
         self, num_bytes: int | None = None, afterwards: Callable[[int, int], int] = lambda width, height: 0
     ) -> None:
         self.num_bytes = decoding_bytes(None) if num_bytes is None else num_bytes
-        self._afterwards = afterwards
+        self.afterwards = afterwards
         self._free = self.num_bytes
-        self._waiting: deque[object] = deque()
+        self._turn = threading.Lock()
         self._change = threading.Condition()
 
     @contextlib.contextmanager
@@ -55,26 +51,17 @@ class Budget:
             CURRENT_SHARE.reset(token)
             self.give_back(share.taken)
 
-    def needed(self, width: int, height: int, bytes_per_pixel: int) -> int:
-        """Return the bytes that an image needs until it is no longer used."""
-        return width * height * bytes_per_pixel + self._afterwards(width, height)
-
     def take(self, num_bytes: int) -> None:
         """Wait until `num_bytes` are free, and take them."""
-        turn = object()
-        with self._change:
-            self._waiting.append(turn)
-            while self._waiting[0] is not turn or self._free < num_bytes:
-                self._change.wait()
-            self._waiting.popleft()
+        with self._turn, self._change:
+            self._change.wait_for(lambda: self._free >= num_bytes)
             self._free -= num_bytes
-            self._change.notify_all()
 
     def give_back(self, num_bytes: int) -> None:
         """Return memory to the budget."""
         with self._change:
             self._free += num_bytes
-            self._change.notify_all()
+            self._change.notify()
 
 
 class Share:
@@ -85,11 +72,14 @@ class Share:
 
     def fits(self, width: int, height: int, bytes_per_pixel: int) -> bool:
         """Return True if the budget is large enough for such an image."""
-        return self._budget.needed(width, height, bytes_per_pixel) <= self._budget.num_bytes
+        return self._needed(width, height, bytes_per_pixel) <= self._budget.num_bytes
+
+    def _needed(self, width: int, height: int, bytes_per_pixel: int) -> int:
+        return width * height * bytes_per_pixel + self._budget.afterwards(width, height)
 
     def reserve(self, width: int, height: int, bytes_per_pixel: int) -> None:
         """Wait for room for such an image; raise FrameError if the budget is too small for it."""
-        needed = self._budget.needed(width, height, bytes_per_pixel)
+        needed = self._needed(width, height, bytes_per_pixel)
         if needed > self._budget.num_bytes:
             raise FrameError(
                 f"{width}x{height} pixels take {needed / _MIB:.0f} MiB to decode, and the limit is "

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from remtta.errors import FrameError, UsageError
-from remtta.options.stream import Sort
+from remtta.options.run_options import Sort
 from remtta.streams.decoding_budget import CURRENT_SHARE, Share
 from remtta.streams.pillow import formats, opened
 
@@ -76,8 +76,12 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, ignored: Cou
     for root, subfolders, names in os.walk(folder, onerror=report, followlinks=True):
         for name in names:
             path = Path(root, name)
-            if reason := _skip_reason(path, suffixes):
-                ignored[reason] += 1
+            if is_clutter(name):
+                ignored["hidden"] += 1
+            elif not has_suffix(name, suffixes):
+                ignored[path.suffix.lower() or "no ending"] += 1
+            elif not path.is_file():
+                ignored["no file"] += 1
             else:
                 found.append(path)
         for name in sorted(subfolders):
@@ -88,14 +92,6 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, ignored: Cou
                 subfolders.remove(name)
             visited.add(real_path)
     return sort_files(iter(found), sort)
-
-
-def _skip_reason(path: Path, suffixes: Collection[str]) -> str | None:
-    if is_clutter(path.name):
-        return "hidden"
-    if not has_suffix(path.name, suffixes):
-        return path.suffix.lower() or "no ending"
-    return None if path.is_file() else "no file"
 
 
 def has_suffix(path: str, suffixes: Collection[str]) -> bool:
@@ -157,19 +153,14 @@ def _reserve_memory(image: Image.Image, share: Share) -> None:
         for power in (1, 2, 3):
             smaller = -(-width >> power), -(-height >> power)
             if min(smaller) >= MIN_REDUCED_SIDE and share.fits(*smaller, cost):
-                width, height = _reduce(image, power)
+                if image.format == "JPEG2000":
+                    image.reduce = power  # type: ignore[method-assign, assignment]  # a property there
+                else:
+                    image.draft(image.mode, (width >> power, height >> power))
+                    smaller = image.size
+                width, height = smaller
                 break
     share.reserve(width, height, cost)
-
-
-def _reduce(image: Image.Image, power: int) -> tuple[int, int]:
-    """Request decoding at a fraction of the size; return the resulting size."""
-    width, height = image.size[:2]
-    if image.format == "JPEG2000":
-        image.reduce = power  # type: ignore[method-assign, assignment]  # a property there
-        return -(-width >> power), -(-height >> power)
-    image.draft(image.mode, (width >> power, height >> power))
-    return image.size
 
 
 def _bytes_per_pixel(image: Image.Image) -> int:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import math
 import random
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from remtta.errors import StreamError
 from remtta.options import LiveOptions
-from remtta.streams.capture import VideoCapture, open_capture
+from remtta.streams.capture import VideoCapture, open_capture, open_polled, polling_interval
 from remtta.streams.connection import Backlog, CapturedFrame, Connection, name_of
 from remtta.streams.frames import Frame, Gap
-from remtta.streams.polling import open_polled, polling_interval
 from remtta.streams.video import video_frame, warn_if_cut
 
 _MIN_DELAY_S = 0.5
@@ -34,20 +32,8 @@ class LiveSource:
 
     Numbers count every frame received, including dropped ones, and times are seconds since the first; both continue
     after a reconnect. An image at an address is requested every few seconds. If the address turns out to be a finite
-    video, it is read completely, once, with the times in the video.
-
-    Attributes:
-        options: Timeouts, buffering and reconnection.
-        state: "opening", "running" or "reconnecting".
-        finite: True if it is a finite video; known from the first frame on.
-        backlog: Frames received for the model, of which older ones may be dropped.
-
-    Args:
-        source: Camera index, device or URL.
-        stride: Use every stride-th frame; the others are not converted.
-        connect: Opens the source, by default with OpenCV.
-        sleep: Waits for a number of seconds; by default at most until `close`.
-        jitter: Returns a random number in [0, 1), so that many readers of one server do not reconnect at once.
+    video, it is read completely, once, with the times in the video. `jitter` returns a random number in [0, 1), so that
+    many readers of one server do not reconnect at once.
     """
 
     def __init__(
@@ -63,7 +49,7 @@ class LiveSource:
     ) -> None:
         self.options = options or LiveOptions()
         self.state: Literal["opening", "running", "reconnecting"] = "opening"
-        self.finite = False
+        self.finite = False  # whether it is a finite video; known from the first frame on
         timeouts = self.options.open_timeout_s, self.options.read_timeout_s
         self._closed = threading.Event()
         every_s = polling_interval(source, self.options.poll)
@@ -77,44 +63,16 @@ class LiveSource:
         self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter or random.Random().random
         self._connection: Connection | None = None
         self._number = 0
-        self._lost_at: float | None = None
 
     @property
     def name(self) -> str:
         """The source without a password."""
         return name_of(self._source)
 
-    @property
-    def seconds_lost(self) -> float:
-        """Seconds since the source was lost; 0 while it is available, and before its first frame."""
-        lost_at = self._lost_at
-        return 0.0 if lost_at is None else self._clock() - lost_at
-
     def frames(self) -> Generator[Frame]:
         """Yield the frames, once; raise StreamError if OpenCV cannot be loaded, the source cannot be opened or yields
         no frame, or it was lost and did not come back in time, or reconnection is off.
         """
-        began: float | None = None
-        known_size: tuple[int, ...] | None = None
-        with contextlib.closing(self._captured_frames()) as captured_frames:
-            for captured, gap in captured_frames:
-                began = captured.arrived if began is None else began
-                if captured.pixels is not None:
-                    size = captured.pixels.shape[1::-1]
-                    if known_size not in (None, size):
-                        _log.info("%s now gives frames of %d x %d pixels", self.name, *size)
-                    known_size = size
-                time_s = captured.arrived - began if captured.position_s is None else captured.position_s
-                yield video_frame(self.name, captured.pixels, captured.number, time_s, gap, captured.read_at)
-
-    def close(self) -> None:
-        """Stop reading, from any thread; a hanging read is abandoned."""
-        self._closed.set()
-        if connection := self._connection:
-            connection.close(wait_s=_CLOSE_TIMEOUT_S)
-
-    def _captured_frames(self) -> Generator[tuple[CapturedFrame, Gap | None]]:
-        """Yield the frames as they arrive, with the gap that a frame ended, if any."""
         try:
             connection, gap = self._open(), None
             frame = connection.take()
@@ -123,16 +81,24 @@ class LiveSource:
                 if not waits or connection.hopeless:
                     raise connection.failure()
                 connection, frame, gap = self._reconnect(connection, None)
+            began = frame.arrived if frame else 0.0
             while frame is not None:
                 self.finite = connection.promised > 0
-                self.state, self._lost_at = "running", None
-                yield frame, gap
+                self.state = "running"
+                time_s = frame.arrived - began if frame.position_s is None else frame.position_s
+                yield video_frame(self.name, frame.pixels, frame.number, time_s, gap, frame.read_at)
                 last, gap, frame = frame, None, connection.take()
                 if frame is None and not self._is_over(connection):
                     connection, frame, gap = self._reconnect(connection, last)
         finally:
             self._closed.set()
             self._disconnect()
+
+    def close(self) -> None:
+        """Stop reading, from any thread; a hanging read is abandoned."""
+        self._closed.set()
+        if connection := self._connection:
+            connection.close(wait_s=_CLOSE_TIMEOUT_S)
 
     def _open(self) -> Connection:
         self._disconnect()
@@ -179,16 +145,23 @@ class LiveSource:
     ) -> tuple[Connection, CapturedFrame | None, Gap | None]:
         """Return a new connection with its first frame, or None for the frame if closed meanwhile."""
         self.state = "reconnecting" if last else "opening"
-        self._lost_at = self._clock() if last else None
         max_s, connection = self.options.reconnect_for, lost
         problem = "lost" if last else "not available"
         _log.warning("%s is %s (%s); retrying for %g s", self.name, problem, lost.reason, max_s)
         deadline = self._clock() + max_s
-        for attempt in self._attempts(deadline):
+        delay_s = _MIN_DELAY_S
+        for attempt in itertools.count(1):
+            self._sleep(min(delay_s * (1 + self._jitter()) / 2, max(0.0, deadline - self._clock())))
+            delay_s = min(2 * delay_s, _MAX_DELAY_S)
+            if self._clock() >= deadline:
+                break
             if self._closed.is_set():
                 return connection, None, None
             connection = self._open()
-            if frame := _first_decodable(connection, deadline):
+            frame = connection.take(deadline)
+            while frame is not None and frame.pixels is None:  # cannot be decoded
+                frame = connection.take(deadline)
+            if frame:
                 if last and connection.promised > 0:  # HLS: all of it was read live
                     _log.warning("%s has ended", self.name)
                     connection.close(wait_s=_CLOSE_TIMEOUT_S)
@@ -204,20 +177,3 @@ class LiveSource:
             f"{self.name} was {problem} ({lost.reason}) and could not be opened within {max_s:g} s; "
             "check it and the network, or wait longer with --reconnect-for"
         )
-
-    def _attempts(self, deadline: float) -> Iterator[int]:
-        """Count attempts until the deadline, with growing delays."""
-        delay_s = _MIN_DELAY_S
-        for attempt in itertools.count(1):
-            self._sleep(min(delay_s * (1 + self._jitter()) / 2, max(0.0, deadline - self._clock())))
-            if self._clock() >= deadline:
-                return
-            yield attempt
-            delay_s = min(2 * delay_s, _MAX_DELAY_S)
-
-
-def _first_decodable(connection: Connection, deadline: float) -> CapturedFrame | None:
-    frame = connection.take(deadline)
-    while frame is not None and frame.pixels is None:
-        frame = connection.take(deadline)
-    return frame

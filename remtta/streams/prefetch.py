@@ -60,11 +60,9 @@ def prefetch(
     stream is raised after the frames before it.
 
     Args:
-        frames: The stream; it is read from one background thread.
         transform: From an RGB image to a uint8 tensor (3, H, W).
         ahead: Maximum number of frames decoded or being decoded.
         workers: Decoding threads; by default one per core, at most 8.
-        memory: Memory budget for decoding in all threads; by default a part of the machine's memory.
         demand: Acquired before each frame is read, so that none is read before it is wanted.
         wait: Called every 0.1 s while no frame is ready; may raise to stop waiting.
         paused: Called as often; while it returns true, `PAUSE` is yielded.

@@ -17,7 +17,7 @@ from urllib.request import url2pathname
 
 from remtta.errors import FrameError, StreamError, UsageError, counted, without_password
 from remtta.options import LiveOptions, StreamOptions
-from remtta.options.stream import Buffer, Sort
+from remtta.options.run_options import Buffer, Sort
 from remtta.streams.capture import check_protocol
 from remtta.streams.frames import Frame
 from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, load_image, sort_files
@@ -55,6 +55,11 @@ class Stream:
         """Close a camera or network stream, from any thread."""
         if self.live_source:
             self.live_source.close()
+
+    def check_not_empty(self) -> None:
+        """Raise StreamError for a stream that gave no frame, unless it is a list of paths, which may be empty."""
+        if self.kind != "paths":
+            raise StreamError(f"{self.name}: the source has no frames")
 
 
 def open_stream(
@@ -102,7 +107,7 @@ def open_stream(
 
 def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = False) -> Stream:
     """Open a source of frames with the options of the command line; see `open_stream`."""
-    stream = _open(source, options, _live(options, wait_at_start=wait_at_start))
+    stream = _open(source, options, replace(options.live or LiveOptions(), wait_at_start=wait_at_start))
     if not stream.live and options.live is not None:
         raise UsageError(
             f"--reconnect-for, --buffer and --poll are for cameras and network streams, and {stream.name} is neither; "
@@ -111,12 +116,6 @@ def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = F
     if options.live and options.live.poll and not stream.name.lower().startswith(("http://", "https://")):
         raise UsageError(f"--poll is for http:// and https:// addresses, and {stream.name} is none; leave it out")
     return stream
-
-
-def check_not_empty(stream: Stream) -> None:
-    """Raise StreamError for a stream that gave no frame, unless it is a list of paths, which may be empty."""
-    if stream.kind != "paths":
-        raise StreamError(f"{stream.name}: the source has no frames")
 
 
 def open_streams(
@@ -129,7 +128,7 @@ def open_streams(
     options, streams = options or StreamOptions(), {}
     if options.null:
         raise UsageError("-0 is for paths on standard input, and --streams reads none")
-    live = _live(options, wait_at_start=True)
+    live = replace(options.live or LiveOptions(), wait_at_start=True)
     for name, source in sources.items():
         reopen = partial(_open_or_fail_later, source, options, live)
         try:
@@ -151,10 +150,6 @@ def _open_or_fail_later(source: str, options: StreamOptions, live: LiveOptions) 
 
 def _fail(error: Exception) -> Never:
     raise error
-
-
-def _live(options: StreamOptions, *, wait_at_start: bool) -> LiveOptions:
-    return replace(options.live or LiveOptions(), wait_at_start=wait_at_start)
 
 
 def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:

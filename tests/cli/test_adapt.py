@@ -12,8 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from remtta.cli.reporting import run_progress
-from remtta.runs.progress import RunProgress
-from remtta.runs.summary import RunSummary
+from remtta.runs.summary import RunProgress, RunSummary
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, draw_image, draw_video
 from tests.records import record_of, rows_of

@@ -14,10 +14,10 @@ from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.models.tensor_files import read_tensors, save_tensors
 from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE
-from remtta.runs.progress import RunProgress
 from remtta.runs.reading import read_rows
 from remtta.runs.run_writer import RunWriter
-from remtta.runs.states import load_position, save_state
+from remtta.runs.saving import load_position, save_state
+from remtta.runs.summary import RunProgress
 from tests.conftest import raising
 from tests.records import assert_same_results, json_of, record_of, rows_of
 from tests.runs.tiny import adapt_tiny, camera, made_run

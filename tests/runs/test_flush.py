@@ -15,8 +15,8 @@ from remtta import RunOptions, load_delta
 from remtta.engines.interrupts import Interrupts
 from remtta.models.preprocessing import preprocessing_of
 from remtta.runs.folder import PREDICTIONS, STATE
-from remtta.runs.progress import RunProgress
-from remtta.runs.states import load_position
+from remtta.runs.saving import load_position
+from remtta.runs.summary import RunProgress
 from remtta.streams.batches import Batches
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame

@@ -19,9 +19,8 @@ from remtta.methods.source import SourceConfig
 from remtta.options import EvalOptions, GuardOptions, RunOptions
 from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
-from remtta.runs.progress import RunProgress
-from remtta.runs.states import load_position
-from remtta.runs.summary import RunSummary
+from remtta.runs.saving import load_position
+from remtta.runs.summary import RunProgress, RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, same_tensors, tiny_vit

@@ -17,8 +17,8 @@ from remtta.deltas import DELTA
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.models.card import set_labels
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE, check_same_model
-from remtta.runs.progress import RunProgress
-from remtta.runs.states import load_position, save_state
+from remtta.runs.saving import load_position, save_state
+from remtta.runs.summary import RunProgress
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit

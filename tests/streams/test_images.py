@@ -11,7 +11,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from remtta.errors import FrameError
-from remtta.options.stream import Sort
+from remtta.options.run_options import Sort
 from remtta.streams import pillow
 from remtta.streams.images import image_suffixes, list_files, load_image, natural_key, sort_files, to_rgb
 from tests.conftest import draw_image
@@ -218,10 +218,10 @@ def test_alpha_that_is_zero_everywhere_is_ignored(suffix: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("position", [33, -12])  # before the pixels and after them
 @pytest.mark.parametrize("chunk", [b"tEXt", b"zTXt", b"iTXt", b"iCCP"])
-def test_a_png_is_read_whatever_the_size_of_its_metadata(chunk: bytes, position: int, tmp_path: Path) -> None:
+def test_a_png_with_much_metadata_is_read(chunk: bytes, position: int, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     row(COLOURS, "RGB").save(path)
-    text = bytes(70_000_000) if chunk == b"tEXt" else zlib.compress(bytes(2_000_000))
+    text = bytes(60_000_000) if chunk == b"tEXt" else zlib.compress(bytes(2_000_000))
     data = b"k\0" + {b"tEXt": b"", b"iTXt": b"\1\0\0\0"}.get(chunk, b"\0") + text
     whole = struct.pack(">I", len(data)) + chunk + data + struct.pack(">I", zlib.crc32(chunk + data))
     png = path.read_bytes()
@@ -326,10 +326,5 @@ def test_files_sort_by_the_time_they_were_modified(tmp_path: Path) -> None:
     for name in ("frame_10.png", "frame_2.png"):  # equally old: natural order decides
         os.utime(tmp_path / name, (0, 9))
     assert _listed(tmp_path, "mtime") == ["c/d.png", "b.png", "a.png", "frame_2.png", "frame_10.png"]
-    assert sorted(_listed(tmp_path, "none")) == sorted(_listed(tmp_path))
-
-
-def test_none_leaves_the_order_as_it_was_found() -> None:
     found = [Path("b10"), Path("b9"), Path("a")]
     assert sort_files(iter(found), "none") == found
-    assert [path.name for path in sort_files(iter(found), "name")] == ["a", "b9", "b10"]
