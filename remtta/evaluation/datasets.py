@@ -127,7 +127,6 @@ def open_dataset(
         class_numbers=class_numbers,
         sizes=image_sizes([path for domain in opened for path in domain.sources]),
         names=mapping.names,
-        other_order=mapping.other_order,
         restricted_to=restricted if len(class_numbers) < num_classes else None,
         shuffled=image_list is None,
     )

@@ -72,7 +72,6 @@ class Dataset:
     class_numbers: Sequence[int]  # the model's, of all folders or labels, ascending, whatever limit or image list
     sizes: Sizes
     names: Sequence[str] | None = None  # class names, if the order of the folders gives the numbers
-    other_order: Sequence[int] | None = None  # each class's number in another order of the folders, if it is unclear
     restricted_to: str | None = None  # name of the ImageNet variant to whose classes the logits are restricted
     shuffled: bool = False  # whether the images need shuffling because they are stored by class
 
