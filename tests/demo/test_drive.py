@@ -8,8 +8,7 @@ import torch
 from PIL import Image
 
 import remtta
-from remtta.demo.drive import draw_drive, run_demo
-from remtta.demo.picture import hatch_masked
+from remtta.demo.drive import draw_drive, hatch_masked, run_demo
 from remtta.demo.signs import CONDITIONS, render_sign
 from remtta.errors import UsageError
 from remtta.evaluation import open_dataset
