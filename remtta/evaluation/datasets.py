@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remtta.corruptions.manifest import MANIFEST
-from remtta.corruptions.parameters import SEVERITIES
+from remtta.corruptions.parameters import MANIFEST, SEVERITIES
 from remtta.errors import UsageError
 from remtta.evaluation.class_maps import are_numbers, are_wnids, composed, map_classes, restricted_set
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, title_of, wanted_domains
