@@ -151,7 +151,7 @@ def _folder_of(condition: str) -> str:
 
 
 def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[DriveFrame]:
-    """Draw the frames of a drive into `folder/frames`, in order, and write `folder/labels.csv` for `remtta eval`."""
+    """Draw the frames of a drive into `folder/frames`, in order."""
     rng = np.random.default_rng([_STREAM_SEED, seed])
     frames = []
     for condition, transform in CONDITIONS.items():
@@ -162,8 +162,6 @@ def draw_drive(folder: Path, frames_per_condition: int, seed: int) -> list[Drive
             path = subfolder / f"{number:04d}.png"
             Image.fromarray(transform(render_sign(label, rng), rng)).save(path, compress_level=1)
             frames.append(DriveFrame(path, condition, label))
-    lines = [f"{frame.path.relative_to(folder)},{CLASS_NAMES[frame.label]}\n" for frame in frames]
-    (folder / "labels.csv").write_text("".join(lines), encoding="utf-8")
     return frames
 
 
