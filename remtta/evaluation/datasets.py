@@ -93,14 +93,13 @@ def open_dataset(
                 f"{root} holds arrays, whose images have no names; leave --image-list, --class-map, --class-order out"
             )
         arrays = find_arrays(root)
-        names = wanted_domains(root, arrays, domains, complete=complete, by_severity=True)
+        names = wanted_domains(root, arrays, domains, complete=complete)
         return open_arrays(
             root, [arrays[name] for name in names], severities or (DEFAULT_SEVERITY,), num_classes, limit
         )
 
     layout, tree = scan_tree(root)
-    by_severity = not any(None in levels for levels in tree.values())
-    names = wanted_domains(root, tree, domains, complete=complete, by_severity=by_severity)
+    names = wanted_domains(root, tree, domains, complete=complete)
     conditions = _conditions(root, tree, names, severities)
     folders = [folder for condition in conditions for folder in condition.folders]
     if "images" in folders and "images" not in (*(labels or ()), *(class_map or ())):
