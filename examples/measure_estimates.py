@@ -155,12 +155,9 @@ def order_table(domains: list[Predictions], seeds: int = 3) -> None:
         for seed in range(seeds):
             rng = np.random.default_rng(seed)
             orders = [torch.from_numpy(order(predictions.labels.numpy(), rng)) for predictions in domains]
-            logits = torch.cat(
-                [predictions.logits[places] for predictions, places in zip(domains, orders, strict=True)]
-            )
-            labels = torch.cat(
-                [predictions.labels[places] for predictions, places in zip(domains, orders, strict=True)]
-            )
+            pairs = list(zip(domains, orders, strict=True))
+            logits = torch.cat([predictions.logits[places] for predictions, places in pairs])
+            labels = torch.cat([predictions.labels[places] for predictions, places in pairs])
             for name, way in ways.items():
                 errors[name].append(100 * float((way(logits).argmax(1) != labels).double().mean()))
         print(f"| {order.__name__.replace('_', ' ')} | {' | '.join(f'{np.mean(e):.1f}' for e in errors.values())} |")

@@ -111,7 +111,7 @@ def test_an_empty_domain_a_domain_in_two_groups_and_a_tree_without_labels_are_re
     with pytest.raises(UsageError, match=r"has fog in train/ and in val/; name one of these folders as ROOT"):
         open_tree(write_tree(tmp_path / "splits", ["train/fog", "val/fog"]))
     with pytest.raises(UsageError, match=r"name is not UTF-8, 'f\\udcffog'; rename it"):
-        wanted_domains(root, ["f\udcffog"], None, complete=False, by_severity=True)
+        wanted_domains(root, ["f\udcffog"], None, complete=False)
 
 
 def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
