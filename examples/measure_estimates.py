@@ -6,9 +6,8 @@
 ROOT is a tree of corrupted images in a layout of remtta eval; CLEAN is one of clean images, of which up to 500 are used
 for calibration; they should not be the images of ROOT.
 Without --adapt, only the source model is measured; with it also remtta, over one domain after the other, and the mean
-of both. --dropout 0.2 adds AETTA, with dropout only before the head. Prints two Markdown tables: errors of the
-estimates in points, over windows of at most 500 images of one domain; errors of the answers in %, by the order of the
-images within each domain.
+of both. Prints two Markdown tables: errors of the estimates in points, over windows of at most 500 images of one
+domain; errors of the predictions in %, by the order of the images within each domain.
 """
 
 from __future__ import annotations
@@ -19,12 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 
 from remtta import load_model
-from remtta.backbones.backbone import Backbone
-from remtta.backbones.lookup import backbone_of
 from remtta.evaluation import open_dataset
 from remtta.methods.build import build_method
 from remtta.methods.settings import method_config
@@ -37,24 +33,13 @@ from remtta.pipeline.smoothing import Smoother
 
 BATCH = 50
 CALIBRATING = 500  # clean images at most, as in remtta adapt
-DROPOUTS = 10  # passes with dropout, in AETTA
-MAX_FOLLOWED = 100  # largest number of classes for a transition matrix
 
 
 class Predictions(NamedTuple):
-    """A model's predictions for N images.
+    """A model's predictions for N images."""
 
-    Attributes:
-        logits: Shape (N, C).
-        labels: The true classes, shape (N,).
-        agreement: Fraction of the passes with dropout that predict the same class, shape (N,).
-        dropped: Mean probabilities of these passes, shape (N, C).
-    """
-
-    logits: Tensor
-    labels: Tensor
-    agreement: Tensor
-    dropped: Tensor
+    logits: Tensor  # (N, C)
+    labels: Tensor  # the true classes, (N,)
 
     def windows(self) -> list[Predictions]:
         """Split them into windows of the size that remtta uses."""
@@ -70,24 +55,6 @@ def handled(callback: Callback, logits: Tensor) -> Tensor:
 
 def accuracy(predictions: Predictions) -> float:
     return float((predictions.logits.argmax(1) == predictions.labels).double().mean())
-
-
-def look_at(backbone: Backbone, images: Tensor, dropout: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return logits (B, C), the agreement (B,) of passes with dropout before the head, and their mean probabilities."""
-    logits, features = backbone.classify_with_features(images)
-    head: nn.Module = backbone.module.get_classifier()  # type: ignore[operator]  # timm's models are not typed
-    probs = torch.stack([head(functional.dropout(features, dropout)).softmax(-1) for _ in range(DROPOUTS)])
-    return logits, (probs.argmax(-1) == logits.argmax(1)).double().mean(0), probs.mean(0)
-
-
-def aetta(predictions: Predictions) -> float:
-    """Estimate accuracy by AETTA: disagreement under dropout, weighted up if few classes are predicted.
-
-    Source: Lee et al., CVPR 2024, arXiv:2404.01351, with their exponent of 3; over a window, not smoothed over batches.
-    """
-    mean, classes = predictions.dropped.double().mean(0), predictions.logits.shape[1]
-    evenness = -float((mean * mean.clamp(min=1e-12).log()).sum()) / np.log(classes)
-    return 1 - min(1 - 1 / classes, (1 - float(predictions.agreement.mean())) / float(evenness) ** 3)
 
 
 def confidence(logits: Tensor) -> Tensor:
@@ -123,16 +90,10 @@ def estimators(clean: Predictions) -> dict[str, Callable[[Tensor], float]]:
     }
 
 
-def by_logits(way: Callable[[Tensor], float]) -> Callable[[Predictions], float]:
-    """Return an estimator that only uses the logits."""
-    return lambda predictions: way(predictions.logits)
-
-
-def estimate_table(clean: Predictions, models: dict[str, list[Predictions]], *, with_aetta: bool) -> None:
+def estimate_table(clean: Predictions, models: dict[str, list[Predictions]]) -> None:
     """Print each estimator's mean absolute error by model, with the signed mean in brackets."""
-    ways: dict[str, Callable[[Predictions], float]] = {name: by_logits(way) for name, way in estimators(clean).items()}
     print(f"| estimate | {' | '.join(models)} |\n|---|{'---|' * len(models)}")
-    for name, estimate in (ways | ({"AETTA": aetta} if with_aetta else {})).items():
+    for name, estimate in estimators(clean).items():
         cells = []
         for domains in models.values():
             windows = [
@@ -141,7 +102,7 @@ def estimate_table(clean: Predictions, models: dict[str, list[Predictions]], *, 
                 for window in predictions.windows()
                 if len(window.labels) >= MIN_FRAMES
             ]
-            off = np.array([100 * (estimate(window) - accuracy(window)) for window in windows])
+            off = np.array([100 * (estimate(window.logits) - accuracy(window)) for window in windows])
             cells.append(f"{np.abs(off).mean():.1f} ({off.mean():+.1f})")
         print(f"| {name} | {' | '.join(cells)} |")
 
@@ -181,44 +142,22 @@ def smoothed(probs: Tensor, share: float) -> Tensor:
     return torch.stack(answers)
 
 
-def transitions(probs: Tensor, rate: float = 0.05, forget: float = 0.95) -> Tensor:
-    """Filter with a learned matrix of class transitions, off while it does not help; after arXiv:2601.21012."""
-    classes = probs.shape[1]
-    matrix = torch.full((classes, classes), 1 / classes).to(probs)
-    belief, evidence, answers = matrix[0], 0.0, []
-    for each in probs:
-        joint = (belief @ matrix) * each
-        evidence = forget * evidence + float((joint.sum() * classes).log())
-        answer = joint / joint.sum() if evidence > 0 else each
-        weight = rate * belief[:, None]
-        matrix = matrix * (1 - weight) + weight * each
-        belief = answer
-        answers.append(answer)
-    return torch.stack(answers)
-
-
 def order_table(domains: list[Predictions], seeds: int = 3) -> None:
     """Print the errors of a stream of domains, by the order within each."""
     ways: dict[str, Callable[[Tensor], Tensor]] = {
         "raw": lambda logits: logits,
         "exponential, 0.5": lambda logits: smoothed(logits.softmax(-1), 0.5),
-        "exponential, 0.8": lambda logits: smoothed(logits.softmax(-1), 0.8),
         "`--smooth auto`": lambda logits: handled(Smoother(logits.shape[1]), logits),
     }
-    if domains[0].logits.shape[1] <= MAX_FOLLOWED:
-        ways["a learned matrix"] = lambda logits: transitions(logits.softmax(-1))
     print(f"| order | {' | '.join(ways)} |\n|---|{'---|' * len(ways)}")
     for order in (shuffled, in_classes, in_runs):
         errors: dict[str, list[float]] = {name: [] for name in ways}
         for seed in range(seeds):
             rng = np.random.default_rng(seed)
             orders = [torch.from_numpy(order(predictions.labels.numpy(), rng)) for predictions in domains]
-            logits = torch.cat(
-                [predictions.logits[places] for predictions, places in zip(domains, orders, strict=True)]
-            )
-            labels = torch.cat(
-                [predictions.labels[places] for predictions, places in zip(domains, orders, strict=True)]
-            )
+            pairs = list(zip(domains, orders, strict=True))
+            logits = torch.cat([predictions.logits[places] for predictions, places in pairs])
+            labels = torch.cat([predictions.labels[places] for predictions, places in pairs])
             for name, way in ways.items():
                 errors[name].append(100 * float((way(logits).argmax(1) != labels).double().mean()))
         print(f"| {order.__name__.replace('_', ' ')} | {' | '.join(f'{np.mean(e):.1f}' for e in errors.values())} |")
@@ -240,7 +179,6 @@ def main() -> None:
     parser.add_argument("--std", type=float)
     parser.add_argument("--severity", type=int, help="default: 5, or the only one in ROOT")
     parser.add_argument("--limit", type=int, default=500, help="images of each domain")
-    parser.add_argument("--dropout", type=float, default=0.0, help="dropout rate of AETTA; 0 leaves AETTA out")
     parser.add_argument("--adapt", action="store_true")
     args = parser.parse_args()
     source_model, model = (
@@ -248,7 +186,6 @@ def main() -> None:
     )
     preprocessing = preprocessing_of(model)
     transform = preprocessing.transform()
-    frozen, adapting = backbone_of(source_model), backbone_of(model)
     pipeline = Pipeline(build_method("remtta", model, method_config("remtta", {}, batch_size=BATCH)))
 
     @torch.no_grad()
@@ -262,8 +199,7 @@ def main() -> None:
             for some in np.array_split(places, max(1, len(places) // BATCH)):
                 images = torch.stack([transform(domain.load(int(place))) for place in some])
                 batch, labels = preprocessing.normalise(images), torch.from_numpy(domain.labels[some]).long()
-                looks = [look_at(each, batch, args.dropout) for each in ([frozen, adapting] if adapt else [frozen])]
-                both = [(logits, labels, *rest) for logits, *rest in looks]
+                both = [(each(batch), labels) for each in ([source_model, model] if adapt else [source_model])]
                 parts.append((both[0], both[-1]))
                 if adapt:
                     pipeline(batch)
@@ -278,7 +214,7 @@ def main() -> None:
     source, adapted = [first for first, _ in found], [second for _, second in found]
     both = mean_of(adapted, source)
     models = {"source": source, **({"adapted": adapted} if args.adapt else {})}
-    estimate_table(clean, models, with_aetta=args.dropout > 0)
+    estimate_table(clean, models)
     print()
     order_table(both)
 

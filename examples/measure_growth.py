@@ -1,4 +1,4 @@
-"""Measure how the cost of a step grows with batch, tokens, depth, views and classes: tables and a picture.
+"""Measure how the cost of a step grows with batch, tokens, depth, views and classes, and draw it.
 
     python examples/measure_growth.py growth.png
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -39,53 +39,37 @@ SWEEPS: dict[str, dict[int, BenchOptions]] = {
 }
 
 
-def draw(figure_path: str, measured: dict[str, dict[int, Sequence[Measurement]]]) -> None:
-    figure, all_axes = plt.subplots(
-        2, len(measured), figsize=(3.2 * len(measured), 5.6), sharey="row", layout="constrained"
-    )
+def draw(all_axes: np.ndarray, measured: Mapping[str, Mapping[int, Sequence[Measurement]]]) -> None:
+    """Draw a column per sweep: ms per step above, plain forward passes below."""
     for (top, bottom), (name, points) in zip(all_axes.T, measured.items(), strict=True):
-        subjects = [each.subject for each in next(iter(points.values()))]
-        for number, subject in enumerate(subjects):
-            found = [next(each for each in row if each.subject == subject) for row in points.values()]
-            for axes, values in (
-                (top, [1000 * each.seconds for each in found]),
-                (bottom, [each.forwards for each in found]),
-            ):
-                axes.plot(list(points), values, "o-", markersize=4, label=subject, color=f"C{number}")
+        for number, subject in enumerate(BASE.subjects):
+            found = [results[number] for results in points.values()]
+            top.plot(list(points), [1000 * each.seconds for each in found], "o-", markersize=4, label=subject)
+            bottom.plot(list(points), [each.forwards for each in found], "o-", markersize=4)
         for axes in (top, bottom):
             axes.set_xlabel(name)
             axes.grid(alpha=0.3)
             if name in ("images per batch", "tokens", "classes"):
                 axes.set_xscale("log")
-                axes.set_xticks(list(points), [str(value) for value in points])
                 axes.minorticks_off()
-            else:
-                axes.set_xticks(list(points))
+            axes.set_xticks(list(points), [str(value) for value in points])
         top.set_yscale("log")
     all_axes[1, 0].set_ylim(bottom=0)
     all_axes[0, 0].set_ylabel("ms per step")
     all_axes[1, 0].set_ylabel("plain forward passes")
     all_axes[0, 0].legend(fontsize=8)
-    figure.savefig(figure_path, dpi=110)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("picture", nargs="?", help="where to draw the picture, such as growth.png; without it, none")
+    parser.add_argument("picture", help="where to draw the picture, such as growth.png")
     picture = parser.parse_args().picture
-    measured: dict[str, dict[int, Sequence[Measurement]]] = {}
-    for name, points in SWEEPS.items():
-        print(f"\n| {name} | " + " | ".join(str(value) for value in points) + " |\n|---|" + "---|" * len(points))
-        measured[name] = {value: run_bench(options) for value, options in points.items()}
-        for number, subject in enumerate(each.subject for each in next(iter(measured[name].values()))):
-            row = [results[number] for results in measured[name].values()]
-            print(f"| `{subject}` | " + " | ".join(f"{1000 * r.seconds:.0f} ms ({r.forwards:.2f})" for r in row) + " |")
-        if name != "views":
-            seconds = [row[-1].seconds for row in measured[name].values()]
-            power = np.polyfit(np.log(np.array(list(points))), np.log(np.array(seconds)), 1)[0]
-            print(f"\nrem's time grows with the {name} to the power of {power:.2f}")
-    if picture:
-        draw(picture, measured)
+    measured = {
+        name: {value: run_bench(options) for value, options in points.items()} for name, points in SWEEPS.items()
+    }
+    figure, all_axes = plt.subplots(2, len(SWEEPS), figsize=(16, 5.6), sharey="row", layout="constrained")
+    draw(all_axes, measured)
+    figure.savefig(picture, dpi=110)
 
 
 if __name__ == "__main__":

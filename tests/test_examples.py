@@ -5,7 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -71,8 +71,7 @@ def test_a_linear_probe_is_a_whole_checkpoint(
 def test_estimates_need_only_logits() -> None:
     measure = script("measure_estimates")
     logits = torch.randn(measure.MIN_FRAMES, 4, generator=torch.Generator().manual_seed(0))
-    none = torch.empty(len(logits))
-    clean = measure.Predictions(logits, logits.argmax(1), none, none)
+    clean = measure.Predictions(logits, logits.argmax(1))
     sure, unsure = (measure.ours(clean)(scale * logits) for scale in (1, 0.1))
     assert 0 <= unsure < sure <= 1
 
@@ -170,26 +169,6 @@ def test_gains_of_a_video_are_clustered_by_photograph() -> None:
     rows = [{"method": name, "class": each, "label_true": 0} for name, wrongs in wrong.items() for each in wrongs]
     errors = script("all_tables").gain_errors(rows, 2)
     assert errors == {"source": 0, "tent": round(100 * float(np.std([1, 0, 0.5], ddof=1)) / 3**0.5, 1)}
-
-
-def test_a_walk_goes_from_one_corruption_to_the_next_at_a_set_accuracy(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    walk = example("make_walk", monkeypatch, checkpoint)
-    table = 1 - np.add.outer(np.arange(6), np.arange(6)) / 10
-    steps = walk.way(table, 0.5)
-    assert steps[0] == (5, 0) and steps[-1] == (0, 5)
-    assert all(table[step] in (0.4, 0.5, 0.6) for step in steps)
-    assert all((one[0] - two[0], two[1] - one[1]) in ((1, 0), (0, 1)) for one, two in pairwise(steps))
-
-    write_tree(tmp_path / "photographs", ["."], severities=(), each=1)
-    args = ["make_walk", str(tmp_path / "photographs"), str(tmp_path / "walk"), "--corruptions", "contrast,brightness"]
-    monkeypatch.setattr("sys.argv", [*args, "--calibration", "2", "--speed", "3", "--images", "40"])
-    walk.main()
-    (domain,) = open_dataset(tmp_path / "walk", num_classes=NUM_CLASSES).domains
-    assert len(domain.labels) == 40 and domain.load(39).size == (32, 32)
-    ways = json.loads((tmp_path / "walk/walk.json").read_text())["ways"]
-    assert set(ways) <= {"contrast+brightness", "brightness+contrast"}
 
 
 def test_a_panned_walk_is_frames_of_each_photograph_in_conditions_that_set_in(

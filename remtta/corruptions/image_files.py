@@ -17,9 +17,8 @@ from PIL import Image
 
 from remtta.corruptions import corrupt
 from remtta.corruptions.blur import MAX_SIDE
-from remtta.corruptions.manifest import MANIFEST
 from remtta.corruptions.options import JPEG_QUALITY, CorruptOptions
-from remtta.corruptions.parameters import parameter_set_of
+from remtta.corruptions.parameters import MANIFEST, parameter_set_of
 from remtta.errors import FrameError, RemttaError, UsageError
 from remtta.files import write_atomically, writing
 from remtta.streams.images import image_suffixes, list_files, load_image

@@ -1,1 +1,1 @@
-"""A road-sign classifier on a drive into bad weather: `signs` draws it, `drive` runs it, `picture` plots it."""
+"""A road-sign classifier on a drive into bad weather: `signs` draws it, `drive` runs and plots it."""

@@ -14,8 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from remtta.corruptions.manifest import MANIFEST
-from remtta.corruptions.parameters import SEVERITIES
+from remtta.corruptions.parameters import MANIFEST, SEVERITIES
 from remtta.errors import UsageError
 from remtta.evaluation.class_maps import are_numbers, are_wnids, composed, map_classes, restricted_set
 from remtta.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, title_of, wanted_domains
@@ -94,14 +93,13 @@ def open_dataset(
                 f"{root} holds arrays, whose images have no names; leave --image-list, --class-map, --class-order out"
             )
         arrays = find_arrays(root)
-        names = wanted_domains(root, arrays, domains, complete=complete, by_severity=True)
+        names = wanted_domains(root, arrays, domains, complete=complete)
         return open_arrays(
             root, [arrays[name] for name in names], severities or (DEFAULT_SEVERITY,), num_classes, limit
         )
 
     layout, tree = scan_tree(root)
-    by_severity = not any(None in levels for levels in tree.values())
-    names = wanted_domains(root, tree, domains, complete=complete, by_severity=by_severity)
+    names = wanted_domains(root, tree, domains, complete=complete)
     conditions = _conditions(root, tree, names, severities)
     folders = [folder for condition in conditions for folder in condition.folders]
     if "images" in folders and "images" not in (*(labels or ()), *(class_map or ())):
@@ -127,7 +125,6 @@ def open_dataset(
         class_numbers=class_numbers,
         sizes=image_sizes([path for domain in opened for path in domain.sources]),
         names=mapping.names,
-        other_order=mapping.other_order,
         restricted_to=restricted if len(class_numbers) < num_classes else None,
         shuffled=image_list is None,
     )

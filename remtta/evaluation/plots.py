@@ -43,7 +43,7 @@ def draw_plots(folder: Path, results: Results) -> None:
     for name, figure in {
         "error_per_domain": _draw_error_per_domain(Figure(figsize=(12, 4.5)), results["methods"], colours),
         "running_error": _draw_running_error(Figure(figsize=(12, 4.5)), folder, results["methods"], colours),
-        "reliability": draw_reliability(Figure(), tallies, colours),
+        "reliability": draw_reliability(Figure(), tallies, results["methods"], colours),
     }.items():
         path = folder / PLOTS / f"{name}.png"
         path.parent.mkdir(exist_ok=True)
@@ -129,25 +129,17 @@ def _visits(path: Path, seed: int) -> Iterator[tuple[str, list[tuple[int, str]],
         yield name, starts, missed
 
 
-def _mean_ece(tallies: Tallies, name: str) -> float:
-    """Return a method's ECE in %, a mean over seeds, as in the table."""
-    keys = [key for key in tallies if key.method == name and key.phase == "adapt"]
-    by_seed = [Tally.total(tallies[key] for key in keys if key.seed == seed) for seed in {key.seed for key in keys}]
-    return 100 * sum(tally.calibration_error for tally in by_seed) / len(by_seed)
-
-
-def draw_reliability(figure: Figure, tallies: Tallies, colours: Mapping[str, ColorType]) -> Figure:
+def draw_reliability(figure: Figure, tallies: Tallies, methods: Results, colours: Mapping[str, ColorType]) -> Figure:
     """Plot accuracy against confidence, one panel per method, with the number of images per bin."""
-    methods = list(dict.fromkeys(key.method for key in tallies))
     columns = min(_PANELS, len(methods))
     lines = math.ceil(len(methods) / columns)
     figure.set_size_inches(3.6 * columns, 3.6 * lines)
     panels = figure.subplots(lines, columns, squeeze=False, sharey=True)
     for axes in panels.flat[len(methods) :]:
         axes.remove()
-    for axes, name in zip(panels.flat, methods, strict=False):
+    for axes, (name, content) in zip(panels.flat, methods.items(), strict=False):
         tally = Tally.total(tally for key, tally in tallies.items() if key.method == name and key.phase == "adapt")
-        axes.set_title(f"{name}, ECE {_mean_ece(tallies, name):.1f} %", fontsize=10)
+        axes.set_title(f"{name}, ECE {100 * content['ece']:.1f} %", fontsize=10)
         tally.bins[-2] += tally.bins[-1]  # confidences of exactly 1 are counted in a separate bin
         tally.bins[-1] = 0
         numbers, images, confidence, accuracy = tally.reliability()

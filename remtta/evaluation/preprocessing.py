@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -80,17 +80,15 @@ def choose_preprocessing(
     )
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A preprocessing to try, with a readable title; `swapped` exchanges the red and blue channels."""
+class Candidate(NamedTuple):
+    """A preprocessing to try."""
 
     title: str
     preprocessing: Preprocessing
-    swapped: bool = False
+    swapped: bool = False  # whether the red and blue channels are exchanged
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """The model's logits (N, C) under a candidate."""
 
     candidate: Candidate
@@ -112,13 +110,12 @@ class Finding:
         return len(self.logits.argmax(-1).unique())
 
 
-@dataclass(frozen=True)
-class Better:
-    """A finding that is significantly better than the configured one."""
+class Better(NamedTuple):
+    """A finding that is significantly better than the configured one, by its lead in mutual information, in nats."""
 
     finding: Finding
-    lead: float  # in mutual information, in nats
-    standard_error: float  # of the lead
+    lead: float
+    standard_error: float
 
 
 @dataclass(frozen=True)

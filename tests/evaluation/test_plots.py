@@ -43,17 +43,12 @@ def test_the_running_error_has_images_of_its_own_domain_only() -> None:
 
 def test_reliability_tells_how_many_predictions_a_bar_stands_for(tree: Dataset, tmp_path: Path) -> None:
     figure = Figure()
-    evaluate_tiny(tree, tmp_path / "run")
+    methods = evaluate_tiny(tree, tmp_path / "run")["methods"]
     tallies = tally_rows(tmp_path / "run" / "predictions.jsonl")
     for tally in tallies.values():
         tally.bins[-2:] += [[1, 0.95, 1], [2, 2.0, 1]]  # certain ones are in the last bar
-    [axes] = draw_reliability(figure, tallies, {"source": "grey"}).axes
+    [axes] = draw_reliability(figure, tallies, methods, {"source": "grey"}).axes
     counts = [int(text.get_text()) for text in axes.texts]
     assert len(counts) == len(axes.patches) and sum(counts) == 42 + 6
+    assert axes.get_title() == f"source, ECE {100 * methods['source']['ece']:.1f} %"
     assert counts[-1] >= 6 and axes.texts[-1].get_position()[0] == pytest.approx(14.5 / 15)
-
-
-def test_reliability_has_the_mean_ece_of_the_table(tree: Dataset, tmp_path: Path) -> None:
-    results = evaluate_tiny(tree, tmp_path / "run", methods_of("rem", lr=0.01), seeds=(0, 1), batch_size=3)
-    [axes] = draw_reliability(Figure(), tally_rows(tmp_path / "run" / "predictions.jsonl"), {"rem": "grey"}).axes
-    assert axes.get_title() == f"rem, ECE {100 * results['methods']['rem']['ece']:.1f} %"
