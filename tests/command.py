@@ -26,11 +26,11 @@ _server = multiprocessing.get_context("forkserver")
 
 
 def serve_forks() -> None:
-    """Have processes that tests start, and workers, forked from a copy of this one, as importing torch takes seconds.
+    """Have processes that tests start, and workers, forked from a copy of this one that has run nothing.
 
-    The copy has run nothing and has no other threads.
+    Importing torch and timm takes seconds. The copy has no other threads.
     """
-    for name in ("cli.adapt", "adapt.one_stream", "adapt.many_streams", "streams.video"):
+    for name in ("cli.adapt", "adapt.one_stream", "adapt.many_streams", "streams.video", "backbones.families"):
         importlib.import_module(f"remtta.{name}")
     processes.START = "forkserver"
     address = vars(connection)["arbitrary_address"]("AF_UNIX")

@@ -286,12 +286,15 @@ def test_no_call_changes_the_callers_random_numbers(frames: Path, tmp_path: Path
     assert states() == seeds
 
 
-@pytest.mark.parametrize("method", ["remtta", "tent", "roid", "memo"])
-def test_images_that_require_gradients_get_none(method: str) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{"method": "remtta"}, {"method": "tent"}, {"method": "roid"}, {"method": "memo", "num_augmentations": 4}],
+)
+def test_images_that_require_gradients_get_none(settings: dict[str, Any]) -> None:
     parameter = nn.Parameter(random_images(5))
     images = 2 * parameter
-    answer = adapter_of(method=method)(images)
-    assert not answer.requires_grad and torch.equal(answer, adapter_of(method=method)(images.detach()))
+    answer = adapter_of(**settings)(images)
+    assert not answer.requires_grad and torch.equal(answer, adapter_of(**settings)(images.detach()))
     assert torch.equal(REM(tiny_vit())(images), REM(tiny_vit())(images.detach()))
     images.sum().backward()
     assert parameter.grad is not None and parameter.grad.eq(2).all()
