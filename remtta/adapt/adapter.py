@@ -21,6 +21,7 @@ from remtta.methods.settings.chosen import default_method
 from remtta.models.card import card_of, read_labels, warn_of_change
 from remtta.models.loading import load_model
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
+from remtta.models.precision import multiplies_bf16
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model
 from remtta.models.weights import count_in
@@ -28,10 +29,11 @@ from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, Run
 from remtta.options.model import is_onnx
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.guard import log_event
+from remtta.pipeline.precision import set_precision
 from remtta.runs.loop import load_whole
 from remtta.runs.manifest import delta_of
 
-_FROZEN, _FRAMES = "frozen", "frames"
+_FROZEN, _FRAMES, _PRECISION = "frozen", "frames", "precision"
 _SHARED = (
     "a later Adapter was made of the same model, and two cannot share one; give each its own, such as "
     "copy.deepcopy(model)"
@@ -110,6 +112,7 @@ class Adapter:
         with _on_cpu():
             self.pipeline = build_pipeline(described, self.card, setup)
         self._name, self._small_calls = method, 0  # in a row
+        self._chose_precision = config.precision == "auto"
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
         self.frames_in_delta = delta.frames if delta else 0
         self._lock = threading.RLock()
@@ -213,7 +216,8 @@ class Adapter:
         """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""
         with self._alone():
             frozen, frames = torch.tensor(self.pipeline.frozen), torch.tensor(self.frames_in_delta)
-            return {**self.pipeline.state_dict(), **self._origin, _FROZEN: frozen, _FRAMES: frames}
+            others = {_FROZEN: frozen, _FRAMES: frames, _PRECISION: _as_tensor(self.config.precision)}
+            return {**self.pipeline.state_dict(), **self._origin, **others}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned; raise UsageError, and change nothing, if it fits no such adapter."""
@@ -223,12 +227,20 @@ class Adapter:
                 for name, wanted in self._origin.items():
                     if name not in state or state[name].tolist() != wanted.tolist():
                         raise ValueError(f"its {name} is another or missing")
-                others = (_FROZEN, _FRAMES, *self._origin)
+                others = (_FROZEN, _FRAMES, _PRECISION, *self._origin)
                 load_whole({name: tensor for name, tensor in state.items() if name not in others}, self.pipeline)
-                self.pipeline.frozen, self.frames_in_delta = bool(count_in(state, _FROZEN)), count_in(state, _FRAMES)
+                frozen, frames = bool(count_in(state, _FROZEN)), count_in(state, _FRAMES)
+                self._continue_in(state.get(_PRECISION))
+                self.pipeline.frozen, self.frames_in_delta = frozen, frames
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self.pipeline.load_state_dict(before)
                 raise UsageError(f"{_OTHER_STATE} ({error})") from error
+
+    def _continue_in(self, precision: Tensor | None) -> None:
+        """Take a state's precision where "auto" was to choose one; states of earlier versions have none."""
+        bf16, fp32 = (precision is not None and torch.equal(precision, _as_tensor(name)) for name in ("bf16", "fp32"))
+        if self._chose_precision and (fp32 or (bf16 and multiplies_bf16(self.card.device))):
+            set_precision(self.pipeline.method, "bf16" if bf16 else "fp32")
 
     def log_events(self) -> None:
         """Log the guard's decisions since the last call."""

@@ -36,8 +36,8 @@ def create_method(method: type[M], model: nn.Module, config: MethodConfig) -> M:
     classifier = unwrap_model(model).module
     if isinstance(classifier, OnnxClassifier) and not issubclass(method, Source):
         raise ModelError(
-            f"{classifier.path.name} is an ONNX file, of which there are forward passes only, and {method.__name__} "
-            "needs gradients or layers; use the method fast, centre, source or lame"
+            f"{classifier.path.name} is an ONNX file, of which there are forward passes only, and this "
+            "method needs gradients or layers; use the method fast, centre, source or lame"
         )
     created = method(AdaptedModel(model, config, method.trains, calls_module=method.calls_module), config)
     created.reset_learned()

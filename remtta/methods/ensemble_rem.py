@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from remtta.errors import UsageError
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, Loss, Method, Targets
 from remtta.methods.losses import entropy
@@ -56,6 +57,9 @@ class EnsembleREM(Method[REMConfig]):
         self._ranks_all = config.margin >= 1
         consistent = config.consistency_weight > 0 and config.adapt_every == 1 and not config.episodic
         self._masking = MaskedViews(model, config) if consistent or not self._ranks_all else None
+        if config.ranking_weight == 0 and self._masking is None:
+            cause = "episodic" if config.episodic else f"adapt_every={config.adapt_every}"
+            raise UsageError(f"with {cause} there are no masked views, so at lambda 0 nothing is learned; leave it out")
         masked = _MASKED[0] / _MASKED[1] if self._ranks_all else 1.0
         views = masked * sum(1 - ratio for ratio in config.mask_ratios[1:]) if self._masking else 0.0
         self.passes_per_step = 1 + views, 1 + views

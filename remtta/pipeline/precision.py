@@ -50,6 +50,11 @@ def resolve_precision(
     precision: Resolved = "fp32"
     if METHOD_TABLE[name].preset.answer == "both":  # published methods predict by the adapted model alone
         precision = chosen or faster_precision(method.model, input_size, batch_size)
+    set_precision(method, precision)
+
+
+def set_precision(method: Method[MethodConfig], precision: Resolved) -> None:
+    """Let a method predict and learn in this precision from now on."""
     method.config = replace(method.config, precision=precision)
     method.model.use_precision(precision)
 

@@ -163,6 +163,25 @@ def test_a_state_continues_in_another_adapter_to_the_same_answers() -> None:
     assert same_tensors(one.delta(), other.delta())
 
 
+def test_a_state_continues_in_its_precision_where_that_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("remtta.adapt.adapter.multiplies_bf16", lambda device: True)
+    one, other, third = adapter_of(precision="bf16"), adapter_of(), adapter_of(precision="fp32")
+    first, second, last = batches(3)
+    for adapter in (one, other, third):
+        adapter(first)
+    for adapter in (other, third):
+        adapter.load_state_dict(one.state_dict())
+    assert (other.config.precision, third.config.precision) == ("bf16", "fp32")
+    for images in (second, last):
+        assert torch.equal(other(images), one(images))
+    assert same_tensors(one.delta(), other.delta())
+    fp32 = adapter_of().state_dict()
+    other.load_state_dict({name: tensor for name, tensor in fp32.items() if name != "precision"})  # of 0.5.0
+    assert other.config.precision == "bf16"
+    other.load_state_dict(fp32)
+    assert torch.equal(other(first), adapter_of()(first))
+
+
 def test_a_saved_delta_says_what_was_learned_and_starts_another_adapter(tmp_path: Path) -> None:
     adapter, path = adapter_of(anchor=0.0), tmp_path / "delta.safetensors"
     first, second, last = batches(3)
@@ -210,7 +229,7 @@ def test_the_state_of_another_model_or_method_is_refused_and_changes_nothing() -
     states += [({**own, "method": tent["method"]}, "its method is another or missing"), (old, another)]  # of 0.2.0
     wrong = {"updates": torch.tensor(-5), "frozen": torch.tensor(math.nan), "frames": torch.tensor([1, 2])}
     states += [({**own, name: value}, f".*its {name} is .*, not a count") for name, value in wrong.items()]
-    junk: list[Any] = [None, 5, "state", [torch.zeros(1)], {**own, "updates": 3}]
+    junk: list[Any] = [None, 5, "state", [torch.zeros(1)], {**own, "updates": 3}, {**own, "precision": "bf16"}]
     states += [(state, ".*") for state in (*junk, sgd.state_dict(), {}, {**own, "more": torch.zeros(1)})]
     for state, why in states:
         with pytest.raises(UsageError, match=rf"does not fit an adapter of this model, method and settings \({why}\)$"):

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from remtta.errors import UsageError
 from remtta.methods.build import build_method
 from remtta.methods.settings import method_config
 from remtta.options import GuardOptions
@@ -130,3 +131,10 @@ def test_without_a_source_prediction_the_plain_view_is_the_adapted_models() -> N
     probs = logits.softmax(1)
     assert loss.item() == pytest.approx(2 * -(probs * probs.log()).sum(1).mean().item(), rel=1e-5)
     assert count == 8 and views.shape == (1, *logits.shape) and math.isfinite(loss.item())
+
+
+@pytest.mark.parametrize("settings", [{"adapt_every": 2}, {"episodic": True}])
+def test_updates_that_would_learn_nothing_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="there are no masked views, so at lambda 0 nothing is learned"):
+        build(ranking_weight=0, **settings)
+    build(ranking_weight=0), build(ranking_weight=0, margin=0.5, **settings)
