@@ -66,10 +66,6 @@ def test_where_the_source_model_is_ruined_confidences_follow_what_the_adapted_on
         source = torch.randn(BATCH, CLASSES, generator=generator)
         prediction = replace(prediction, source=source, logits=mixture(prediction.adapted, source, 0.5))
         scaling.on_prediction(prediction)
-<<<<<<< HEAD
-=======
-    assert prediction.adapted is not None and (prediction.adapted.argmax(1) == source.argmax(1)).float().mean() < 0.1
->>>>>>> 1e632a36fbbd845a54430ff012868480f012568b
     assert (prediction.logits.argmax(1) == labels).float().mean() > 0.5
     assert scaling.temperature < 1
 
