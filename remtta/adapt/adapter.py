@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
 from weakref import ref
@@ -29,7 +29,7 @@ from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, Run
 from remtta.options.model import is_onnx
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.guard import log_event
-from remtta.pipeline.precision import set_precision
+from remtta.pipeline.precision import Resolved, set_precision
 from remtta.runs.loop import load_whole
 from remtta.runs.manifest import delta_of
 
@@ -138,7 +138,7 @@ class Adapter:
             NotFiniteError: If the model's outputs are not finite numbers; there is no update then.
         """
         pixels, pipeline, method = self.image_inputs.inputs(images), self.pipeline, self.pipeline.method
-        with self._alone():
+        with self.exclusive():
             method.model.check(pixels)  # before the batch counts for adapt_every
             learnable = torch.full((len(pixels),), method.adapts and not pipeline.frozen)
             before = 0 if self.config.episodic else method.num_updates
@@ -154,13 +154,8 @@ class Adapter:
             self._warn_of_few(len(pixels))
         return prediction.logits.float().softmax(-1).cpu()
 
-    def run_exclusively(self, work: Callable[[], None]) -> None:
-        """Call `work` while no other thread uses the model."""
-        with self._alone():
-            work()
-
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """Use the model while no other thread does, in the configured precision; raise UsageError if it is not ours."""
         with self._lock, _on_cpu(), torch.autocast(self.card.device.type, enabled=False):
             if self._metadata.adapter is None or self._metadata.adapter() is not self:
@@ -173,19 +168,19 @@ class Adapter:
 
     def reset(self) -> None:
         """Go back to the source weights, exactly, in the same stream: alarms, and `frozen`, stay as they are."""
-        with self._alone():
+        with self.exclusive():
             self.pipeline.reset()
             self.frames_in_delta = 0
 
     def restart(self) -> None:
         """Go back to the source weights for another stream, of which nothing is known yet; `frozen` stays."""
-        with self._alone():
+        with self.exclusive():
             self.pipeline.start_new_stream()
             self.frames_in_delta = 0
 
     def delta(self) -> dict[str, Tensor]:
         """Return adapted minus source weights by parameter name; a linear head's bias has the centering's offset."""
-        with self._alone():
+        with self.exclusive():
             return self.pipeline.delta()
 
     def save_delta(self, path: str | Path, *, overwrite: bool = True) -> None:
@@ -195,7 +190,7 @@ class Adapter:
             UsageError: If the method changes no weights that a delta can hold, or the file may not be overwritten.
             DeltaError, OutputError: If a value is not finite, or the file cannot be written; an existing one is kept.
         """
-        with self._alone():
+        with self.exclusive():
             committed, size = self.pipeline.committed, self.options.batch_size
             if refusal := self.pipeline.method.delta_refusal or (
                 not committed[0] and f"{self._name} changes no weights"
@@ -214,14 +209,14 @@ class Adapter:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""
-        with self._alone():
-            frozen, frames = torch.tensor(self.pipeline.frozen), torch.tensor(self.frames_in_delta)
-            others = {_FROZEN: frozen, _FRAMES: frames, _PRECISION: _as_tensor(self.config.precision)}
-            return {**self.pipeline.state_dict(), **self._origin, **others}
+        with self.exclusive():
+            numbers = {_FROZEN: torch.tensor(self.frozen), _FRAMES: torch.tensor(self.frames_in_delta)}
+            origin = {**self._origin, _PRECISION: _as_tensor(self.config.precision)}
+            return {**self.pipeline.state_dict(), **origin, **numbers}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state_dict` returned; raise UsageError, and change nothing, if it fits no such adapter."""
-        with self._alone():
+        with self.exclusive():
             before = self.pipeline.state_dict()
             try:
                 for name, wanted in self._origin.items():
@@ -230,17 +225,12 @@ class Adapter:
                 others = (_FROZEN, _FRAMES, _PRECISION, *self._origin)
                 load_whole({name: tensor for name, tensor in state.items() if name not in others}, self.pipeline)
                 frozen, frames = bool(count_in(state, _FROZEN)), count_in(state, _FRAMES)
-                self._continue_in(state.get(_PRECISION))
+                if self._chose_precision and (precision := _usable_precision(state, self.card.device)):
+                    set_precision(self.pipeline.method, precision)
                 self.pipeline.frozen, self.frames_in_delta = frozen, frames
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self.pipeline.load_state_dict(before)
                 raise UsageError(f"{_OTHER_STATE} ({error})") from error
-
-    def _continue_in(self, precision: Tensor | None) -> None:
-        """Take a state's precision where "auto" was to choose one; states of earlier versions have none."""
-        bf16, fp32 = (precision is not None and torch.equal(precision, _as_tensor(name)) for name in ("bf16", "fp32"))
-        if self._chose_precision and (fp32 or (bf16 and multiplies_bf16(self.card.device))):
-            set_precision(self.pipeline.method, "bf16" if bf16 else "fp32")
 
     def log_events(self) -> None:
         """Log the guard's decisions since the last call."""
@@ -253,6 +243,12 @@ class Adapter:
         if self._small_calls == 2:  # a single one may be the rest of a source
             message = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
             _log.warning(message, count, size, count)
+
+
+def _usable_precision(state: Mapping[str, Tensor], device: torch.device) -> Resolved | None:
+    """Return the precision of a state, if the device computes in it; states of earlier versions have none."""
+    names: tuple[Resolved, ...] = ("fp32", "bf16") if multiplies_bf16(device) else ("fp32",)
+    return next((name for name in names if torch.equal(state.get(_PRECISION, torch.empty(0)), _as_tensor(name))), None)
 
 
 def _as_tensor(text: str) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -92,6 +92,11 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
     if not isinstance(adapter, Adapter):
         raise UsageError(f"stream needs a remtta.Adapter, got {type(adapter).__name__}")
     adapter.image_inputs.warn_of_guess()
+
+    def with_model(work: Callable[[], None]) -> None:
+        with adapter.exclusive():
+            work()
+
     opened = source if isinstance(source, Stream) else open_stream(source)
     batches, callback = Batches(opened.live_source, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
     progress = RunProgress()
@@ -102,7 +107,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         policy=LearnableFrames(progress, TimeBudget()),
         callback=callback,
         interrupts=Interrupts(),
-        with_model=adapter.run_exclusively,
+        with_model=with_model,
     )
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
     with contextlib.closing(decoded), contextlib.closing(opened):

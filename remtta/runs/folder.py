@@ -144,6 +144,7 @@ class RunFolder:
         self.path = path
         self._overwrite, self._resume = overwrite, resume
         self._lock: FolderLock | None = None
+        self._reserves = False
 
     def lock(self) -> None:
         """Create the folder if needed, and lock it for this process; raise UsageError if another run writes to it."""
@@ -161,6 +162,7 @@ class RunFolder:
 
     def reserve_space(self, num_bytes: int) -> None:
         """Set disk space aside for the last files on a full disk; raise OutputError if there is none."""
+        self._reserves = True
         try:
             with writing(self.path / RESERVE):
                 (self.path / RESERVE).unlink(missing_ok=True)  # do not write through a link
@@ -172,7 +174,7 @@ class RunFolder:
 
     def free_space(self) -> None:
         """Free the space for the last files."""
-        if self._lock:
+        if self._reserves:
             with contextlib.suppress(OSError):  # if the disk is gone, there is no space to free
                 (self.path / RESERVE).unlink(missing_ok=True)
 
