@@ -19,7 +19,7 @@ from remtta.files import check_not_input
 from remtta.methods.settings import METHOD_TABLE
 from remtta.methods.settings.chosen import MethodOptions, default_method
 from remtta.options import DEFAULT_MODEL, ModelOptions, RunOptions, StreamOptions
-from remtta.options.option import in_output, in_stream, output_folder
+from remtta.options.option import output_folder, output_option, stream_option
 from remtta.options.run_options import Engine
 from remtta.runs.folder import check_folder, check_same_model, check_site, run_folder
 from remtta.watching.annotated import AnnotatedVideo, check_video
@@ -47,18 +47,18 @@ class AdaptOptions:
 
     streams: Annotated[
         bool,
-        in_stream(
+        stream_option(
             "SOURCE is a file with one name=address per line; the streams share one model.",
             common=True,
             more="scale.md",
         ),
     ] = False
     engine: Annotated[
-        Engine, in_output("Workers of --jobs: local processes, or Ray workers.", more="scale.md#many-workers")
+        Engine, output_option("Workers of --jobs: local processes, or Ray workers.", more="scale.md#many-workers")
     ] = "processes"
     jobs: Annotated[
         int,
-        in_output(
+        output_option(
             "Number of workers that share the streams of --streams, each with its own model.",
             flags=("--jobs", "-j"),
             min=1,
@@ -66,11 +66,11 @@ class AdaptOptions:
     ] = 1
     output: Annotated[Path | None, output_folder(more="files.md#the-run-folder")] = None
     predictions: Annotated[
-        str | None, in_output("Also write predictions to standard output, as JSON Lines.", metavar="-", common=True)
+        str | None, output_option("Also write predictions to standard output, as JSON Lines.", metavar="-", common=True)
     ] = None
     health: Annotated[
         Path | None,
-        in_output(
+        output_option(
             "Status file (JSON), rewritten every few seconds: time, state, frames, updates.",
             metavar="FILE",
             more="reliability.md#as-a-service",
@@ -78,7 +78,7 @@ class AdaptOptions:
     ] = None
     metrics: Annotated[
         str | None,
-        in_output(
+        output_option(
             "Serve Prometheus metrics: 9108 for this machine only, 0.0.0.0:9108 for every host.",
             metavar="[HOST:]PORT",
             more="reliability.md#metrics",
@@ -86,7 +86,7 @@ class AdaptOptions:
     ] = None
     annotate: Annotated[
         Path | None,
-        in_output(
+        output_option(
             "Write a video of the frames with label, probability, predicting model and guard state.",
             metavar="FILE.mp4",
             more="reliability.md#annotated-video",
@@ -94,7 +94,7 @@ class AdaptOptions:
     ] = None
     mqtt: Annotated[
         str | None,
-        in_output(
+        output_option(
             "Also send predictions to an MQTT broker, each at least once; mqtts:// for TLS.",
             metavar="mqtt://HOST/TOPIC",
             more="reliability.md#mqtt",
@@ -103,7 +103,7 @@ class AdaptOptions:
 
     publish: Annotated[
         Path | None,
-        in_output(
+        output_option(
             "Replace this file with the adapted model now and then: .onnx, .safetensors, or delta.safetensors; or add "
             "versions to this folder of a Triton model.",
             metavar="PATH",
@@ -111,7 +111,7 @@ class AdaptOptions:
         ),
     ] = None
     publish_every: Annotated[
-        str, in_output("Time between publications: 10m, or a number of updates.", metavar="N|Nm")
+        str, output_option("Time between publications: 10m, or a number of updates.", metavar="N|Nm")
     ] = "10m"
 
     @property

@@ -16,7 +16,7 @@ from remtta.methods.settings.chosen import MethodsOptions
 from remtta.methods.settings.names import method_of
 from remtta.models.embedded import EMBEDDED
 from remtta.options import DEFAULT_MODEL, DataOptions, EvalOptions, ModelOptions
-from remtta.options.option import Subset, in_output, in_protocol, output_folder
+from remtta.options.option import Subset, output_folder, output_option, protocol_option
 from remtta.runs.folder import RESULTS, check_folder, run_folder
 from remtta.runs.tables import TABLE, plain_table
 
@@ -33,12 +33,14 @@ _log = logging.getLogger(__name__)
 class TableOptions:
     """Short names of scenarios, and the folder of the results."""
 
-    continual: Annotated[bool, in_protocol("Same as --scenario continual: no reset between domains.", common=True)] = (
+    continual: Annotated[
+        bool, protocol_option("Same as --scenario continual: no reset between domains.", common=True)
+    ] = False
+    episodic: Annotated[bool, protocol_option("Same as --scenario episodic: reset at each domain.", common=True)] = (
         False
     )
-    episodic: Annotated[bool, in_protocol("Same as --scenario episodic: reset at each domain.", common=True)] = False
     output: Annotated[Path | None, output_folder(more="evaluation.md#results")] = None
-    plots: Annotated[bool, in_output("Draw plots.", flags=("--plots/--no-plots",), common=True)] = True
+    plots: Annotated[bool, output_option("Draw plots.", flags=("--plots/--no-plots",), common=True)] = True
 
     def scenario(self, options: EvalOptions) -> EvalOptions:
         """Return the options with the scenario of a short flag; raise UsageError if several are given."""

@@ -25,7 +25,7 @@ from remtta.errors import UsageError, check_installed
 from remtta.files import cache_folder, check_target
 from remtta.models.prompts import is_zero_shot
 from remtta.options import DEFAULT_MODEL, ModelOptions
-from remtta.options.option import Option, in_output
+from remtta.options.option import Option, output_option
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,20 +46,20 @@ def keep_compiled_code() -> None:
 class RunningOptions:
     """Device, threads and messages."""
 
-    device: Annotated[str, in_output("auto, cpu, cuda or mps.", common=True)] = "auto"
+    device: Annotated[str, output_option("auto, cpu, cuda or mps.", common=True)] = "auto"
     compile_model: Annotated[
-        bool, in_output("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))
+        bool, output_option("Compile the blocks with torch.compile.", flags=("--compile/--no-compile",))
     ] = False
     threads: Annotated[
         int | None,
-        in_output("Number of CPU threads.", min=1, max=_MAX_THREADS, default="all usable cores", common=True),
+        output_option("Number of CPU threads.", min=1, max=_MAX_THREADS, default="all usable cores", common=True),
     ] = None
     log_format: Annotated[
-        Literal["text", "json"], in_output("Format of messages: text, or JSON Lines with time, level and message.")
+        Literal["text", "json"], output_option("Format of messages: text, or JSON Lines with time, level and message.")
     ] = "text"
-    verbose: Annotated[bool, in_output("Show more messages.", flags=("--verbose", "-v"), common=True)] = False
-    quiet: Annotated[bool, in_output("Show errors only.", flags=("--quiet", "-q"), common=True)] = False
-    debug: Annotated[bool, in_output("Show tracebacks.")] = False
+    verbose: Annotated[bool, output_option("Show more messages.", flags=("--verbose", "-v"), common=True)] = False
+    quiet: Annotated[bool, output_option("Show errors only.", flags=("--quiet", "-q"), common=True)] = False
+    debug: Annotated[bool, output_option("Show tracebacks.")] = False
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", self.device):  # before torch is loaded, which takes seconds

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check, unknown
-from remtta.options.option import Fixed, Subset, check_options, in_data, in_method, in_output, in_protocol
+from remtta.options.option import (
+    Fixed,
+    Subset,
+    check_options,
+    data_option,
+    method_option,
+    output_option,
+    protocol_option,
+)
 from remtta.options.run_options import DEFAULT_BATCH_SIZE, MAX_SEED, GuardOptions
 
 SCENARIOS = ("continual", "episodic", "gradual", "recurring", "mixed", "label-shift", "time-constrained")
@@ -38,11 +46,11 @@ class DataOptions:
 
     domains: Annotated[
         tuple[str, ...] | None,
-        in_data("Domains to evaluate, in this order.", metavar="A,B", default="the standard order", common=True),
+        data_option("Domains to evaluate, in this order.", metavar="A,B", default="the standard order", common=True),
     ] = None
     severities: Annotated[
         tuple[int, ...] | None,
-        in_data(
+        data_option(
             "Severities to evaluate, 1 to 5, separated by commas.",
             flags=("--severity",),
             min=1,
@@ -53,11 +61,11 @@ class DataOptions:
     ] = None
     image_list: Annotated[
         Path | None,
-        in_data("Evaluate only the images in this file, in its order; one wnid/name per line.", metavar="FILE"),
+        data_option("Evaluate only the images in this file, in its order; one wnid/name per line.", metavar="FILE"),
     ] = None
     labels_file: Annotated[
         Path | None,
-        in_data(
+        data_option(
             "Evaluate the images in this list as one domain; path<TAB>class, path,class or path class per line.",
             metavar="FILE",
             common=True,
@@ -66,7 +74,7 @@ class DataOptions:
     ] = None
     class_map: Annotated[
         Path | None,
-        in_data(
+        data_option(
             "File with a folder name and class number per line, a folder per line in the order of classes, or JSON.",
             metavar="FILE",
             default="detected",
@@ -74,15 +82,17 @@ class DataOptions:
     ] = None
     class_order: Annotated[
         ClassOrder | None,
-        in_data(
+        data_option(
             "Order that numbers class folders: by name, as torchvision's ImageFolder (10 before 2), or by number.",
             default="number if all are numbers, else name",
         ),
     ] = None
-    limit: Annotated[int | None, in_data("At most N images per domain.", metavar="N", min=1, common=True)] = None
+    limit: Annotated[int | None, data_option("At most N images per domain.", metavar="N", min=1, common=True)] = None
     resize: Annotated[
         Resize,
-        in_data("Resize and crop images; auto: unless they already have the input size, and always with --protocol."),
+        data_option(
+            "Resize and crop images; auto: unless they already have the input size, and always with --protocol."
+        ),
     ] = "auto"
 
     def __post_init__(self) -> None:
@@ -108,7 +118,7 @@ class EvalOptions:
 
     scenario: Annotated[
         str,
-        in_protocol(
+        protocol_option(
             f"Order of domains and resets: {', '.join(SCENARIOS)}.",
             complete=dict.fromkeys(SCENARIOS, ""),
             default="continual",
@@ -118,7 +128,7 @@ class EvalOptions:
     ] = "continual"
     batch_size: Annotated[
         int,
-        in_method(
+        method_option(
             "Images per update.",
             flags=("--batch-size", "-b"),
             min=1,
@@ -129,65 +139,68 @@ class EvalOptions:
     ] = 0
     seeds: Annotated[
         tuple[int, ...],
-        in_protocol("Seeds, one run each, such as 0,1,2.", flags=("--seeds", "--seed"), common=True),
+        protocol_option("Seeds, one run each, such as 0,1,2.", flags=("--seeds", "--seed"), common=True),
         Fixed(),
     ] = (0,)
     order: Annotated[
         Literal["shuffled", "stored"] | None,
-        in_protocol("Order of the images within a domain.", default="stored for arrays and image lists, else shuffled"),
+        protocol_option(
+            "Order of the images within a domain.", default="stored for arrays and image lists, else shuffled"
+        ),
         Fixed(),
     ] = None
     unseen: Annotated[
         tuple[str, ...],
-        in_protocol("Domains to test at the end, without updates.", metavar="A,B", default="none"),
+        protocol_option("Domains to test at the end, without updates.", metavar="A,B", default="none"),
         Fixed(),
     ] = ()
-    revisit: Annotated[bool, in_protocol("Test all domains again at the end, without updates."), Fixed()] = False
-    imbalance: Annotated[float, in_protocol("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
+    revisit: Annotated[bool, protocol_option("Test all domains again at the end, without updates."), Fixed()] = False
+    imbalance: Annotated[float, protocol_option("Label shift: imbalance ratio, 1 to inf.", min=1), Fixed()] = math.inf
     dirichlet: Annotated[
         float | None,
-        in_protocol("Label shift: Dirichlet concentration of classes over time.", above=0, below=math.inf),
+        protocol_option("Label shift: Dirichlet concentration of classes over time.", above=0, below=math.inf),
         Fixed(),
     ] = None
     visits: Annotated[
-        int | None, in_protocol("Recurring: number of visits to each domain.", min=1, default="20"), Fixed()
+        int | None, protocol_option("Recurring: number of visits to each domain.", min=1, default="20"), Fixed()
     ] = None
     cost_ratio: Annotated[
         float | None,
-        in_protocol(
+        protocol_option(
             "Time-constrained: time of an update in forward passes.", min=1, below=math.inf, default="measured"
         ),
         Fixed(),
     ] = None
     reset_every: Annotated[
         int | None,
-        in_method("Restore the source weights after every N images used for updates.", min=1, metavar="N"),
+        method_option("Restore the source weights after every N images used for updates.", min=1, metavar="N"),
         Fixed(),
     ] = None
-    on_error: Annotated[Literal["skip", "stop"], in_output("What to do if an image cannot be read.")] = "stop"
+    on_error: Annotated[Literal["skip", "stop"], output_option("What to do if an image cannot be read.")] = "stop"
     guard: Annotated[GuardOptions, Subset(), Fixed()] = _GUARD
     save_every_s: float = 30.0
-    overwrite: Annotated[bool, in_output("Replace an earlier evaluation.", common=True)] = False
+    overwrite: Annotated[bool, output_option("Replace an earlier evaluation.", common=True)] = False
     resume: Annotated[
         bool,
-        in_output(
+        output_option(
             "Continue the evaluation in --output, or start a new one; methods and seeds may be added.", common=True
         ),
     ] = False
     protocol: Annotated[
         ProtocolName | None,
-        in_protocol("Settings of a paper: input size, normalisation, batch size.", common=True),
+        protocol_option("Settings of a paper: input size, normalisation, batch size.", common=True),
         Fixed(),
     ] = None
     engine: Annotated[
         Literal["serial", "processes", "ray"],
-        in_output(
+        output_option(
             "Run methods and seeds one after the other, in local processes, or on Ray workers.",
             more="scale.md#tables-and-corruptions-on-many-cores",
         ),
     ] = "serial"
     jobs: Annotated[
-        int | None, in_output("Number of processes.", flags=("--jobs", "-j"), min=1, default="one per core, or per GPU")
+        int | None,
+        output_option("Number of processes.", flags=("--jobs", "-j"), min=1, default="one per core, or per GPU"),
     ] = None
 
     def __post_init__(self) -> None:

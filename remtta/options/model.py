@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from remtta.errors import UsageError
 from remtta.files import as_path
-from remtta.options.option import in_model
+from remtta.options.option import model_option
 
 DEFAULT_MODEL = "vit_base_patch16_224"
 
@@ -27,7 +27,7 @@ class ModelOptions:
 
     name: Annotated[
         str | None,
-        in_model(
+        model_option(
             "timm model, hf-hub:OWNER/NAME, local-dir:FOLDER (saved by timm or transformers), clip:NAME/WEIGHTS, an "
             "ONNX file, or remtta-demo.",
             flags=("--model", "-m"),
@@ -38,27 +38,28 @@ class ModelOptions:
     ] = None
     checkpoint: Annotated[
         Path | str | None,
-        in_model(
+        model_option(
             "Weights: .safetensors, .pth/.pt/.tar (weights only, never run as code) or .npz.",
             default="the delta's, or timm's own; random in bench",
             common=True,
             more="models.md#weights-from-elsewhere",
         ),
     ] = None
-    use_ema: Annotated[bool, in_model("Use the averaged weights (EMA) of a timm training checkpoint.")] = False
+    use_ema: Annotated[bool, model_option("Use the averaged weights (EMA) of a timm training checkpoint.")] = False
     num_classes: Annotated[
-        int | None, in_model("Number of classes of the checkpoint's head.", min=2, default="the model's", common=True)
+        int | None,
+        model_option("Number of classes of the checkpoint's head.", min=2, default="the model's", common=True),
     ] = None
     model_kwargs: Annotated[
-        Mapping[str, Any], in_model("More arguments for timm.create_model.", metavar="KEY=VALUE ...", common=True)
+        Mapping[str, Any], model_option("More arguments for timm.create_model.", metavar="KEY=VALUE ...", common=True)
     ] = field(default_factory=dict)
     labels: Annotated[
         Path | Sequence[str] | None,
-        in_model("Class names, one per line.", metavar="FILE", default="the model's", common=True),
+        model_option("Class names, one per line.", metavar="FILE", default="the model's", common=True),
     ] = None
     prompts: Annotated[
         str | Sequence[str] | None,
-        in_model(
+        model_option(
             "Templates of a zero-shot model: single, openai7, openai80, watt, or a file with one per line.",
             default="single",
             more="clip.md",
@@ -66,7 +67,7 @@ class ModelOptions:
     ] = None
     text_embeddings: Annotated[
         Path | str | None,
-        in_model(
+        model_option(
             "Class embeddings for an image tower without its text tower, written by remtta text-embed.",
             metavar="FILE",
             more="clip.md#without-a-text-tower",
@@ -74,30 +75,32 @@ class ModelOptions:
     ] = None
     mean: Annotated[
         tuple[float, float, float] | None,
-        in_model("Pixel mean in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS),
+        model_option("Pixel mean in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS),
     ] = None
     std: Annotated[
         tuple[float, float, float] | None,
-        in_model(
+        model_option(
             "Pixel standard deviation in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS
         ),
     ] = None
     input_size: Annotated[
         tuple[int, int] | None,
-        in_model("Input height and width in pixels; one for both.", metavar="H W", default="the model's"),
+        model_option("Input height and width in pixels; one for both.", metavar="H W", default="the model's"),
     ] = None
-    interpolation: Annotated[str | None, in_model("Resize filter: bilinear, bicubic, ...", default=_CHECKPOINTS)] = None
+    interpolation: Annotated[
+        str | None, model_option("Resize filter: bilinear, bicubic, ...", default=_CHECKPOINTS)
+    ] = None
     crop_pct: Annotated[
-        float | None, in_model("Fraction of the short side that the centre crop keeps.", default=_CHECKPOINTS)
+        float | None, model_option("Fraction of the short side that the centre crop keeps.", default=_CHECKPOINTS)
     ] = None
 
     output_name: Annotated[
         str | None,
-        in_model("Output of an ONNX file with the logits.", default="the only one (B, C)", more="onnx.md"),
+        model_option("Output of an ONNX file with the logits.", default="the only one (B, C)", more="onnx.md"),
     ] = None
     provider: Annotated[
         str | None,
-        in_model("Execution provider of onnxruntime, such as openvino.", default="by --device", more="onnx.md"),
+        model_option("Execution provider of onnxruntime, such as openvino.", default="by --device", more="onnx.md"),
     ] = None
 
     def __post_init__(self) -> None:

@@ -66,15 +66,15 @@ class Option(Bounds):
 
 
 # Options by the heading under which `--help` lists them.
-in_stream = partial(Option, panel="Stream")
-in_data = partial(Option, panel="Data")
-in_protocol = partial(Option, panel="Protocol")
-in_model = partial(Option, panel="Model")
-in_method = partial(Option, panel="Method")
-in_answers = partial(Option, panel="Answers and guard")
-in_output = partial(Option, panel="Output and running")
+stream_option = partial(Option, panel="Stream")
+data_option = partial(Option, panel="Data")
+protocol_option = partial(Option, panel="Protocol")
+model_option = partial(Option, panel="Model")
+method_option = partial(Option, panel="Method")
+prediction_option = partial(Option, panel="Answers and guard")
+output_option = partial(Option, panel="Output and running")
 output_folder = partial(
-    in_output,
+    output_option,
     "Folder for the results.",
     flags=("--output", "-o"),
     metavar="DIR",

@@ -13,11 +13,11 @@ from remtta.options.option import (
     Fixed,
     check_options,
     documented,
-    in_answers,
-    in_method,
-    in_output,
-    in_stream,
+    method_option,
+    output_option,
+    prediction_option,
     read_size,
+    stream_option,
 )
 
 DEFAULT_BATCH_SIZE = 50
@@ -45,7 +45,7 @@ class LiveOptions:
 
     reconnect_for: Annotated[
         float,
-        in_stream(
+        stream_option(
             "Seconds to wait for a lost camera or network stream; 0 ends the run. If set, or with --resume or "
             "--streams, also wait for a source that is missing at the start.",
             metavar="SECONDS",
@@ -57,11 +57,11 @@ class LiveOptions:
         ),
     ] = 60.0
     buffer: Annotated[
-        Buffer, in_stream("Which frames of a live source to use if it is faster than the model.", default="latest")
+        Buffer, stream_option("Which frames of a live source to use if it is faster than the model.", default="latest")
     ] = "latest"
     poll: Annotated[
         float | None,
-        in_stream(
+        stream_option(
             "Seconds between requests of an http:// address that serves a still image; an unchanged one is used once.",
             metavar="SECONDS",
             above=0,
@@ -84,12 +84,14 @@ class StreamOptions:
     `live` are the options of cameras and network streams; None for the defaults, which are valid for any source.
     """
 
-    limit: Annotated[int | None, in_stream("Use at most N frames.", metavar="N", min=1, common=True)] = None
-    frame_stride: Annotated[int, in_stream("Use every K-th frame.", metavar="K", min=1, common=True)] = 1
-    sort: Annotated[Sort, in_stream("Order of the files in a folder or glob; name puts frame_2 before frame_10.")] = (
-        "name"
+    limit: Annotated[int | None, stream_option("Use at most N frames.", metavar="N", min=1, common=True)] = None
+    frame_stride: Annotated[int, stream_option("Use every K-th frame.", metavar="K", min=1, common=True)] = 1
+    sort: Annotated[
+        Sort, stream_option("Order of the files in a folder or glob; name puts frame_2 before frame_10.")
+    ] = "name"
+    null: Annotated[bool, stream_option("Paths on standard input end in NUL, not newline.", flags=("--null", "-0"))] = (
+        False
     )
-    null: Annotated[bool, in_stream("Paths on standard input end in NUL, not newline.", flags=("--null", "-0"))] = False
     live: LiveOptions | None = None
 
     def __post_init__(self) -> None:
@@ -117,7 +119,7 @@ class GuardOptions:
 
     action: Annotated[
         Action | None,
-        in_answers(
+        prediction_option(
             "What to do if adaptation makes predictions worse: only warn, restore the source weights (rollback), or "
             "also end the run after the last retry (stop).",
             flags=("--guard",),
@@ -128,7 +130,7 @@ class GuardOptions:
     ] = None
     answer: Annotated[
         Answer | None,
-        in_answers(
+        prediction_option(
             "Model that predicts: the adapted model, or both (mean of their probabilities).",
             default="by the method: both for remtta and, with batch norms, fast, else adapted",
             common=True,
@@ -137,7 +139,7 @@ class GuardOptions:
     ] = None
     retries: Annotated[
         int,
-        in_answers(
+        prediction_option(
             "Number of rollbacks; the alarm after the last one ends adaptation.", flags=("--guard-retries",), min=0
         ),
     ] = 8
@@ -186,23 +188,23 @@ class RunOptions:
     State and delta are saved after `save_every_s` seconds even without `save_every` updates.
     """
 
-    batch_size: Annotated[int, in_method("Frames per update.", flags=("--batch-size", "-b"), min=1, common=True)] = (
-        DEFAULT_BATCH_SIZE
-    )
+    batch_size: Annotated[
+        int, method_option("Frames per update.", flags=("--batch-size", "-b"), min=1, common=True)
+    ] = DEFAULT_BATCH_SIZE
     reset_every: Annotated[
         int | None,
-        in_method("Restore the source weights after every N frames used for updates.", min=1, metavar="N"),
+        method_option("Restore the source weights after every N frames used for updates.", min=1, metavar="N"),
         Fixed(),
     ] = None
     adapt_for: Annotated[
         int | None,
-        in_method("Adapt on the first N frames, in whole batches; then only predict.", min=1, metavar="N"),
+        method_option("Adapt on the first N frames, in whole batches; then only predict.", min=1, metavar="N"),
         Fixed(),
     ] = None
     guard: Annotated[GuardOptions | None, Fixed()] = _BY_METHOD
     smooth: Annotated[
         Smooth,
-        in_answers(
+        prediction_option(
             "auto: smooth predictions over time while consecutive frames are related, as in video.",
             common=True,
             more="estimates.md#smoothing-over-time",
@@ -211,7 +213,7 @@ class RunOptions:
     ] = "off"
     estimate: Annotated[
         float | None,
-        in_answers(
+        prediction_option(
             "Estimate the accuracy over the last 500 frames, given the model's accuracy on clean images (0 to 1); "
             "unlabelled clean images in --source-data make it more accurate.",
             metavar="ACCURACY",
@@ -221,41 +223,42 @@ class RunOptions:
         Fixed(),
     ] = None
     expire_below: Annotated[
-        float | None, in_answers("Warn and record an event when the estimate falls below this.", metavar="ACCURACY")
+        float | None,
+        prediction_option("Warn and record an event when the estimate falls below this.", metavar="ACCURACY"),
     ] = None
-    overwrite: Annotated[bool, in_output("Replace an earlier run in the folder.", common=True)] = False
+    overwrite: Annotated[bool, output_option("Replace an earlier run in the folder.", common=True)] = False
     resume: Annotated[
         bool,
-        in_output(
+        output_option(
             "Continue the run in --output where it stopped; start a new one if there is none.",
             common=True,
             more="reliability.md",
         ),
     ] = False
     topk: Annotated[int, Bounds(min=1), Fixed()] = 5
-    logits: Annotated[bool, in_output("Add all logits to each row."), Fixed()] = False
+    logits: Annotated[bool, output_option("Add all logits to each row."), Fixed()] = False
     save_every: Annotated[
-        int, in_output("Save state and delta every N updates; they are also saved every 30 s.", metavar="N", min=1)
+        int, output_option("Save state and delta every N updates; they are also saved every 30 s.", metavar="N", min=1)
     ] = 20
     save_every_s: Annotated[float, Bounds(above=0, below=math.inf)] = 30.0
     save_full: Annotated[
-        bool, in_output("Write a delta even if every weight changes; it is as large as the model.")
+        bool, output_option("Write a delta even if every weight changes; it is as large as the model.")
     ] = False
     max_ms: Annotated[
         float | None,
-        in_output(
+        output_option(
             "Target mean time per frame in ms; updates are skipped to meet it, predictions never.",
             above=0,
             below=math.inf,
         ),
     ] = None
-    realtime: Annotated[bool, in_output("Skip updates, never predictions, to keep up with a video or live source.")] = (
-        False
-    )
-    latency: Annotated[bool, in_output("Output a batch's predictions before its update."), Fixed()] = False
+    realtime: Annotated[
+        bool, output_option("Skip updates, never predictions, to keep up with a video or live source.")
+    ] = False
+    latency: Annotated[bool, output_option("Output a batch's predictions before its update."), Fixed()] = False
     flush_after: Annotated[
         float | None,
-        in_output(
+        output_option(
             "Predict frames that have waited this long for a full batch; they enter an update later, in their batch.",
             metavar="SECONDS",
             min=0,
@@ -265,10 +268,12 @@ class RunOptions:
     ] = None
     max_memory: Annotated[
         int | None,
-        in_output("Memory limit, such as 2G; sets the largest micro-batch that fits.", metavar="SIZE", read=read_size),
+        output_option(
+            "Memory limit, such as 2G; sets the largest micro-batch that fits.", metavar="SIZE", read=read_size
+        ),
     ] = None
-    on_error: Annotated[Literal["skip", "stop"], in_output("What to do if a frame cannot be read.")] = "skip"
-    seed: Annotated[int, in_output("Seed of every random choice.", min=0, max=MAX_SEED), Fixed()] = 0
+    on_error: Annotated[Literal["skip", "stop"], output_option("What to do if a frame cannot be read.")] = "skip"
+    seed: Annotated[int, output_option("Seed of every random choice.", min=0, max=MAX_SEED), Fixed()] = 0
 
     def __post_init__(self) -> None:
         check_options(self)

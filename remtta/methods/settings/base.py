@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from remtta.errors import UsageError, check
 from remtta.options import run_options
-from remtta.options.option import Bounds, check_options, in_method, in_output
+from remtta.options.option import Bounds, check_options, method_option, output_option
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
@@ -80,21 +80,21 @@ class MethodConfig:
 
     lr: Annotated[
         Positive,
-        in_method(
+        method_option(
             "Learning rate.",
             default="rem 0.001, remtta 0.01, or less for fewer than 20 images per batch",
             common=True,
             more="methods.md",
         ),
     ] = 1e-3
-    optimizer: Annotated[Optimizer, in_method("Optimizer, without weight decay.", default="rem adam")] = "adam"
-    momentum: Annotated[BelowOne, in_method("SGD's momentum or Adam's first beta.", default="rem 0.9")] = 0.9
+    optimizer: Annotated[Optimizer, method_option("Optimizer, without weight decay.", default="rem adam")] = "adam"
+    momentum: Annotated[BelowOne, method_option("SGD's momentum or Adam's first beta.", default="rem 0.9")] = 0.9
     nesterov: bool = False
-    steps: Annotated[int, in_method("Optimizer steps per batch.", min=1, max=MAX_STEPS, default="rem 1")] = 1
+    steps: Annotated[int, method_option("Optimizer steps per batch.", min=1, max=MAX_STEPS, default="rem 1")] = 1
     answer: Answer | None = None
     anchor: Annotated[
         BelowOne,
-        in_method(
+        method_option(
             "Fraction by which weights return to the source after each step, 0 to below 1; auto: 1 - exp(-10 lr), for "
             "Adam.",
             metavar="FRACTION|auto",
@@ -106,11 +106,13 @@ class MethodConfig:
     centre: bool = False
     micro_batch: Annotated[
         int | None,
-        in_method("Images per training pass; the result is the same, with less memory.", min=1, default="automatic"),
+        method_option(
+            "Images per training pass; the result is the same, with less memory.", min=1, default="automatic"
+        ),
     ] = None
     adapt_every: Annotated[
         int,
-        in_method(
+        method_option(
             "Update on every N-th batch only; the others take one or two forward passes.",
             metavar="N",
             min=1,
@@ -120,7 +122,7 @@ class MethodConfig:
     ] = 1
     adapt_layers: Annotated[
         str | None,
-        in_method(
+        method_option(
             'Blocks whose norms adapt, such as 0-8, or "all"; "auto" is all with batch norms or a single block, else '
             "three quarters.",
             default="remtta all, rem the first three quarters",
@@ -130,7 +132,7 @@ class MethodConfig:
     bn_prior: Annotated[int, Bounds(min=0)] | None = None
     precision: Annotated[
         Precision,
-        in_output(
+        output_option(
             "bf16 is less exact; auto takes it for remtta and fast where it is faster.",
             default="auto",
             common=True,

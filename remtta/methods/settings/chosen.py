@@ -11,7 +11,7 @@ from remtta.errors import UsageError
 from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, MethodConfig, REMConfig, check_method, method_config
 from remtta.methods.settings.names import check_method_names, defaults_of, label_of, method_of
 from remtta.options.model import is_onnx
-from remtta.options.option import PassedSettings, in_method, in_model, option_fields, read_pairs
+from remtta.options.option import PassedSettings, method_option, model_option, option_fields, read_pairs
 
 STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # needs labels
 
@@ -27,7 +27,7 @@ class SharedSettings:
 
     delta: Annotated[
         Path | None,
-        in_model(
+        model_option(
             "Start from the delta of an earlier run, with its model, checkpoint and preprocessing.",
             metavar="FILE",
             common=True,
@@ -37,7 +37,7 @@ class SharedSettings:
     """Settings by field of the configs."""
     source_data: Annotated[
         Path | None,
-        in_method(
+        method_option(
             "Clean unlabelled images of the source domain, for methods that need them first; or statistics "
             "(.safetensors) that an earlier run computed.",
             metavar="FOLDER",
@@ -55,7 +55,7 @@ class MethodOptions:
 
     method: Annotated[
         str | None,
-        in_method(
+        method_option(
             f"{', '.join(STREAM_METHODS)}; remtta methods describes them.",
             default="remtta; for an ONNX file fast",
             complete=STREAM_METHODS,
@@ -66,7 +66,9 @@ class MethodOptions:
     shared: SharedSettings = _NONE
     pairs: Annotated[
         Sequence[str],
-        in_method("Any other setting of the method (repeatable).", flags=("--set",), metavar="KEY=VALUE", common=True),
+        method_option(
+            "Any other setting of the method (repeatable).", flags=("--set",), metavar="KEY=VALUE", common=True
+        ),
     ] = ()
 
     def __post_init__(self) -> None:
@@ -101,7 +103,7 @@ class MethodsOptions:
 
     methods: Annotated[
         tuple[str, ...] | None,
-        in_method(
+        method_option(
             f"Methods to compare, of {', '.join(METHOD_TABLE)}. tent@cifar has the papers' settings for CIFAR; "
             "rem+guard adds the guard, rem+both averages with the source model, rem+smooth smooths over ordered "
             "frames; LABEL=rem adds a row with its own settings (--set LABEL.KEY=VALUE).",
@@ -115,7 +117,7 @@ class MethodsOptions:
     shared: SharedSettings = _NONE
     pairs: Annotated[
         Sequence[str],
-        in_method(
+        method_option(
             "Setting of one method or label, such as tent.lr=1e-4 (repeatable).",
             flags=("--set",),
             metavar="METHOD.KEY=VALUE",

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check
 from remtta.methods.settings.base import MethodConfig, NonNegative, PositiveShare
-from remtta.options.option import in_method
+from remtta.options.option import method_option
 
 Masking = Literal["auto", "attention", "random", "background", "features", "gradcam"]
 
@@ -45,7 +45,7 @@ class REMConfig(MethodConfig):
 
     mask_ratios: Annotated[
         tuple[float, ...],
-        in_method(
+        method_option(
             "Fractions of patch tokens to mask, 0 first.",
             metavar="0,A,B",
             default="remtta 0,0.2, rem 0,0.1,0.2",
@@ -53,10 +53,12 @@ class REMConfig(MethodConfig):
         ),
     ] = (0.0, 0.1, 0.2)
     ranking_weight: Annotated[
-        NonNegative, in_method("Weight of the entropy ranking loss.", flags=("--lambda",), default="remtta 2, rem 1")
+        NonNegative,
+        method_option("Weight of the entropy ranking loss.", flags=("--lambda",), default="remtta 2, rem 1"),
     ] = 1.0
     margin: Annotated[
-        NonNegative, in_method("Required entropy gap between views, as a fraction of log C.", default="remtta 1, rem 0")
+        NonNegative,
+        method_option("Required entropy gap between views, as a fraction of log C.", default="remtta 1, rem 0"),
     ] = 0.0
     consistency_weight: NonNegative = 1.0
     masking: Masking = "auto"
