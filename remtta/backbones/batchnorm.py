@@ -96,7 +96,7 @@ class BatchStatistics(TorchFunctionMode):
             return self._normalise(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
-    def expect(self, num_images: int) -> None:
+    def begin_batch(self, num_images: int) -> None:
         """Count the next `num_images` among the recent ones, after the batch that they are in."""
         if not self.moves:
             return
@@ -112,7 +112,7 @@ class BatchStatistics(TorchFunctionMode):
         return self._num_expected > max((moments.weight for moments in self._batch.values()), default=0)
 
     @torch.no_grad()
-    def follow(self) -> None:
+    def set_running_statistics(self) -> None:
         """Set the running statistics to the recent ones, blended with the source's."""
         for name, recent in self._recent().items():
             _, mean, variance = _pooled(recent, self._source[name])

@@ -112,7 +112,7 @@ class Method(MethodState[Config]):
         if learn and self.config.episodic and self.adapts:
             self.reset()
         self._batch = self.last_views = None
-        self.model.batch_norms.expect(len(images) if counted else 0)
+        self.model.batch_norms.begin_batch(len(images) if counted else 0)
         if not learn:
             return self.in_parts(self.forward, images)
         images = images.clone() if images.is_inference() else images  # inference tensors cannot be part of a graph
@@ -233,7 +233,7 @@ class Method(MethodState[Config]):
         self.after_step()
         if self.config.anchor:
             self.model.weights.pull(self.config.anchor)
-        self.model.batch_norms.follow()
+        self.model.batch_norms.set_running_statistics()
         self.model.weights.commit()
 
 

@@ -52,7 +52,7 @@ class Source(Method[Config]):
     def step(self, center: Center, labels: Tensor | None = None) -> bool:
         if self._counts:
             self._counts = False
-            self.model.batch_norms.follow()
+            self.model.batch_norms.set_running_statistics()
             self.model.weights.commit()
         return False
 

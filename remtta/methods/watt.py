@@ -89,7 +89,7 @@ class TemplateAverage(Method[Config]):
         self.optimizer.restart()
         before = self.model.weights.copy()
         if all(self._round(images, first=number == 0) for number in range(self.config.rounds)):
-            self.model.batch_norms.follow()
+            self.model.batch_norms.set_running_statistics()
             self.model.weights.commit()
         else:
             self.model.weights.put(before.items())

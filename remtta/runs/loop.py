@@ -122,13 +122,13 @@ class AdaptationLoop:
         self._policy, self._callback, self._interrupts = policy, callback, interrupts
         self._reset_every, self._adapt_for, self._latency = reset_every, adapt_for, latency
         self._live, self._with_model = live, with_model
-        self.quick = False  # whether the last batch was fast enough for a stop to wait for another
-        self._busy = False  # whether a batch is in progress
+        self.last_batch_was_fast = False  # whether the last batch was fast enough for a stop to wait for another
+        self._in_batch = False  # whether a batch is in progress
         self._before: Snapshot | None = None  # the end of the last finished batch, if it was copied
         self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the loop's
         self._early_seconds = 0.0  # spent on early predictions of the next batch's frames
         self.committed: tuple[Committed, int]  # as of the last finished batch, with the number of frames in the delta
-        self._commit()
+        self._set_committed()
 
     def run(self, batches: Iterable[Batch]) -> None:
         """Process batches; raise Stopped on a signal (save `snapshot` then), NotFiniteError for outputs like NaN."""
@@ -137,20 +137,22 @@ class AdaptationLoop:
 
     def _process(self, batch: Batch) -> None:
         """Predict a batch, and update on it."""
-        with self._interrupts.held() if self.quick else contextlib.nullcontext():
-            if (self._live or not self.quick) and self.pipeline.method.norms_only:  # do not hold gigabytes twice
+        with self._interrupts.held() if self.last_batch_was_fast else contextlib.nullcontext():
+            if (
+                self._live or not self.last_batch_was_fast
+            ) and self.pipeline.method.norms_only:  # do not hold gigabytes twice
                 self._before = self._counts_before or replace(self.counts), self.pipeline.state_dict()
-            started, self._busy = time.monotonic(), True
+            started, self._in_batch = time.monotonic(), True
             result = self._predict(batch)
             if self._latency:
                 with self._interrupts.held():
-                    self._write(result)
+                    self._write_and_count(result)
                     self._callback.deliver(result)
                 # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
             result = self._learn(result, started)
             with self._interrupts.held():
                 if not self._latency:
-                    self._write(result)
+                    self._write_and_count(result)
                 self._finish(result)
                 if not self._latency:
                     self._callback.deliver(result)
@@ -161,7 +163,7 @@ class AdaptationLoop:
             self._counts_before = self._counts_before or replace(self.counts)
             result = replace(self._predict(replace(batch, learn=False)), batch=batch, adapted=self.pipeline.learns)
             self._early_seconds += result.seconds
-            self._write(result)
+            self._write_and_count(result)
             self._callback.deliver(result)
 
     def _predict(self, batch: Batch) -> BatchResult:
@@ -180,8 +182,8 @@ class AdaptationLoop:
         )
         prediction.logits = prediction.logits.cpu()
         if not torch.isfinite(prediction.logits).all():
-            # Neither state nor weights are worth saving; busy, so that `snapshot` gives none.
-            self._before, self._busy, self.committed = None, True, (({}, 0), 0)
+            # Neither state nor weights are worth saving, so `snapshot` must give none.
+            self._before, self._in_batch, self.committed = None, True, (({}, 0), 0)
             raise NotFiniteError(
                 f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
                 "use a lower --lr, or check the checkpoint"
@@ -196,7 +198,7 @@ class AdaptationLoop:
         labels = result.batch.labels
         self.pipeline.learn(None if labels is None else labels.to(self._card.device))
         now = time.monotonic()
-        self.quick = now - started < PATIENCE_S
+        self.last_batch_was_fast = now - started < PATIENCE_S
         predicted = result.prediction_seconds + (0.0 if self._latency else now - learning)
         seconds, self._early_seconds = now - started + self._early_seconds, 0.0
         before, after = result.update, self.pipeline.method.num_updates
@@ -223,7 +225,7 @@ class AdaptationLoop:
         reason = OUT_OF_TIME if OUT_OF_TIME in excluded.values() else self.pipeline.skip_reason(learnable)
         return learnable, {**{frame.index: reason for frame in frames if reason}, **excluded}, reason is not None
 
-    def _write(self, result: BatchResult) -> None:
+    def _write_and_count(self, result: BatchResult) -> None:
         self._callback.on_prediction(result)
         counts, prediction = self.counts, result.prediction
         num_readable = len(result.batch.readable) - result.batch.num_reported_readable
@@ -244,11 +246,11 @@ class AdaptationLoop:
             counts.updates += made if made >= 0 else bool(result.prediction.learned.any())
         counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
-        self._commit()
-        self._busy, self._before, self._counts_before = False, None, None
+        self._set_committed()
+        self._in_batch, self._before, self._counts_before = False, None, None
         self._callback.on_batch_end(result)
 
-    def _commit(self) -> None:
+    def _set_committed(self) -> None:
         self.committed = self.pipeline.committed, self.counts.frames_in_delta
 
     # Between two batches.
@@ -256,7 +258,7 @@ class AdaptationLoop:
     @property
     def snapshot(self) -> Snapshot | None:
         """A snapshot of the last finished batch; None in the middle of a batch if it was not copied."""
-        return self._before if self._busy else (self._counts_before or self.counts, self.pipeline.state_dict())
+        return self._before if self._in_batch else (self._counts_before or self.counts, self.pipeline.state_dict())
 
     def resume_from(self, path: Path, state: Mapping[str, Tensor]) -> None:
         """Resume from the state in a file, before the first batch; raise UsageError if it is not this loop's."""
@@ -265,13 +267,13 @@ class AdaptationLoop:
                 self._with_model(partial(load_whole, state, self.pipeline))
             except ValueError as error:
                 raise other_version(path) from error
-            self._commit()
+            self._set_committed()
 
     def start_new_stream(self) -> None:
         """Restore the source weights for an independent stream."""
         self.pipeline.start_new_stream()
         self.counts.frames_in_delta = self.counts.frames_since_reset = 0
-        self._commit()
+        self._set_committed()
 
 
 def load_whole(state: Mapping[str, Tensor], pipeline: Pipeline) -> None:

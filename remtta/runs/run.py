@@ -191,7 +191,7 @@ class Run:
     def _predict_waiting(self) -> None:
         """Predict frames still waiting for a full batch, if the model is fast enough for a stop to wait."""
         early = self._stream_batches.waiting()
-        if early.frames and self.summary.signum is not None and self._writer.begun and self._loop.quick:
+        if early.frames and self.summary.signum is not None and self._writer.begun and self._loop.last_batch_was_fast:
             with self._interrupts.finishing(), contextlib.suppress(ReaderGone, Stopped):
                 self._loop.run([early])
 

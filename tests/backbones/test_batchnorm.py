@@ -77,7 +77,7 @@ def test_recent_statistics_are_their_plain_reading(prior: int | None, counts_for
     source = copy.deepcopy(layer)
     for count in (4, 1, 30):
         batches.append(2 * torch.randn(count, 3, 2, 2) + 1)
-        recent.expect(count)
+        recent.begin_batch(count)
         mean, variance = pooled_by_hand(batches, source, counts_for)
         with recent, torch.no_grad():
             parts = [layer(part) for part in (batches[-1], 0 * batches[-1])]  # only the first counts
@@ -86,7 +86,7 @@ def test_recent_statistics_are_their_plain_reading(prior: int | None, counts_for
     again = BatchStatistics(batch_norms(layer), "recent", prior)
     again.load_state(recent.state())
     for each in (recent, again):
-        each.follow()
+        each.set_running_statistics()
         torch.testing.assert_close((layer.running_mean, layer.running_var), (mean, variance), atol=1e-4, rtol=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_layers_with_a_forward_pass_of_ones_own_normalise_by_the_same_statistics
     found = []
     for each in (layer, plain):
         statistics = BatchStatistics(batch_norms(each), kind, None)
-        statistics.expect(6)
+        statistics.begin_batch(6)
         last = isinstance(each, ChannelsLast | Functional)
         with statistics:
             out = each(images.movedim(1, -1)).movedim(-1, 1) if last else each(images)
