@@ -30,6 +30,7 @@ class ClassMap(NamedTuple):
     numbers: Mapping[str, int]
     matched_by: str
     names: Sequence[str] | None = None  # the folders by class number, if their order gives the numbers
+    other_order: Sequence[int] | None = None  # if they could be in two orders, each class's number in the other one
 
 
 def map_classes(
@@ -68,8 +69,7 @@ def map_classes(
         return ClassMap({name: by_label[name] for name in names}, "class name")
     if are_numbers(names) and order != "name":
         numbers = _look_up(names, {name: int(name) for name in names}, num_classes, "the model's classes")
-        _warn_of_other_order(numbers, num_classes, "number", order)
-        return ClassMap(numbers, "number")
+        return ClassMap(numbers, "number", None, _other_order(numbers, num_classes, "number", order))
     unknown = [name for name in names if _plain(name) not in by_plain_label]
     if labels and not unknown:
         if unclear := [name for name in names if plain_counts[_plain(name)] > 1]:
@@ -84,8 +84,7 @@ def map_classes(
         taken: ClassOrder = order or "name"
         names = _in_order(names, taken)
         numbers = _numbered(names)
-        _warn_of_other_order(numbers, num_classes, taken, order)
-        return ClassMap(numbers, _ORDERS[taken][0], names)
+        return ClassMap(numbers, _ORDERS[taken][0], names, _other_order(numbers, num_classes, taken, order))
     raise UsageError(
         f"the class folders ({listed(names, _SHOWN)}) do not name the model's classes, and their "
         f"number ({len(names)}) is not the model's ({num_classes}); name every class's folder in --labels, or give "
@@ -97,13 +96,17 @@ def _in_order(names: Iterable[str], order: ClassOrder) -> list[str]:
     return sorted(names, key=natural_key if order == "number" else None)
 
 
-def _warn_of_other_order(
+def _other_order(
     numbers: Mapping[str, int], num_classes: int, taken: ClassOrder, chosen: ClassOrder | None
-) -> None:
-    """Warn if all classes have a folder, the other order gives them other numbers, and no order was chosen."""
+) -> list[int] | None:
+    """Return the number of each class if folders were in the other order, and warn of it unless one was chosen; None if
+    the orders agree, or only some classes have a folder.
+    """
     other: ClassOrder = "name" if taken == "number" else "number"
     ours, others = sorted(numbers, key=numbers.__getitem__), _in_order(numbers, other)
-    if chosen is None and len(numbers) == num_classes and ours != others:
+    if len(numbers) < num_classes or ours == others:
+        return None
+    if chosen is None:
         before, after = next(pair for pair in zip(ours, others, strict=True) if pair[0] != pair[1])
         _log.warning(
             "classes are in %s, %s before %s, as in %s; %s has %s before %s: if the model was trained with that, "
@@ -111,6 +114,8 @@ def _warn_of_other_order(
             *(_ORDERS[taken][0], before, after, _ORDERS[taken][1]),
             *(_ORDERS[other][1], after, before, other),
         )
+    positions = _numbered(others)
+    return [positions[name] for name in ours]
 
 
 def composed(name: str) -> str:

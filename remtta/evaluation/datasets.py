@@ -93,13 +93,14 @@ def open_dataset(
                 f"{root} holds arrays, whose images have no names; leave --image-list, --class-map, --class-order out"
             )
         arrays = find_arrays(root)
-        names = wanted_domains(root, arrays, domains, complete=complete)
+        names = wanted_domains(root, arrays, domains, complete=complete, by_severity=True)
         return open_arrays(
             root, [arrays[name] for name in names], severities or (DEFAULT_SEVERITY,), num_classes, limit
         )
 
     layout, tree = scan_tree(root)
-    names = wanted_domains(root, tree, domains, complete=complete)
+    by_severity = not any(None in levels for levels in tree.values())
+    names = wanted_domains(root, tree, domains, complete=complete, by_severity=by_severity)
     conditions = _conditions(root, tree, names, severities)
     folders = [folder for condition in conditions for folder in condition.folders]
     if "images" in folders and "images" not in (*(labels or ()), *(class_map or ())):
@@ -125,6 +126,7 @@ def open_dataset(
         class_numbers=class_numbers,
         sizes=image_sizes([path for domain in opened for path in domain.sources]),
         names=mapping.names,
+        other_order=mapping.other_order,
         restricted_to=restricted if len(class_numbers) < num_classes else None,
         shuffled=image_list is None,
     )

@@ -72,6 +72,7 @@ class Dataset:
     class_numbers: Sequence[int]  # the model's, of all folders or labels, ascending, whatever limit or image list
     sizes: Sizes
     names: Sequence[str] | None = None  # class names, if the order of the folders gives the numbers
+    other_order: Sequence[int] | None = None  # each class's number in another order of the folders, if it is unclear
     restricted_to: str | None = None  # name of the ImageNet variant to whose classes the logits are restricted
     shuffled: bool = False  # whether the images need shuffling because they are stored by class
 
@@ -119,16 +120,21 @@ def default_order(names: Iterable[str], with_hold_outs: bool = False) -> list[st
     return ordered + hold_outs if with_hold_outs or not ordered else ordered
 
 
-def wanted_domains(root: Path, found: Collection[str], domains: Sequence[str] | None, *, complete: bool) -> list[str]:
+def wanted_domains(
+    root: Path, found: Collection[str], domains: Sequence[str] | None, *, complete: bool, by_severity: bool
+) -> list[str]:
     """Return the domains to evaluate: those requested, or else the default ones; raise UsageError if one is missing, or
-    a name is not UTF-8, as tables and plots need. `complete` is that of `open_dataset`.
+    a name is not UTF-8, as tables and plots need.
+
+    `complete` is that of `open_dataset`; `by_severity`, whether the layout has severities: only then is an incomplete
+    set of standard corruptions pointed out.
     """
     if invalid := [name for name in found if name.encode(errors="replace").decode() != name]:
         raise UsageError(f"{root} has a domain whose name is not UTF-8, {invalid[0]!r}; rename it")
     if not domains:
         num_standard = sum(name in found for name in STANDARD)
         is_partial = 0 < num_standard < len(STANDARD)
-        if is_partial and not complete:
+        if is_partial and by_severity and not complete:
             _log.info(
                 "%s has %d of the 15 standard corruptions, so its mean is not the benchmark's", root, num_standard
             )

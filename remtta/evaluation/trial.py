@@ -40,6 +40,8 @@ from remtta.streams.prefetch import DecodedFrame
 _Outcomes = dict[str, Counter[bool]]
 """Counts of right and wrong predictions by domain and severity."""
 
+_CHANCE = 5  # so many images may be right by chance
+
 _log = logging.getLogger("remtta")
 
 
@@ -113,6 +115,9 @@ class Trial(LoopCallback):
         events = ({**fields, "index": position.frames, **event} for event in self._pipeline.events())
         self._writer.write(({**fields, **row} for row in rows), events)
         self._count(rows)
+        is_first = position.visit == position.start == len(self._writer.progress.finished) == 0
+        if is_first and (other_order := self._context.dataset.other_order):
+            _compare_orders(rows, other_order)
 
     def on_batch_end(self, result: BatchResult) -> None:
         """Advance the position, and save if it is time."""
@@ -214,6 +219,18 @@ class Trial(LoopCallback):
             trainable_parameters=method.num_trained,
             adapted=list(method.model.weights.parameters),
             timing={"seconds": position.seconds, "peak_memory_bytes": position.peak_bytes},
+        )
+
+
+def _compare_orders(rows: Sequence[Row], other_order: Sequence[int]) -> None:
+    """Warn if far more predictions are right with the class folders in the other order."""
+    pairs = [(row["class"], row["label_true"]) for row in rows if "error" not in row]
+    right = sum(predicted == true for predicted, true in pairs)
+    in_other = sum(predicted == other_order[true] for predicted, true in pairs)
+    if in_other > 2 * right + _CHANCE:
+        _log.warning(
+            "of the first %d images, %d are right with the classes in this order, %d in the other: see --class-order",
+            *(len(pairs), right, in_other),
         )
 
 

@@ -160,6 +160,7 @@ class Pipeline(PipelineState):
 
     @property
     def total_alarms(self) -> int:
+        """Number of alarms of the guard so far."""
         return 0 if self.guard is None else self.guard.status.total_alarms
 
     @property

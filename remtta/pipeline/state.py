@@ -60,6 +60,7 @@ class PipelineState:
         return next((callback for callback in self.callbacks if isinstance(callback, kind)), None)
 
     def events(self) -> list[dict[str, Any]]:
+        """Return the events of guard and callbacks since the last call."""
         guard = [] if self.guard is None else self.guard.events()
         return [*guard, *(event for callback in self.callbacks for event in callback.events())]
 
@@ -85,6 +86,7 @@ class PipelineState:
         self.centering.reset()
 
     def reset(self) -> None:
+        """Restore the source weights, exactly."""
         self._prediction = None
         self.method.reset()
         self.centering.reset()

@@ -20,6 +20,7 @@ from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
 BATCHES_AHEAD = 2  # decoded frames ahead of the model, in batches
 _MAX_BATCHES_WAITING = 4  # batches' worth of mostly unreadable frames that may wait for a full batch
 LIVE_FLUSH_AFTER_S = 2.0  # the default of --flush-after on a camera or network stream
+LOST_S = 2.0  # how long a batch waits for a lost live source
 
 
 def decoding_budget(options: RunOptions, preprocessing: Preprocessing) -> Budget:
@@ -82,8 +83,9 @@ class Batches:
             self._demand = threading.Semaphore(self._size)
 
     def decoded(self, frames: Iterator[Frame], *, first: int, wait: Callable[[], None]) -> Generator[DecodedFrame]:
-        """Yield the frames, ready for the model, and `PAUSE` where those waiting are to be predicted early. While none
-        is ready, `wait` is called, which may raise to stop waiting.
+        """Yield the frames, ready for the model, and `PAUSE` while the source is unavailable.
+
+        While none is ready, `wait` is called, which may raise to stop waiting.
         """
         return prefetch(
             frames,
@@ -93,19 +95,18 @@ class Batches:
             memory=self._memory,
             demand=self._demand,
             wait=wait,
-            paused=lambda: self._is_due,
+            paused=lambda: self._is_lost() or self._is_due,
         )
 
     def of(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
         """Yield batches of readable frames, with unreadable ones in their places; and early ones of waiting frames.
 
         A batch does not wait long if nearly all frames are unreadable; it then has fewer readable ones. If the stream
-        fails, the frames before that are still yielded.
+        fails, or a live source is lost for a while, the frames before that are still yielded.
         """
         readable = 0
         try:
             for frame in frames:
-                ends = False
                 if frame is not PAUSE:
                     self._waiting.append(frame)
                     self._waiting_since = self._clock() if self._waiting_since is None else self._waiting_since
@@ -115,7 +116,9 @@ class Batches:
                     # With no readable frame waiting, an unreadable one need not wait either.
                     full = readable in (0, self._size) or len(self._waiting) >= _MAX_BATCHES_WAITING * self._size
                     ends = full or bool(frame.error and self._stops_at_errors)
-                if ends:
+                else:
+                    ends = self._is_lost()
+                if ends and self._waiting:
                     yield self._take_batch()
                     if self._demand and readable:
                         self._demand.release(readable)
@@ -148,3 +151,6 @@ class Batches:
         batch = Batch(self._waiting, num_reported=self._num_released)
         self._waiting, self._num_released, self._waiting_since = [], 0, None
         return batch
+
+    def _is_lost(self) -> bool:
+        return self._live is not None and self._live.seconds_lost > LOST_S

@@ -63,11 +63,18 @@ class LiveSource:
         self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter or random.Random().random
         self._connection: Connection | None = None
         self._number = 0
+        self._lost_at: float | None = None
 
     @property
     def name(self) -> str:
         """The source without a password."""
         return name_of(self._source)
+
+    @property
+    def seconds_lost(self) -> float:
+        """Seconds since the source was lost; 0 while it is available, and before its first frame."""
+        lost_at = self._lost_at
+        return 0.0 if lost_at is None else self._clock() - lost_at
 
     def frames(self) -> Generator[Frame]:
         """Yield the frames, once; raise StreamError if OpenCV cannot be loaded, the source cannot be opened or yields
@@ -84,7 +91,7 @@ class LiveSource:
             began = frame.arrived if frame else 0.0
             while frame is not None:
                 self.finite = connection.promised > 0
-                self.state = "running"
+                self.state, self._lost_at = "running", None
                 time_s = frame.arrived - began if frame.position_s is None else frame.position_s
                 yield video_frame(self.name, frame.pixels, frame.number, time_s, gap, frame.read_at)
                 last, gap, frame = frame, None, connection.take()
@@ -145,6 +152,7 @@ class LiveSource:
     ) -> tuple[Connection, CapturedFrame | None, Gap | None]:
         """Return a new connection with its first frame, or None for the frame if closed meanwhile."""
         self.state = "reconnecting" if last else "opening"
+        self._lost_at = self._clock() if last else None
         max_s, connection = self.options.reconnect_for, lost
         problem = "lost" if last else "not available"
         _log.warning("%s is %s (%s); retrying for %g s", self.name, problem, lost.reason, max_s)
@@ -171,6 +179,9 @@ class LiveSource:
                     return connection, frame, None
                 gap = Gap(round(frame.arrived - last.arrived, 3), lost.reason, attempt)
                 _log.warning("%s is back after %.1f s", self.name, gap.seconds)
+                before, now = last.pixels, frame.pixels
+                if before is not None and now is not None and before.shape != now.shape:
+                    _log.info("%s now gives frames of %d x %d pixels", self.name, *now.shape[1::-1])
                 return connection, frame, gap
             _log.debug("%s, attempt %d: %s", self.name, attempt, connection.reason)
         raise StreamError(

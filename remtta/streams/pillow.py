@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from PIL import Image, PngImagePlugin, _imaging
+from PIL import Image, _imaging
 
 from remtta.errors import FrameError
 
@@ -29,7 +29,8 @@ _MAX_BYTES_PER_PIXEL = 32
 _UNLIMITED_READS = ("QOI", "DDS")  # decoded in Python, reading no more than that
 _NATIVE_MODES = {"F;32BF": "F;32NF", "I;32BS": "I;32NS", "I;16BS": "I;16NS"}
 MAX_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
-_MAX_TEXT_BYTES = 16 * _MIB  # of a compressed text or profile of a PNG; Pillow refuses images with more than 1 MiB
+_PNG_METADATA = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")  # skipped, as Pillow refuses images in which these are large
+_XMP, _MAX_XMP_BYTES = b"XML:com.adobe.xmp\0", 2**20  # the iTXt that may hold the orientation
 _EXCLUDED_FORMATS = {
     *("BUFR", "GRIB", "HDF5", "MPEG"),  # which Pillow only recognises
     "EPS",  # a program, which Ghostscript would run
@@ -46,7 +47,6 @@ def load_plugins() -> None:
     """
     Image.init()
     _imaging.set_block_size(_BLOCK_BYTES)
-    PngImagePlugin.MAX_TEXT_CHUNK = _MAX_TEXT_BYTES
     with contextlib.suppress(OSError, AttributeError):  # linked differently: libtiff keeps printing
         # libtiff prints to standard error, bypassing Python; Pillow raises the errors that matter.
         set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
@@ -96,6 +96,7 @@ class _LimitedFile(io.BufferedReader):
         self._reads_left, self._bytes_left = MAX_READS, _MAX_HEADER_BYTES
         self._scans_left: int | None = None
         self._began = time.thread_time()
+        self._is_png = self.peek(8).startswith(b"\x89PNG")
 
     def header_is_read(self, image: Image.Image) -> None:
         """Limit further reads according to the number of pixels."""
@@ -112,6 +113,12 @@ class _LimitedFile(io.BufferedReader):
             size = remaining if size is None or size < 0 else min(size, remaining)
         self._count(size)
         data = super().read(size)
+        while self._is_png and len(data) == 8 and data[4:] in _PNG_METADATA:
+            if self.peek(len(_XMP)).startswith(_XMP) and int.from_bytes(data[:4]) <= _MAX_XMP_BYTES:
+                break
+            self.seek(int.from_bytes(data[:4]) + 4, os.SEEK_CUR)  # over the chunk and its checksum
+            self._count(len(data))
+            data = super().read(size)
         if self._scans_left is not None:
             self._scans_left -= data.count(b"\xff\xda")
             self._refuse_if(self._scans_left < 0)

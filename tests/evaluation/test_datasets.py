@@ -111,7 +111,7 @@ def test_an_empty_domain_a_domain_in_two_groups_and_a_tree_without_labels_are_re
     with pytest.raises(UsageError, match=r"has fog in train/ and in val/; name one of these folders as ROOT"):
         open_tree(write_tree(tmp_path / "splits", ["train/fog", "val/fog"]))
     with pytest.raises(UsageError, match=r"name is not UTF-8, 'f\\udcffog'; rename it"):
-        wanted_domains(root, ["f\udcffog"], None, complete=False)
+        wanted_domains(root, ["f\udcffog"], None, complete=False, by_severity=True)
 
 
 def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -156,6 +156,7 @@ def test_class_folders_come_in_either_order_and_an_unclear_one_is_pointed_out(
     mapped = map_classes(names, num_classes=len(names), order=order)
     assert [mapped.numbers[name] for name in names] == list(numbers)
     assert [bool(re.search(warning or "", message)) for message in caplog.messages] == [True] * bool(warning)
+    assert (mapped.other_order is None) == (order is None and warning is None)
 
 
 def test_folders_in_decomposed_unicode_match_composed_labels(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 
@@ -53,6 +54,19 @@ def test_a_method_guarded_by_default_runs_without_guard_if_updates_do_not_last(t
     assert results["methods"]["remtta"]["seeds"]["0"]["guard"] is None
     with pytest.raises(UsageError, match=r"rem\+guard: rem changes no weights that a guard could restore; leave"):
         evaluate_tiny(tree, tmp_path / "run", {"rem+guard": REMConfig(episodic=True)})
+
+
+@pytest.mark.parametrize("always", [2, 3])
+def test_a_first_batch_that_is_right_in_the_other_order_of_classes_is_pointed_out(
+    always: int, tree: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = tiny_vit()
+    model.head.bias.data[always] = 1000.0
+    domains = [replace(domain, labels=np.full_like(domain.labels, 2)) for domain in tree.domains]
+    swapped = replace(tree, domains=domains, other_order=[0, 1, 3, 2, 4, 5, 6])
+    evaluate_tiny(swapped, tmp_path / "run", model=model, batch_size=8)
+    told = [message for message in caplog.messages if "of the first 8 images, 0 are right" in message]
+    assert len(told) == (always == 3)
 
 
 def test_the_guards_decisions_are_lines_that_resuming_leaves_the_same(

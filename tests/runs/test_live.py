@@ -57,7 +57,7 @@ def test_a_gap_is_a_line_at_its_place_in_the_predictions_and_in_the_events(tmp_p
 def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remtta.streams.batches.LIVE_FLUSH_AFTER_S", 0.05)
+    monkeypatch.setattr("remtta.streams.batches.LOST_S", 0.05)
     back = threading.Event()
     captures = iter([FakeCapture([noise(0), noise(1)]), FakeCapture([noise(2), noise(3)])])
 
@@ -75,7 +75,7 @@ def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
     with meanwhile(watch):
         adapt_tiny(stream, tmp_path, options={"guard": None})
     rows = [row for row in rows_of(tmp_path) if "gap" not in row]
-    assert [(row["index"], row["update"]) for row in rows] == [(0, 0), (1, 0), (2, 0), (3, 1)]
+    assert [(row["index"], row["update"]) for row in rows] == [(0, 0), (1, 0), (2, 1), (3, 1)]
 
 
 def test_a_gap_counts_though_the_run_stops_before_its_batch_is_full(tmp_path: Path) -> None:

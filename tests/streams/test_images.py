@@ -218,10 +218,10 @@ def test_alpha_that_is_zero_everywhere_is_ignored(suffix: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("position", [33, -12])  # before the pixels and after them
 @pytest.mark.parametrize("chunk", [b"tEXt", b"zTXt", b"iTXt", b"iCCP"])
-def test_a_png_with_much_metadata_is_read(chunk: bytes, position: int, tmp_path: Path) -> None:
+def test_a_png_is_read_whatever_the_size_of_its_metadata(chunk: bytes, position: int, tmp_path: Path) -> None:
     path = tmp_path / "a.png"
     row(COLOURS, "RGB").save(path)
-    text = bytes(60_000_000) if chunk == b"tEXt" else zlib.compress(bytes(2_000_000))
+    text = bytes(70_000_000) if chunk == b"tEXt" else zlib.compress(bytes(2_000_000))
     data = b"k\0" + {b"tEXt": b"", b"iTXt": b"\1\0\0\0"}.get(chunk, b"\0") + text
     whole = struct.pack(">I", len(data)) + chunk + data + struct.pack(">I", zlib.crc32(chunk + data))
     png = path.read_bytes()

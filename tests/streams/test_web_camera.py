@@ -69,6 +69,7 @@ def test_a_web_camera_that_drops_out_and_comes_back_larger(
     assert rows[7]["time_s"] - rows[5]["time_s"] == pytest.approx(rows[6]["seconds"], abs=0.01)
     message = capfd.readouterr().err
     assert "is lost (the connection ended); retrying for 60 s" in message
+    assert "now gives frames of 80 x 60 pixels" in message
     assert remtta_here("inspect", run) == 0
     assert "frames       9, 0 skipped; 3 updates; 1 gaps\n" in capfd.readouterr().out
     written = [path.read_bytes() for path in run.iterdir() if path.is_file()]
