@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageErr
 from remtta.errors import FrameError, UsageError
 from remtta.options.run_options import Sort
 from remtta.streams.decoding_budget import CURRENT_SHARE, Share
-from remtta.streams.pillow import formats, opened
+from remtta.streams.pillow import decoded_deep, deep_jpeg2000, formats, opened
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ MIN_REDUCED_SIDE = 1024  # pixels of the short side: more than models use
 _SAMPLE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # else 4: Pillow pads to that
 _DECODER_BYTES = {"PNG": 0, "JPEG": 0, "MPO": 0, "GIF": 0, "BMP": 0, "TGA": 0, "AVIF": 10, "WEBP": 14, "JPEG2000": 22}
 """Measured bytes per pixel that decoders need in addition to the image; others keep a copy or two."""
+_DEEP_BYTES = 30  # more for a JPEG 2000 of more than 8 bits, which is decoded again
 
 _OPENED_AS = {"MPO": "JPEG"}  # several JPEGs in one file, of which the first is used
 
@@ -125,9 +126,12 @@ def load_image(path: Path) -> Image.Image:
     """
     try:
         with opened(path) as image:
+            deep = deep_jpeg2000(image)
             if share := CURRENT_SHARE.get():
-                _reserve_memory(image, share)
+                _reserve_memory(image, share, is_deep=deep is not None)
             image.load()
+            if deep is not None:
+                return to_rgb(decoded_deep(deep))
             if _is_rotated(image):
                 ImageOps.exif_transpose(image, in_place=True)
             return to_rgb(image)
@@ -145,11 +149,11 @@ def load_image(path: Path) -> Image.Image:
         raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
 
 
-def _reserve_memory(image: Image.Image, share: Share) -> None:
-    """Reserve memory for decoding, at a reduced size if the full size exceeds the budget."""
+def _reserve_memory(image: Image.Image, share: Share, is_deep: bool) -> None:
+    """Reserve memory for decoding; if the full size exceeds the budget, at a reduced one where that is possible."""
     width, height = image.size[:2]
-    cost = _bytes_per_pixel(image)
-    if not share.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
+    cost = _bytes_per_pixel(image) + _DEEP_BYTES * is_deep
+    if not is_deep and not share.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
         for power in (1, 2, 3):
             smaller = -(-width >> power), -(-height >> power)
             if min(smaller) >= MIN_REDUCED_SIDE and share.fits(*smaller, cost):
@@ -188,13 +192,19 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and not image.has_transparency_data:  # RGB may have a transparent colour
         return image
     if image.mode.startswith("I") or image.mode == "F":
+        transparent = image.info.get("transparency")  # a grey of a PNG; unused if all pixels have it
+        if transparent is not None and image.getextrema() == (transparent, transparent):
+            transparent = None
         convert = partial(
             _to_eight_bits,
             dtype=_dtype(image),
             white_level=_white_level(image),
             is_negative=_tiff_tag(image, "PHOTOMETRIC_INTERPRETATION") == 0,
+            transparent=transparent,
         )
         return _in_bands(image, convert)
+    if image.mode == "La":  # premultiplied greys, which Pillow converts to nothing else
+        image = image.convert("LA")
     # Alpha that is zero everywhere is unused, as in many 32-bit BMP files: the colours are meant to be seen.
     if image.has_transparency_data and any(band.convert("RGBA").getchannel("A").getbbox() for band, _ in _bands(image)):
         return _in_bands(image, _on_white)
@@ -257,8 +267,19 @@ def _values(image: Image.Image, dtype: type[np.generic] | None) -> NDArray[np.fl
 
 
 def _to_eight_bits(
-    image: Image.Image, *, dtype: type[np.generic] | None, white_level: float, is_negative: bool
+    image: Image.Image,
+    *,
+    dtype: type[np.generic] | None,
+    white_level: float,
+    is_negative: bool,
+    transparent: float | None,
 ) -> Image.Image:
-    """Convert greys to RGB; in a negative, such as a TIFF whose zero is white, white becomes black."""
-    levels = (_values(image, dtype) / white_level * 255).round().clip(0, 255).astype(np.uint8)
-    return Image.fromarray(255 - levels if is_negative else levels).convert("RGB")
+    """Convert greys to RGB; in a negative, such as a TIFF whose zero is white, white becomes black. The transparent
+    grey becomes white.
+    """
+    values = _values(image, dtype)
+    levels = (values / white_level * 255).round().clip(0, 255).astype(np.uint8)
+    levels = 255 - levels if is_negative else levels
+    if transparent is not None:
+        levels[values == transparent] = 255
+    return Image.fromarray(levels).convert("RGB")

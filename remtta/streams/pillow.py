@@ -8,11 +8,13 @@ import functools
 import io
 import os
 import stat
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from PIL import Image, _imaging
+import numpy as np
+from PIL import Image, ImagePalette, PngImagePlugin, TiffImagePlugin, _imaging
 
 from remtta.errors import FrameError
 
@@ -28,6 +30,8 @@ _BLOCK_BYTES = 64 * _MIB  # glibc returns blocks above 32 MiB to the system; sma
 _MAX_BYTES_PER_PIXEL = 32
 _UNLIMITED_READS = ("QOI", "DDS")  # decoded in Python, reading no more than that
 _NATIVE_MODES = {"F;32BF": "F;32NF", "I;32BS": "I;32NS", "I;16BS": "I;16NS"}
+_NEW_SUBFILE_TYPE, _SUBFILE_TYPE, _SUB_IFDS = 254, 255, 330  # tags of a TIFF
+_JPEG2000_START = b"\xff\x4f\xff\x51"  # the sizes and the samples' bits follow
 MAX_SCANNED_PIXELS = 5_000_000_000  # of a progressive JPEG, each of whose scans covers the whole image
 _PNG_METADATA = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")  # skipped, as Pillow refuses images in which these are large
 _XMP, _MAX_XMP_BYTES = b"XML:com.adobe.xmp\0", 2**20  # the iTXt that may hold the orientation
@@ -46,12 +50,23 @@ def load_plugins() -> None:
     is opened would depend on the files before it.
     """
     Image.init()
+    _add_kinds_of_tiff()
     _imaging.set_block_size(_BLOCK_BYTES)
     with contextlib.suppress(OSError, AttributeError):  # linked differently: libtiff keeps printing
         # libtiff prints to standard error, bypassing Python; Pillow raises the errors that matter.
         set_handler = ctypes.CDLL(_imaging.__file__).TIFFSetErrorHandler
         set_handler.restype = ctypes.c_void_p
         set_handler(None)
+
+
+def _add_kinds_of_tiff() -> None:
+    """Let Pillow read greys of more than 8 bits in both byte orders, and with zero as black or white."""
+    kinds = TiffImagePlugin.OPEN_INFO
+    kinds.setdefault((b"MM", 1, (1,), 1, (12,), ()), ("I;16", "I;12"))
+    kinds.setdefault((b"MM", 1, (1,), 1, (32,), ()), ("I", "I;32BS"))
+    for (order, zero, *kind), modes in list(kinds.items()):
+        if zero == 1 and modes[0].startswith(("I", "F")):
+            kinds.setdefault((order, 0, *kind), modes)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -72,19 +87,94 @@ def opened(path: Path) -> Iterator[Image.Image]:
     if not stat.S_ISREG(path.stat().st_mode):
         raise FrameError("not a regular file")
     with _LimitedFile(path) as file, Image.open(file, formats=formats()) as image:
+        if isinstance(image, TiffImagePlugin.TiffImageFile):
+            _mend_tiff(image)
+        if isinstance(image, PngImagePlugin.PngImageFile):
+            _mend_png(image)
         if image.width * image.height > MAX_PIXELS:
             raise FrameError(
                 f"{image.width}x{image.height} pixels is over the limit of {MAX_PIXELS} (decompression bomb?)"
             )
         if image.tile and image.tile[0][0] == "fits_gzip":  # decoded in Python, in ten times the memory of its pixels
             raise FrameError("a compressed FITS file; decompress it (funpack)")
-        if image.tile and image.tile[0][0] == "libtiff":  # which swaps bytes itself, while Pillow does it once more
-            image.tile = [
-                tile._replace(args=tuple(_NATIVE_MODES.get(value, value) for value in tile.args or ()))
-                for tile in image.tile
-            ]
         file.header_is_read(image)
         yield image
+
+
+def _mend_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
+    """Go to the page with the picture, and mend what Pillow mistakes in its header."""
+    if _is_part(image):
+        if _SUB_IFDS in image.tag_v2:
+            raise FrameError("a raw file of a camera, of which Pillow would read a thumbnail; convert it")
+        _seek_picture(image)
+    colours = image.tag_v2.get(TiffImagePlugin.COLORMAP)
+    if image.mode in ("P", "PA") and colours and max(colours) < 256:  # of 8 bits instead of 16, as libtiff decides, too
+        image.palette = ImagePalette.raw("RGB;L", bytes(colours))
+    raw_modes: dict[str, str] = {}
+    if image.tile and image.tile[0][0] == "libtiff":  # which swaps bytes itself, while Pillow does it once more
+        raw_modes = _NATIVE_MODES
+    elif 16 in image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, ()):  # Pillow takes separate bands for 8-bit ones
+        end = ";16L" if image.tag_v2.prefix == b"II" else ";16B"
+        raw_modes = {band: band + end for band in "RGBACMYK"}
+    if raw_modes:
+        image.tile = [
+            tile._replace(args=tuple(raw_modes.get(value, value) for value in tile.args or ())) for tile in image.tile
+        ]
+
+
+def _seek_picture(image: TiffImagePlugin.TiffImageFile) -> None:
+    """Go to the first page that is neither a thumbnail nor a mask; if all are marked as such, to the largest."""
+    areas: list[int] = []
+    for page in range(image.n_frames):
+        image.seek(page)
+        if not _is_part(image):
+            return
+        areas.append(image.width * image.height)
+    image.seek(areas.index(max(areas)))
+
+
+def _is_part(image: TiffImagePlugin.TiffImageFile) -> bool:
+    return bool(image.tag_v2.get(_NEW_SUBFILE_TYPE, 0) & 5) or image.tag_v2.get(_SUBFILE_TYPE) == 2
+
+
+def _mend_png(image: PngImagePlugin.PngImageFile) -> None:
+    """Scale a transparent grey or colour as Pillow scales the pixels: to 8 bits, or not at all."""
+    scale = {"L;2": 85.0, "L;4": 17.0, "RGB;16B": 1 / 256}.get(str(image.tile[0].args) if image.tile else "")
+    transparent = image.info.get("transparency")
+    if scale and isinstance(transparent, int):
+        image.info["transparency"] = int(transparent * scale)
+    elif scale and isinstance(transparent, tuple):
+        image.info["transparency"] = tuple(int(value * scale) for value in transparent)
+
+
+def deep_jpeg2000(image: Image.Image) -> bytes | None:
+    """Return the content of an open JPEG 2000 of more than 8 bits that Pillow decodes to 8, at which its white wraps to
+    black; None for any other image.
+    """
+    if image.format != "JPEG2000" or image.mode.startswith("I;16"):
+        return None
+    file: io.BufferedReader = image.fp  # type: ignore[attr-defined]
+    file.seek(0)
+    content = file.read()
+    return content if _jpeg2000_bits(content) > 8 else None
+
+
+def _jpeg2000_bits(content: bytes) -> int:
+    start = content.index(_JPEG2000_START)
+    (count,) = struct.unpack_from(">H", content, start + 40)
+    return max(1 + (depth & 0x7F) for depth in content[start + 42 : start + 42 + 3 * count : 3])
+
+
+def decoded_deep(content: bytes) -> Image.Image:
+    """Decode what `deep_jpeg2000` returned to 8 bits, by OpenCV; Pillow must have found its size to be as announced."""
+    from remtta.streams.capture import load_opencv  # which imports images
+
+    cv2 = load_opencv("JPEG 2000 of more than 8 bits", FrameError)
+    samples = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_UNCHANGED)
+    if samples is None:
+        raise FrameError("a JPEG 2000 of more than 8 bits that OpenCV cannot read; convert it to PNG")
+    levels = cv2.convertScaleAbs(samples, alpha=255 / (2 ** _jpeg2000_bits(content) - 1))
+    return Image.fromarray(levels if levels.ndim == 2 else levels[..., [2, 1, 0, 3][: levels.shape[2]]])
 
 
 class _LimitedFile(io.BufferedReader):

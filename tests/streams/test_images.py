@@ -13,6 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 from remtta.errors import FrameError
 from remtta.options.run_options import Sort
 from remtta.streams import pillow
+from remtta.streams.decoding_budget import Budget
 from remtta.streams.images import image_suffixes, list_files, load_image, natural_key, sort_files, to_rgb
 from tests.conftest import draw_image
 
@@ -35,6 +36,30 @@ def pixels(path: Path) -> list[tuple[int, ...]]:
     image = load_image(path)
     assert image.mode == "RGB"
     return [tuple(pixel) for pixel in np.asarray(image).reshape(-1, 3).tolist()]
+
+
+Tags = dict[int, Any]  # of a TIFF
+
+
+def tiff(*pages: tuple[Tags, bytes], order: str = "<", bands: int = 1) -> bytes:
+    """Return a TIFF of pages one pixel high, each with some of its tags and the pixels of as many separate bands."""
+    content = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}I", 8)
+    for number, (given, data) in enumerate(pages, 1):
+        size = len(data) // bands
+        tags = {257: 1, 259: 1, 273: [0] * bands, 277: 1, 278: 1, 279: [size] * bands} | given
+        lists = len(content) + 6 + 12 * len(tags)
+        start = lists + sum(4 * len(value) for value in tags.values() if isinstance(value, list) and len(value) > 1)
+        tags[273] = [start + band * size for band in range(bands)]
+        entries, extra = b"", b""
+        for tag, value in sorted(tags.items()):
+            values = value if isinstance(value, list) else [value]
+            packed = struct.pack(f"{order}{len(values)}I", *values)
+            if len(values) > 1:
+                extra, packed = extra + packed, struct.pack(f"{order}I", lists + len(extra))
+            entries += struct.pack(f"{order}HHI", tag, 4, len(values)) + packed
+        after = start + len(data) if number < len(pages) else 0
+        content += struct.pack(f"{order}H", len(tags)) + entries + struct.pack(f"{order}I", after) + extra + data
+    return content
 
 
 @pytest.mark.parametrize("suffix", [".png", ".bmp", ".tiff", ".ppm", ".tga", ".gif", ".webp"])
@@ -114,7 +139,7 @@ def test_a_jpeg_keeps_its_colour(tmp_path: Path, mode: str, colour: Any, expecte
     assert np.abs(np.array(pixels(tmp_path / "a.jpg")) - expected).max() <= 3
 
 
-@pytest.mark.parametrize("mode", ["PA", "RGBa", "RGBX", "LAB", "HSV", "I;16B", "I;16L"])
+@pytest.mark.parametrize("mode", ["PA", "La", "RGBa", "RGBX", "LAB", "HSV", "I;16B", "I;16L"])
 def test_rare_modes_become_rgb(mode: str) -> None:
     converted = to_rgb(Image.new(mode, (3, 2)))
     assert (converted.mode, converted.size) == ("RGB", (3, 2))
@@ -159,6 +184,10 @@ def test_broken_exif_does_not_hide_the_image(suffix: str, tmp_path: Path) -> Non
     ("order", "bits", "sample_format", "photometric", "values", "expected"),
     [
         ("<", 12, 1, 1, b"\xff\xf8\x00", [255, 128]),  # 4095 and 2048
+        (">", 12, 1, 0, b"\xff\xf8\x00", [0, 127]),
+        (">", 16, 1, 1, np.array([0, 155 * 257]), [0, 155]),
+        (">", 16, 1, 0, np.array([0, 155 * 257]), [255, 100]),
+        (">", 32, 1, 0, np.array([0, 2**31, 2**32 - 1]), [255, 127, 0]),
         ("<", 16, 1, 0, np.array([0, 155 * 257]), [255, 100]),  # zero is white
         ("<", 32, 3, 0, np.array([0.0, 1.0]), [255, 0]),
         (">", 32, 3, 1, np.array([0.2, 1.0]), [51, 255]),
@@ -182,23 +211,121 @@ def test_every_sample_format_of_a_tiff_is_read(
     kind = "_uif"[sample_format]
     data = values if isinstance(values, bytes) else values.astype(f"{order}{kind}{bits // 8}").tobytes()
     data = zlib.compress(data) if compression == 8 else data
-    tags = {
-        256: len(expected),
-        257: 1,
-        258: bits,
-        259: compression,
-        262: photometric,
-        273: 134,
-        277: 1,
-        278: 1,
-        279: len(data),
-    }
-    tags[339] = sample_format
-    entries = b"".join(struct.pack(f"{order}HHII", tag, 4, 1, value) for tag, value in tags.items())
-    magic = b"II*\0" if order == "<" else b"MM\0*"
-    head = magic + struct.pack(f"{order}IH", 8, len(tags)) + entries + bytes(4)
-    (tmp_path / "a.tif").write_bytes(head + data)
+    page: Tags = {256: len(expected), 258: bits, 259: compression, 262: photometric, 339: sample_format}
+    (tmp_path / "a.tif").write_bytes(tiff((page, data), order=order))
     assert pixels(tmp_path / "a.tif") == [(level,) * 3 for level in expected]
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("bits", [1, 2, 4, 8])
+@pytest.mark.parametrize("step", [1, 257])  # levels of 8 bits, against the standard, and of 16
+def test_the_colour_map_of_a_tiff_may_have_8_bits(order: str, bits: int, step: int, tmp_path: Path) -> None:
+    colours = [(10, 200, 90), (255, 0, 31)]
+    bands = [band + (0,) * (2**bits - 2) for band in zip(*colours, strict=True)]
+    page: Tags = {256: 2, 258: bits, 262: 3, 320: [step * level for band in bands for level in band]}
+    data = {1: b"\x40", 2: b"\x10", 4: b"\x01", 8: b"\0\1"}[bits]
+    (tmp_path / "a.tif").write_bytes(tiff((page, data), order=order))
+    assert pixels(tmp_path / "a.tif") == colours
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("compression", [1, 8])
+def test_separate_bands_of_16_bits_are_read(order: str, compression: int, tmp_path: Path) -> None:
+    bands = [np.array([level * 257, 65535], f"{order}u2").tobytes() for level in (10, 200, 90)]
+    bands = [zlib.compress(band, 0) for band in bands] if compression == 8 else bands  # all as long
+    page: Tags = {256: 2, 258: [16] * 3, 259: compression, 262: 2, 277: 3, 284: 2}
+    (tmp_path / "a.tif").write_bytes(tiff((page, b"".join(bands)), order=order, bands=3))
+    assert pixels(tmp_path / "a.tif") == [(10, 200, 90), WHITE]
+
+
+def test_premultiplied_greys_are_read(tmp_path: Path) -> None:
+    page: Tags = {256: 3, 258: [8, 8], 262: 1, 277: 2, 338: [1]}
+    (tmp_path / "a.tif").write_bytes(tiff((page, bytes([40, 255, 40, 51, 0, 0]))))
+    assert pixels(tmp_path / "a.tif") == [(level,) * 3 for level in (40, 244, 255)]  # 40 / 51 by a fifth, on white
+
+
+THUMBNAIL, PICTURE = ({256: 1, 258: 8, 262: 1}, b"\7"), ({256: 3, 258: 8, 262: 1}, bytes([1, 2, 3]))
+
+
+@pytest.mark.parametrize("mark", [{254: 1}, {254: 4}, {254: 5}, {255: 2}])
+@pytest.mark.parametrize("all_marked", [False, True])  # then the largest is the picture
+def test_the_thumbnail_of_a_tiff_is_not_its_picture(mark: dict[int, int], all_marked: bool, tmp_path: Path) -> None:
+    thumbnail, picture = (THUMBNAIL[0] | mark, THUMBNAIL[1]), (PICTURE[0] | (mark if all_marked else {}), PICTURE[1])
+    (tmp_path / "a.tif").write_bytes(tiff(thumbnail, picture, thumbnail))
+    assert pixels(tmp_path / "a.tif") == [(level,) * 3 for level in (1, 2, 3)]
+
+
+def test_a_raw_file_is_refused_instead_of_its_thumbnail(tmp_path: Path) -> None:
+    tags, data = THUMBNAIL
+    (tmp_path / "a.dng").write_bytes(tiff(({**tags, 254: 1, 330: 4711}, data), PICTURE))
+    with pytest.raises(FrameError, match=r"^a raw file of a camera"):
+        load_image(tmp_path / "a.dng")
+
+
+@pytest.mark.parametrize(
+    ("bits", "kind", "data", "transparent", "expected"),
+    [
+        (2, 0, b"\x1b", [1], [0, 255, 170, 255]),
+        (4, 0, b"\x05\xaf", [5], [0, 255, 170, 255]),
+        (8, 0, bytes([0, 5, 170]), [5], [0, 255, 170]),
+        (16, 0, struct.pack(">3H", 0, 1000, 257 * 170), [1000], [0, 255, 170]),
+        (16, 0, struct.pack(">2H", 257 * 9, 257 * 9), [257 * 9], [9, 9]),  # all are: unused
+        (16, 2, struct.pack(">6H", 1000, 2000, 3000, 257 * 9, 257 * 9, 257 * 9), [1000, 2000, 3000], [255, 9]),
+    ],
+)
+def test_a_transparent_colour_of_a_png_of_any_depth_becomes_white(
+    bits: int, kind: int, data: bytes, transparent: list[int], expected: list[int], tmp_path: Path
+) -> None:
+    header = struct.pack(">IIBBBBB", len(expected), 1, bits, kind, 0, 0, 0)
+    chunks = {b"IHDR": header, b"tRNS": struct.pack(f">{len(transparent)}H", *transparent)}
+    chunks |= {b"IDAT": zlib.compress(b"\0" + data), b"IEND": b""}
+    content = b"\x89PNG\r\n\x1a\n"
+    for name, value in chunks.items():
+        content += struct.pack(">I", len(value)) + name + value + struct.pack(">I", zlib.crc32(name + value))
+    (tmp_path / "a.png").write_bytes(content)
+    assert pixels(tmp_path / "a.png") == [(level,) * 3 for level in expected]
+
+
+def jpeg2000(samples: np.ndarray, bits: int) -> bytes:
+    """Return samples (H, W, C) of some bits losslessly, in the colours' order BGR."""
+    # OpenCV writes 16 bits. Fewer in the header move all samples down by half the difference of the ranges.
+    samples = samples + np.uint16(2**15 - 2 ** (bits - 1))
+    written, data = cv2.imencode(".jp2", samples, [cv2.IMWRITE_JPEG2000_COMPRESSION_X1000, 1000])
+    assert written
+    content = bytearray(data.tobytes())
+    start = content.index(b"\xff\x4f\xff\x51")
+    for position in (content.index(b"ihdr") + 14, *range(start + 42, start + 42 + 3 * samples.shape[2], 3)):
+        content[position] = bits - 1
+    return bytes(content)
+
+
+@pytest.mark.parametrize("bits", [9, 12, 16])
+@pytest.mark.parametrize("bands", [3, 4])
+def test_white_stays_white_in_a_jpeg_2000_of_more_than_8_bits(bits: int, bands: int, tmp_path: Path) -> None:
+    top = 2**bits - 1
+    samples = np.random.default_rng(0).integers(0, top, (64, 64, bands), np.uint16)
+    samples[:20], samples[20:40] = top, 0
+    samples[..., 3:] = top  # opaque
+    (tmp_path / "a.jp2").write_bytes(jpeg2000(samples, bits))
+    decoded = np.asarray(load_image(tmp_path / "a.jp2"))
+    assert np.abs(decoded - samples[..., 2::-1] * (255 / top)).max() <= 0.51
+
+
+def test_a_jpeg_2000_of_more_than_8_bits_is_not_larger_than_it_says(tmp_path: Path) -> None:
+    content = jpeg2000(np.zeros((64, 64, 3), np.uint16), 16)
+    (tmp_path / "a.jp2").write_bytes(
+        content.replace(b"ihdr" + struct.pack(">II", 64, 64), b"ihdr" + bytes([0, 0, 0, 8] * 2))
+    )
+    with pytest.raises(FrameError, match=r"^cannot be decoded: "):
+        load_image(tmp_path / "a.jp2")
+
+
+def test_a_jpeg_2000_of_more_than_8_bits_takes_more_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.jp2").write_bytes(jpeg2000(np.zeros((64, 64, 3), np.uint16), 16))
+    with Budget(64 * 64 * 56).share():
+        assert load_image(tmp_path / "a.jp2").size == (64, 64)
+    with Budget(64 * 64 * 55).share(), pytest.raises(FrameError, match=r"^64x64 pixels take "):
+        load_image(tmp_path / "a.jp2")
 
 
 @pytest.mark.parametrize("suffix", [".png", ".tga", ".tiff", ".webp", ".bmp"])
