@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from remtta import load_model
-from remtta.evaluation import open_dataset
-from remtta.evaluation.domains import Domain
+from remtta.lab.evaluation import open_dataset
+from remtta.lab.evaluation.domains import Domain
 from remtta.models.preprocessing import preprocessing_of
 
 BATCH = 50

@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from remtta.corruptions import SEVERITIES, corrupt
-from remtta.evaluation import open_dataset
-from remtta.evaluation.domains import Domain
+from remtta.lab.corruptions import SEVERITIES, corrupt
+from remtta.lab.evaluation import open_dataset
+from remtta.lab.evaluation.domains import Domain
 
 CORRUPTIONS = "gaussian_noise,defocus_blur,fog,contrast,jpeg_compression"
 

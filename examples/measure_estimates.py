@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from remtta import load_model
-from remtta.evaluation import open_dataset
+from remtta.lab.evaluation import open_dataset
 from remtta.methods.build import build_method
-from remtta.methods.settings import method_config
+from remtta.methods.table import method_config
 from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
 from remtta.pipeline.accuracy import MIN_FRAMES, WINDOW, Calibration, Estimator

@@ -15,9 +15,9 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 
-from remtta.bench import Measurement, run_bench
+from remtta.lab.bench import Measurement, run_bench
+from remtta.lab.bench_options import FORWARD, BenchOptions
 from remtta.options import ModelOptions
-from remtta.options.bench import FORWARD, BenchOptions
 
 MODEL = "vit_tiny_patch16_224"
 BASE = BenchOptions(

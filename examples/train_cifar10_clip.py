@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from remtta.models.prompts import templates_of
+from remtta.zero_shot.prompts import templates_of
 
 IMAGE_SIZE, WIDTH, CONTEXT = 32, 192, 16
 WARMUP_SHARE = 0.03  # of the time

@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from remtta.demo.signs import IMAGE_SIZE, render_sign
-from remtta.models.embedded import CLASS_NAMES, MODEL_KWARGS, MODEL_NAME
+from remtta.lab.demo.embedded import CLASS_NAMES, MODEL_KWARGS, MODEL_NAME
+from remtta.lab.demo.signs import IMAGE_SIZE, render_sign
 
 BATCH_SIZE = 256
 WARMUP_STEPS = 150

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from remtta.deltas.delta import apply_delta as apply_delta
     from remtta.deltas.delta import load_delta as load_delta
     from remtta.deltas.delta import save_delta as save_delta
-    from remtta.methods.settings import REMConfig as REMConfig
+    from remtta.methods.settings.rem_config import REMConfig as REMConfig
     from remtta.models.loading import load_model as load_model
     from remtta.models.preprocessing import Preprocessing as Preprocessing
     from remtta.options import RunOptions as RunOptions
@@ -30,7 +30,7 @@ _HOMES = {
     "Adapter": "remtta.adapt.adapter",
     "Delta": "remtta.deltas.delta",
     "Preprocessing": "remtta.models.preprocessing",
-    "REMConfig": "remtta.methods.settings",
+    "REMConfig": "remtta.methods.settings.rem_config",
     "RunOptions": "remtta.options",
     "adapt_stream": "remtta.adapt.one_stream",
     "apply_delta": "remtta.deltas.delta",

@@ -30,7 +30,7 @@ def serve_forks() -> None:
 
     Importing torch and timm takes seconds. The copy has no other threads.
     """
-    for name in ("cli.adapt", "adapt.one_stream", "adapt.many_streams", "streams.video", "backbones.families"):
+    for name in ("cli.adapt", "adapt.one_stream", "deployment.many_streams", "streams.video", "backbones.families"):
         importlib.import_module(f"remtta.{name}")
     processes.START = "forkserver"
     address = vars(connection)["arbitrary_address"]("AF_UNIX")
@@ -170,7 +170,7 @@ def in_a_session() -> None:
 
 def dies_while_it_exports() -> None:
     """Be a process that is killed when half of the model is written; for `before`."""
-    from remtta import export
+    from remtta.formats import export
 
     def half(path: Path, model: object) -> None:
         path.write_bytes(bytes(1000))

@@ -18,11 +18,11 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import remtta
-from remtta.evaluation import open_dataset
-from remtta.evaluation.class_maps import read_class_map
+from remtta.lab.evaluation import open_dataset
+from remtta.lab.evaluation.class_maps import read_class_map
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_video
-from tests.evaluation.trees import write_tree
+from tests.lab.evaluation.trees import write_tree
 from tests.records import rows_of
 from tests.runs.tiny import adapt_tiny
 from tests.test_documents import is_taken

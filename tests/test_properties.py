@@ -15,11 +15,12 @@ from hypothesis import strategies as st
 
 from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
-from remtta.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import RemttaError, UsageError
-from remtta.evaluation.datasets import read_image_list
-from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
+from remtta.lab.corruptions.options import CorruptOptions, parse_corruptions
+from remtta.lab.evaluation.datasets import read_image_list
+from remtta.methods.settings.rem_config import REMConfig
+from remtta.methods.table import METHOD_TABLE, method_config
 from remtta.models.card import read_labels
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.tensor_files import CHECKSUM, read_tensors, save_tensors, state_sha256

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from remtta.adapt.image_inputs import ImageInputs, Images
 from remtta.deltas.delta import Delta, save_delta
 from remtta.errors import NotFiniteError, UsageError
-from remtta.methods.settings import FULL_BATCH, MethodConfig, method_config
+from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.chosen import default_method
+from remtta.methods.table import FULL_BATCH, method_config
 from remtta.models.card import card_of, read_labels, warn_of_change
 from remtta.models.loading import load_model
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of

@@ -14,10 +14,14 @@ from torch import nn
 from remtta.adapt.image_inputs import warn_of_guess
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta
+from remtta.deployment.health import HealthFile, check_health_path, vitals
+from remtta.deployment.metrics import Metrics, sample
+from remtta.deployment.publishing import ModelPublisher
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_TABLE, MethodConfig
+from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.chosen import default_method
+from remtta.methods.table import METHOD_TABLE
 from remtta.models.card import ModelCard, card_of, warn_of_change
 from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
@@ -28,9 +32,6 @@ from remtta.runs.run import Run
 from remtta.runs.run_writer import Viewer
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Source, Stream, open_stream, shown_counts
-from remtta.watching.health import HealthFile, check_health_path, vitals
-from remtta.watching.metrics import Metrics, sample
-from remtta.watching.publishing import ModelPublisher
 
 _log = logging.getLogger("remtta")
 

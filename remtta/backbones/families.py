@@ -26,9 +26,9 @@ from remtta.backbones.backbone import Backbone
 from remtta.backbones.tokens import Transformer, defined
 from remtta.backbones.vit import BEiT, RotaryViT, ViT
 from remtta.errors import ModelError, UsageError
+from remtta.extensions import of_packages
 from remtta.models.metadata import Size
 from remtta.models.unwrapping import UnwrappedModel
-from remtta.plugins import BACKBONES, load_plugin, package_of, plugins
 
 STAGES: Mapping[type[nn.Module], tuple[str, str]] = {
     ResNet: ("layer1 layer2 layer3 layer4", "conv1 bn1"),
@@ -136,8 +136,11 @@ def find_families() -> dict[type[nn.Module], Builder]:
     cannot be imported, is not a mapping, or has a class that is taken.
     """
     found: dict[type[nn.Module], Builder] = {}
-    for entry in plugins(BACKBONES):
-        families, source = load_plugin(entry), f"{entry.value} of the package {package_of(entry)}"
+    extensions, refused = of_packages("backbones", ())
+    for reason in refused.values():
+        raise UsageError(reason)
+    for extension in extensions.values():
+        families, source = extension.load(), f"{extension.target} of {extension.owner}"
         if not isinstance(families, Mapping):
             raise UsageError(f"{source} is not a mapping from model classes to functions that return a backbone")
         for architecture in families.keys() & {*FAMILIES, *found}:

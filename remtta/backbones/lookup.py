@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from remtta.backbones.any_classifier import AnyClassifier
 from remtta.backbones.backbone import Backbone
 from remtta.errors import ModelError
+from remtta.formats.onnx_model import OnnxClassifier
 from remtta.models.metadata import Size
-from remtta.models.onnx_model import OnnxClassifier
 from remtta.models.unwrapping import UnwrappedModel, classifiers_of, unwrap_model
 
 

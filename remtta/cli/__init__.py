@@ -6,40 +6,43 @@ import io
 import os
 import sys
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any, cast
 
 import typer
 
 from remtta.cli.adapt import adapt
-from remtta.cli.bench import bench
-from remtta.cli.corrupt import corrupt
-from remtta.cli.demo import demo
-from remtta.cli.doctor import doctor
-from remtta.cli.eval import evaluate
 from remtta.cli.listings import methods, models
 from remtta.cli.parameters import flatten
-from remtta.cli.reporting import open_standard_descriptors, print_version
+from remtta.cli.reporting import open_standard_descriptors, print_message, print_version
 from remtta.cli.results import inspect, report
 from remtta.cli.usage import Application, Command, print_all_help, warn_of_variables
 from remtta.cli.write_model import apply, export, text_embed
+from remtta.extensions import built_in, of_packages
 from remtta.machine import num_cores, usable_cores
 from remtta.models.peak_memory import keep_freed_memory
 
-COMMANDS: dict[str, Callable[..., None]] = {
+_CORE: dict[str, Callable[..., None]] = {
     "adapt": adapt,
-    "eval": evaluate,
     "apply": apply,
     "export": export,
     "inspect": inspect,
-    "doctor": doctor,
     "report": report,
     "text-embed": text_embed,
-    "corrupt": corrupt,
-    "demo": demo,
     "methods": methods,
     "models": models,
-    "bench": bench,
 }
+
+
+def find_commands() -> dict[str, Callable[..., None]]:
+    """Return all commands by name, also those of remtta's parts and of other packages; warn of names that are taken."""
+    own = built_in("commands")
+    others, refused = of_packages("commands", [*_CORE, *own])
+    for reason in refused.values():
+        print_message(f"Warning: {reason}")
+    return {**_CORE, **{name: cast(Any, extension.load()) for name, extension in {**own, **others}.items()}}
+
+
+COMMANDS = find_commands()
 
 app = typer.Typer(
     name="remtta",

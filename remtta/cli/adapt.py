@@ -13,28 +13,28 @@ import typer
 
 from remtta.cli.reporting import discard_output, print_message, run_progress, signal_exit_code
 from remtta.cli.running import RunningOptions, load_start, load_torch
+from remtta.deployment.annotated import AnnotatedVideo, check_video
+from remtta.deployment.health import check_health_path
+from remtta.deployment.mqtt import Publisher, parse_topic
+from remtta.deployment.publishing import ModelPublisher
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError, check_installed
 from remtta.files import check_not_input
-from remtta.methods.settings import METHOD_TABLE
 from remtta.methods.settings.chosen import MethodOptions, default_method
+from remtta.methods.table import METHOD_TABLE
 from remtta.options import DEFAULT_MODEL, ModelOptions, RunOptions, StreamOptions
 from remtta.options.option import output_folder, output_option, stream_option
 from remtta.options.run_options import Engine
 from remtta.runs.folder import check_folder, check_same_model, check_site, run_folder
-from remtta.watching.annotated import AnnotatedVideo, check_video
-from remtta.watching.health import check_health_path
-from remtta.watching.mqtt import Publisher, parse_topic
-from remtta.watching.publishing import ModelPublisher
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from remtta.adapt.stream_group import StreamGroupSummary
+    from remtta.deployment.metrics import Metrics
+    from remtta.deployment.stream_group import StreamGroupSummary
     from remtta.pipeline.build import AdaptationConfig
     from remtta.runs.summary import RunSummary
     from remtta.streams.sources import Stream
-    from remtta.watching.metrics import Metrics
 
     Summary = RunSummary | StreamGroupSummary
 
@@ -140,7 +140,7 @@ class AdaptOptions:
 
     def open(self, source: str, stream: StreamOptions, run: RunOptions) -> Stream | dict[str, Stream]:
         """Open the stream, or the streams of a list."""
-        from remtta.streams.lists import read_sources
+        from remtta.deployment.stream_lists import read_sources
         from remtta.streams.sources import open_streams, open_with
 
         if self.streams:
@@ -178,8 +178,8 @@ class AdaptOptions:
         interrupts: Interrupts,
     ) -> Summary:
         """Adapt the classifier to the stream, or to the streams of a list."""
-        from remtta.adapt.many_streams import adapt_streams
         from remtta.adapt.one_stream import adapt_stream
+        from remtta.deployment.many_streams import adapt_streams
 
         if isinstance(frames, dict):
             return adapt_streams(
@@ -263,7 +263,7 @@ def adapt(
         options.check_folder(folder, run, frames, model.name or default_model)
         metrics = None
         if options.metrics is not None:
-            from remtta.watching.metrics import Metrics, parse_metrics_address
+            from remtta.deployment.metrics import Metrics, parse_metrics_address
 
             metrics = stack.enter_context(contextlib.closing(Metrics(parse_metrics_address(options.metrics))))
         threads = 1 if options.divides else None

@@ -16,15 +16,9 @@ import typer
 from remtta.cli.reporting import command
 from remtta.cli.running import PrintOptions
 from remtta.errors import UsageError
-from remtta.methods.settings import (
-    FULL_BATCH,
-    METHOD_SUMMARIES,
-    METHOD_TABLE,
-    REFUSED,
-    ZERO_SHOT,
-    MethodConfig,
-    check_method,
-)
+from remtta.methods.settings.base import MethodConfig
+from remtta.methods.table import FULL_BATCH, METHOD_SUMMARIES, METHOD_TABLE, REFUSED, check_method
+from remtta.zero_shot import METHODS as ZERO_SHOT
 
 if TYPE_CHECKING:
     from remtta.methods.support import Support

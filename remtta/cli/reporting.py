@@ -22,7 +22,7 @@ from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError, 
 from remtta.runs.reading import printable
 
 if TYPE_CHECKING:
-    from remtta.adapt.stream_group import StreamGroupSummary
+    from remtta.deployment.stream_group import StreamGroupSummary
     from remtta.runs.summary import RunSummary
 
 EXIT_CODES: dict[type[RemttaError], int] = {UsageError: 2, CheckpointError: 4, DeltaError: 4}

@@ -10,12 +10,12 @@ import typer
 from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError, counted
 from remtta.files import check_target
+from remtta.lab.tables import significance_mark
 from remtta.options.option import Option, Subset
 from remtta.runs.reading import aligned, printable, reading
-from remtta.runs.tables import significance_mark
 
 if TYPE_CHECKING:
-    from remtta.report.inspection import Content
+    from remtta.lab.report.inspection import Content
 
 _COUNTS = ("frames", "skipped", "updates")
 
@@ -37,7 +37,7 @@ def inspect(
       remtta inspect run1/delta.safetensors --json | jq .delta.layers
     """
     with running.command():
-        from remtta.report.inspection import describe_delta, describe_folder
+        from remtta.lab.report.inspection import describe_delta, describe_folder
 
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
@@ -47,7 +47,7 @@ def inspect(
 
 
 def _lines(content: Content) -> list[str]:
-    from remtta.report.inspection import evaluation_facts, run_facts
+    from remtta.lab.report.inspection import evaluation_facts, run_facts
 
     lines: list[str] = []
     if "evaluation" in content:
@@ -66,7 +66,7 @@ def _fact_lines(facts: dict[str, str]) -> list[str]:
 
 
 def _stream_group_lines(site: Content, *, alive: bool | None) -> list[str]:
-    from remtta.report.inspection import state_of
+    from remtta.lab.report.inspection import state_of
 
     streams = site["streams"]
     rows = [
@@ -126,7 +126,7 @@ def report(
     """
     with running.command():
         check_target(output, "--output", ".html", overwrite=overwrite)
-        from remtta.report.page import write_report
+        from remtta.lab.report.page import write_report
 
         for folder in folders:
             if not folder.is_dir():

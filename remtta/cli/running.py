@@ -23,9 +23,9 @@ from remtta.cli.reporting import command, print_message, progress
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError, check_installed
 from remtta.files import cache_folder, check_target
-from remtta.models.prompts import is_zero_shot
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Option, output_option
+from remtta.zero_shot.prompts import is_zero_shot
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from remtta.cli.doctor import options_text
 from remtta.cli.running import RunningOptions, TargetOptions, load_torch
 from remtta.errors import UsageError, counted
 from remtta.files import check_not_input
+from remtta.lab.commands.doctor import options_text
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.model import is_onnx
 from remtta.options.option import Option, Subset
@@ -49,7 +49,7 @@ def apply(
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import apply_delta, load_delta, save_weights
         from remtta.models.loading import load
-        from remtta.models.prompts import is_zero_shot
+        from remtta.zero_shot.prompts import is_zero_shot
 
         change = load_delta(delta)
         options = base_options(change, model)
@@ -57,7 +57,7 @@ def apply(
             other = "the base is an ONNX file: write one with --output adapted.onnx"
             raise UsageError("the base is no ONNX file; remtta export --format onnx writes one" if onnx else other)
         if onnx:
-            from remtta.export import adapted_model, save_onnx
+            from remtta.formats.export import adapted_model, save_onnx
 
             check_not_input(target.output, "--output", (change.path, options.checkpoint))
             save_onnx(adapted_model(change, options), target.output)
@@ -87,7 +87,7 @@ def _loading_options(base: nn.Module, options: ModelOptions) -> str:
     from timm import get_pretrained_cfg
     from timm.data import resolve_data_config
 
-    from remtta.models.embedded import EMBEDDED
+    from remtta.lab.demo.embedded import EMBEDDED
     from remtta.models.loading import load
     from remtta.models.preprocessing import preprocessing_of
 
@@ -132,7 +132,7 @@ def export(
         load_torch("remtta.deltas.base_model", model, run)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import load_delta
-        from remtta.export import adapted_model, check_packages, export_model
+        from remtta.formats.export import adapted_model, check_packages, export_model
 
         check_packages(format)
         delta = load_delta(run)
@@ -155,7 +155,7 @@ def text_embed(
       remtta adapt frames -m vit_base_patch16_clip_quickgelu_224.openai --crop-pct 1 --text-embeddings names.safetensors
     """
     with running.command():
-        from remtta.models.prompts import is_zero_shot
+        from remtta.zero_shot.prompts import is_zero_shot
 
         target.check()
         check_not_input(target.output, "--output", [model.checkpoint])
@@ -163,7 +163,7 @@ def text_embed(
         if not is_zero_shot(name):
             raise UsageError(f"{name} has no text tower; name a zero-shot model, such as clip:ViT-B-16/openai")
         load_torch("remtta.models.loading", model)
-        from remtta.models.zero_shot import save_text_embeddings, zero_shot_head
+        from remtta.zero_shot.classifier import save_text_embeddings, zero_shot_head
 
         head = zero_shot_head(running.load_classifier(model))
         save_text_embeddings(target.output, head, name)

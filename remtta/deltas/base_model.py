@@ -16,13 +16,13 @@ from torch import nn
 
 from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
+from remtta.lab.demo.embedded import EMBEDDED
 from remtta.models.card import UNKNOWN
-from remtta.models.embedded import EMBEDDED
 from remtta.models.loading import load
 from remtta.models.preprocessing import check_preprocessing
-from remtta.models.prompts import TEMPLATES
 from remtta.options import ModelOptions
 from remtta.options.model import is_onnx
+from remtta.zero_shot.prompts import TEMPLATES
 
 _OPTIONS = (
     *("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size"),

@@ -20,11 +20,11 @@ from remtta.files import as_path
 from remtta.models.card import UNKNOWN
 from remtta.models.metadata import ModelWithMetadata, Output
 from remtta.models.preprocessing import Preprocessing
-from remtta.models.prompts import is_zero_shot
 from remtta.models.tensor_files import save_tensors, state_sha256
 from remtta.models.unwrapping import unwrap_model
 from remtta.models.weights import check_delta
-from remtta.models.zero_shot import checkpoint_state
+from remtta.zero_shot.classifier import checkpoint_state
+from remtta.zero_shot.prompts import is_zero_shot
 
 ABSURD = 100.0
 """A run whose change of weights has more than this many times their norm has diverged."""

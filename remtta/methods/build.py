@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from remtta.errors import ModelError
+from remtta.formats.onnx_model import OnnxClassifier
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Method
-from remtta.methods.settings import METHOD_TABLE, MethodConfig, check_method, method_config
+from remtta.methods.settings.base import MethodConfig
 from remtta.methods.source import Source
-from remtta.models.onnx_model import OnnxClassifier
+from remtta.methods.table import METHOD_TABLE, check_method, method_config
 from remtta.models.unwrapping import unwrap_model
 from remtta.options import DEFAULT_BATCH_SIZE
 

@@ -1,4 +1,4 @@
-"""Methods that train nothing: the source model unchanged, with centered logits, or with a batch's statistics."""
+"""Methods that train nothing: the source model unchanged, or with centered logits."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from remtta.errors import ModelError
-from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, Method
 from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, BatchNorms, MethodConfig
 from remtta.methods.state import Config
@@ -71,30 +69,3 @@ class CentredSource(Source[Config]):
 
     settings: ClassVar[type[MethodConfig]] = CentreConfig
     adapts = True
-
-
-@dataclass(frozen=True)
-class NORMConfig(MethodConfig):
-    """Settings of NORM: of the shared ones only those of batch norms, episodic and precision are used."""
-
-    unused = (*UPDATE_SETTINGS, "micro_batch", "centre")
-
-
-class NORM(CentredSource[NORMConfig]):
-    """Predict with the batch's statistics in every batch norm; no weight changes.
-
-    With `bn="recent"` the running statistics follow those of recent images, and are the content of a delta. Raise
-    ModelError if the model has no batch norms.
-    """
-
-    settings = NORMConfig
-
-    def __init__(self, model: AdaptedModel, config: NORMConfig) -> None:
-        super().__init__(model, config)
-        if not model.backbone.batch_norms:
-            raise ModelError(
-                "norm needs batch norms with running statistics, and the model has none that adapt; "
-                "choose another method"
-            )
-        self.adapts = model.batch_norms.moves
-        self.delta_refusal = None if self.adapts else "norm changes nothing, unless --set bn=recent lets it"

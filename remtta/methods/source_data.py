@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from remtta.errors import CheckpointError, OutputError, StreamError, UsageError, counted
 from remtta.files import cache_folder, remove_leftovers
 from remtta.methods.base import Method
-from remtta.methods.settings import METHOD_TABLE, MethodConfig
+from remtta.methods.settings.base import MethodConfig
+from remtta.methods.table import METHOD_TABLE
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import UNREADABLE, json_sha256, read_tensors, save_tensors, state_sha256, tensors_sha256
 from remtta.streams.decoding_budget import Budget

@@ -16,7 +16,7 @@ from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError, logging_at
 from remtta.methods.build import build_method
-from remtta.methods.settings import METHOD_TABLE
+from remtta.methods.table import METHOD_TABLE
 
 _log = logging.getLogger("remtta")
 

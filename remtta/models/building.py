@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError, logging_at
+from remtta.lab.demo.embedded import EMBEDDED
 from remtta.models.checkpoints import most_bytes
-from remtta.models.embedded import EMBEDDED
 from remtta.models.huggingface import build_folder, transformers_config
 from remtta.models.metadata import TimmModel
 from remtta.models.unwrapping import is_timm_model

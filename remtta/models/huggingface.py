@@ -19,7 +19,7 @@ from timm.data import constants
 from torch import nn
 
 from remtta.errors import CheckpointError, first_line
-from remtta.models.huggingface_models import FAMILIES, SUPPORTED, Config, Family, Size, pair
+from remtta.formats.transformers_models import FAMILIES, SUPPORTED, Config, Family, Size, pair
 from remtta.models.preprocessing import check_preprocessing
 
 _log = logging.getLogger(__name__)

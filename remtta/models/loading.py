@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from remtta.errors import UsageError
-from remtta.models.onnx_model import load_onnx
-from remtta.models.text_tower import OnTexts
+from remtta.formats.onnx_model import load_onnx
 from remtta.options import ModelOptions
+from remtta.zero_shot.text_tower import OnTexts
 
 
 def load_model(

@@ -11,19 +11,19 @@ import torch
 from torch import nn
 
 from remtta.errors import ModelError, UsageError
+from remtta.lab.demo.embedded import CLASS_NAMES, EMBEDDED, MODEL_KWARGS, MODEL_NAME
 from remtta.models.building import create
 from remtta.models.card import built_from, checked_labels, given_preprocessing, known_labels, read_labels
 from remtta.models.checkpoints import load_checkpoint
-from remtta.models.clip import load_zero_shot
-from remtta.models.embedded import CLASS_NAMES, EMBEDDED, MODEL_KWARGS, MODEL_NAME
 from remtta.models.huggingface import weights_file
 from remtta.models.metadata import PretrainedConfig, TimmModel
 from remtta.models.preprocessing import check_preprocessing, image_size
-from remtta.models.prompts import is_zero_shot
-from remtta.models.text_tower import OnTexts
 from remtta.models.unwrapping import config_of, is_timm_model
-from remtta.models.zero_shot import classify_by_texts
 from remtta.options import DEFAULT_MODEL, ModelOptions
+from remtta.zero_shot.classifier import classify_by_texts
+from remtta.zero_shot.models import load_zero_shot
+from remtta.zero_shot.prompts import is_zero_shot
+from remtta.zero_shot.text_tower import OnTexts
 
 _log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ def _load_embedded(options: ModelOptions, device: torch.device) -> nn.Module:
     names, half = ("checkpoint", "mean", "std", "crop_pct", "labels", "interpolation"), (0.5, 0.5, 0.5)
     chosen = {name: value for name in names if (value := getattr(options, name)) is not None}
     built = ModelOptions(MODEL_NAME, num_classes=len(CLASS_NAMES), model_kwargs=MODEL_KWARGS, labels=CLASS_NAMES)
-    with resources.as_file(resources.files("remtta.models") / "embedded.safetensors") as weights:
+    with resources.as_file(resources.files("remtta.lab.demo") / "embedded.safetensors") as weights:
         embedded = replace(built, checkpoint=weights, mean=half, std=half, crop_pct=1.0)
         model = load_timm(replace(embedded, **chosen), device)
     assert is_timm_model(model)

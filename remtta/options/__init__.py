@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from remtta.options.evaluation import DataOptions as DataOptions
-from remtta.options.evaluation import EvalOptions as EvalOptions
 from remtta.options.model import DEFAULT_MODEL as DEFAULT_MODEL
 from remtta.options.model import ModelOptions as ModelOptions
 from remtta.options.run_options import DEFAULT_BATCH_SIZE as DEFAULT_BATCH_SIZE

@@ -18,8 +18,10 @@ from remtta.methods import rem
 from remtta.methods.base import Method
 from remtta.methods.build import build_method, create_method
 from remtta.methods.fitting import fitting_micro_batch
-from remtta.methods.settings import METHOD_TABLE, MethodConfig, REMConfig, check_method, settings_of
+from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source, source_files
+from remtta.methods.table import METHOD_TABLE, check_method, settings_of
 from remtta.models.card import ModelCard
 from remtta.models.precision import multiplies_bf16
 from remtta.options import GuardOptions, RunOptions

@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from remtta.formats.onnx_model import OnnxClassifier
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Method
-from remtta.methods.settings import METHOD_TABLE
 from remtta.methods.settings.base import MethodConfig
+from remtta.methods.table import METHOD_TABLE
 from remtta.models.metadata import metadata_of
-from remtta.models.onnx_model import OnnxClassifier
 from remtta.models.precision import is_compiled, multiplies_bf16
 
 Resolved = Literal["fp32", "bf16"]

@@ -22,7 +22,7 @@ from remtta.deltas.delta import Delta
 from remtta.errors import UsageError, without_password
 from remtta.files import write_json
 from remtta.machine import processor_name
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings.base import MethodConfig
 from remtta.models.card import ModelCard
 from remtta.models.tensor_files import json_sha256
 from remtta.models.weights import Committed

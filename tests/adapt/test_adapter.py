@@ -31,14 +31,14 @@ from remtta import (
     stream,
 )
 from remtta.errors import ModelError, NotFiniteError, StreamError, UsageError
-from remtta.evaluation import evaluate
-from remtta.methods.settings import method_config
-from remtta.options import EvalOptions
+from remtta.lab.evaluation import evaluate
+from remtta.lab.evaluation.options import EvalOptions
+from remtta.methods.table import method_config
 from remtta.streams.frames import Frame
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
 from tests.conftest import NUM_CLASSES, png, random_images, same_tensors, tiny_vit
-from tests.evaluation.trees import open_tree, write_tree
+from tests.lab.evaluation.trees import open_tree, write_tree
 from tests.records import rows_of
 
 GIVEN: dict[str, Any] = {"batch_size": 5, "lr": 0.01, "seed": 3}

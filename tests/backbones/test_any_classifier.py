@@ -22,7 +22,7 @@ from remtta.backbones.batchnorm import running_statistics
 from remtta.backbones.lookup import backbone_of, compile_blocks
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError, RemttaError
-from remtta.methods.settings import method_config
+from remtta.methods.table import method_config
 from remtta.models.card import card_of
 from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing, preprocessing_of

@@ -14,10 +14,11 @@ from remtta import Adapter
 from remtta.backbones.batchnorm import HALF_LIFE, BatchStatistics, batch_norms, running_statistics
 from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
+from remtta.baselines.norm import NORM, NORMConfig
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta
 from remtta.errors import DeltaError, ModelError
-from remtta.methods.settings import method_config
-from remtta.methods.source import NORM, NORMConfig, Source
+from remtta.methods.source import Source
+from remtta.methods.table import method_config
 from remtta.models.tensor_files import state_sha256
 from remtta.pipeline.forward import source_logits
 from tests.backbones.tiny_models import pictures, tiny

@@ -18,7 +18,7 @@ from remtta.backbones.norms import adapted_norms
 from remtta.backbones.tokens import Transformer
 from remtta.backbones.vit import ViT
 from remtta.errors import ModelError
-from remtta.methods.settings import method_config
+from remtta.methods.table import method_config
 from tests.backbones.tiny_models import SMALL, TRANSFORMERS, image_size, images_for, transformer
 from tests.conftest import TINY, random_images, tiny_vit
 from tests.methods.making import QUICK, pipeline_of, predicted, views_of

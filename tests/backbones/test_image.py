@@ -13,7 +13,7 @@ from remtta import REM, REMConfig
 from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
-from remtta.methods.settings import method_config
+from remtta.methods.table import method_config
 from tests.backbones.tiny_models import FAMILIES, FIXED_SIZE, SIZE, image_size, pictures, tiny, transformer
 from tests.conftest import tiny_vit
 from tests.methods.making import pipeline_of, predicted

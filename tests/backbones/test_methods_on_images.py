@@ -8,7 +8,8 @@ import torch
 
 from remtta.deltas.delta import load_delta
 from remtta.errors import ModelError
-from remtta.methods.settings import MethodConfig, method_config
+from remtta.methods.settings.base import MethodConfig
+from remtta.methods.table import method_config
 from remtta.pipeline.pipeline import Pipeline
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import draw_folder, random_images, tiny_vit

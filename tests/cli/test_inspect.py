@@ -16,12 +16,13 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from remtta import adapt_stream, load_delta
-from remtta.evaluation import evaluate, open_dataset
-from remtta.methods.settings import method_config
-from remtta.options import EvalOptions, RunOptions
+from remtta.lab.evaluation import evaluate, open_dataset
+from remtta.lab.evaluation.options import EvalOptions
+from remtta.methods.table import method_config
+from remtta.options import RunOptions
 from tests.command import remtta_here
 from tests.conftest import draw_folder, tiny_vit
-from tests.evaluation.trees import write_tree
+from tests.lab.evaluation.trees import write_tree
 from tests.records import record_of
 from tests.runs.tiny import adapt_tiny
 

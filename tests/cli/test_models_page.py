@@ -14,8 +14,9 @@ import timm
 
 from remtta.backbones.families import FAMILIES, modules_without_family
 from remtta.cli.listings import methods_text
-from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT
 from remtta.methods.support import Support, kinds, refused_methods, support_in, support_of
+from remtta.methods.table import METHOD_TABLE
+from remtta.zero_shot import METHODS as ZERO_SHOT
 from tests.command import remtta_here
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "models.md"

@@ -13,11 +13,11 @@ from torch import nn
 from remtta.cli import COMMANDS
 from remtta.cli.parameters import flatten
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_TABLE
+from remtta.methods.table import METHOD_TABLE
 from remtta.options import LiveOptions, StreamOptions
 from remtta.options.option import OptionField
 from tests.command import remtta_here
-from tests.evaluation.trees import write_tree
+from tests.lab.evaluation.trees import write_tree
 
 OPTIONS: dict[str, dict[str, OptionField]] = {
     name: {field.flag: field for field in flatten(command).fields.values() if field.option}  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from remtta.cli.reporting import command
 from tests.command import refusal_of
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, tiny_vit
-from tests.evaluation.trees import write_tree
+from tests.lab.evaluation.trees import write_tree
 
 
 def _errors() -> list[Any]:

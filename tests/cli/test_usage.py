@@ -14,7 +14,7 @@ from remtta.cli import app, running, share_cores
 from remtta.cli.running import load_torch
 from remtta.cli.usage import spread_values
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_TABLE
+from remtta.methods.table import METHOD_TABLE
 from remtta.options import ModelOptions
 from tests.command import command_line, refusal_of, remtta_here
 from tests.records import parsed

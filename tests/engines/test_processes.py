@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from remtta.corruptions.options import CorruptOptions
-from remtta.corruptions.tree import corrupt_tree
 from remtta.engines.cluster import get_result, on_ray
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import DIED, RETRIES, WorkersDied, in_processes
 from remtta.errors import RemttaError
-from remtta.evaluation import evaluate
-from remtta.options import EvalOptions
+from remtta.lab.corruptions.options import CorruptOptions
+from remtta.lab.corruptions.tree import corrupt_tree
+from remtta.lab.evaluation import evaluate
+from remtta.lab.evaluation.options import EvalOptions
 from tests.conftest import draw_image, happens, meanwhile, raising, tiny_vit
-from tests.evaluation.trees import open_tree, write_tree
+from tests.lab.evaluation.trees import open_tree, write_tree
 
 
 def until_stopped(folder: Path, number: int, stopped: Callable[[], int]) -> int:

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from remtta.methods.base import Method
 from remtta.methods.build import build_method, create_method
 from remtta.methods.rem import REM
-from remtta.methods.settings import METHOD_TABLE, MethodConfig, method_config
+from remtta.methods.settings.base import MethodConfig
+from remtta.methods.table import METHOD_TABLE, method_config
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 

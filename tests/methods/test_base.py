@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError, UsageError
 from remtta.methods.base import Center, Loss, Method
-from remtta.methods.settings import MethodConfig
+from remtta.methods.settings.base import MethodConfig
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import pipeline_of
 

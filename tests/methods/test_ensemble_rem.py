@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from remtta.errors import UsageError
 from remtta.methods.build import build_method
-from remtta.methods.settings import method_config
+from remtta.methods.table import method_config
 from remtta.options import GuardOptions
 from remtta.pipeline.build import assemble_pipeline
 from remtta.pipeline.forward import shifted

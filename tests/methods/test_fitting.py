@@ -13,7 +13,8 @@ from remtta.methods import fitting
 from remtta.methods.base import Center, Loss
 from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.rem import REM
-from remtta.methods.settings import REMConfig, method_config
+from remtta.methods.settings.rem_config import REMConfig
+from remtta.methods.table import method_config
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import pipeline_of, predicted

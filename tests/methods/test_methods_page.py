@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from remtta.methods.settings import METHOD_TABLE, method_config
+from remtta.methods.table import METHOD_TABLE, method_config
 from remtta.options.option import read_pairs
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "methods.md").read_text()

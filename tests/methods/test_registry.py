@@ -5,10 +5,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from remtta.methods.continual_mae import hog_size
+from remtta.baselines.continual_mae import hog_size
 from remtta.methods.optimizer import NamedOptimizer
-from remtta.methods.settings import METHOD_TABLE, ZERO_SHOT, method_config
+from remtta.methods.table import METHOD_TABLE, method_config
 from remtta.methods.tent import TentConfig
+from remtta.zero_shot import METHODS as ZERO_SHOT
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import (
     LABELS,

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_TABLE, REMConfig, method_config
+from remtta.methods.settings.rem_config import REMConfig
+from remtta.methods.table import METHOD_TABLE, method_config
 from remtta.options import RunOptions
 from remtta.options.option import Bounds, option_fields, read_pairs
 

@@ -14,21 +14,22 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, OutputError, StreamError, UsageError
-from remtta.evaluation import evaluate, open_dataset
 from remtta.files import cache_folder
+from remtta.lab.evaluation import evaluate, open_dataset
+from remtta.lab.evaluation.options import EvalOptions
 from remtta.methods import tent
 from remtta.methods.base import Center, Loss
 from remtta.methods.build import build_method
-from remtta.methods.settings import METHOD_TABLE, MethodSpec
 from remtta.methods.settings.chosen import STREAM_METHODS
+from remtta.methods.settings.spec import MethodSpec
 from remtta.methods.source_data import check_source_data, learn_from_source
+from remtta.methods.table import METHOD_TABLE
 from remtta.methods.tent import Tent, TentConfig
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
-from remtta.options import EvalOptions
 from remtta.streams.images import load_image
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, draw_image, tiny_vit
-from tests.evaluation.trees import write_tree
+from tests.lab.evaluation.trees import write_tree
 
 
 class Anchored(Tent):

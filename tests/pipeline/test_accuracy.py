@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.methods.settings import method_config
+from remtta.methods.table import method_config
 from remtta.options import RunOptions
 from remtta.pipeline.accuracy import WINDOW, Calibration, Estimator
 from remtta.pipeline.guard import describe

@@ -9,7 +9,7 @@ import torch
 
 from remtta.errors import UsageError
 from remtta.methods.build import build_method
-from remtta.methods.settings import method_config
+from remtta.methods.table import method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions
 from remtta.pipeline.guard import Guard

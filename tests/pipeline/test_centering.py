@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from remtta.methods.build import build_method
 from remtta.methods.pixels import shuffle_patches
-from remtta.methods.settings import method_config
+from remtta.methods.table import method_config
 from remtta.options import GuardOptions
 from remtta.pipeline.centering import LogitCentering
 from remtta.pipeline.forward import source_logits

@@ -10,15 +10,17 @@ from torch import Tensor
 
 from remtta import adapt_stream
 from remtta.errors import UsageError
-from remtta.evaluation import evaluate
+from remtta.lab.evaluation import evaluate
+from remtta.lab.evaluation.options import EvalOptions
 from remtta.methods.build import build_method
-from remtta.methods.settings import REMConfig, method_config
-from remtta.options import Answer, EvalOptions, GuardOptions, RunOptions
+from remtta.methods.settings.rem_config import REMConfig
+from remtta.methods.table import method_config
+from remtta.options import Answer, GuardOptions, RunOptions
 from remtta.pipeline.guard import Guard, describe
 from remtta.pipeline.information import InformationGap, information_gap
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import draw_folder, random_images, same_tensors, tiny_vit
-from tests.evaluation.trees import open_tree, write_tree
+from tests.lab.evaluation.trees import open_tree, write_tree
 from tests.pipeline.helpers import predict_and_learn
 from tests.records import lines_of, record_of
 

@@ -9,18 +9,18 @@ import pytest
 import torch
 
 import remtta
-from remtta.adapt.many_streams import adapt_streams
-from remtta.bench import run_bench
+from remtta.deployment.many_streams import adapt_streams
+from remtta.lab.bench import run_bench
+from remtta.lab.bench_options import BenchOptions
 from remtta.methods.build import build_method
 from remtta.models.precision import multiplies_bf16
 from remtta.options import ModelOptions, RunOptions
-from remtta.options.bench import BenchOptions
 from remtta.pipeline import build, precision
 from remtta.pipeline.build import AdaptationConfig
 from remtta.streams.sources import open_streams
 from tests.command import remtta_here
 from tests.conftest import TINY, TINY_OPTIONS, tiny_vit
-from tests.evaluation.trees import evaluate_tiny, open_tree, write_tree
+from tests.lab.evaluation.trees import evaluate_tiny, open_tree, write_tree
 from tests.records import assert_same_results, json_of, record_of
 from tests.runs.tiny import adapt_tiny, stop_after
 

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
+from remtta.lab.evaluation.method_names import action_of, answer_of, check_method_names
 from remtta.methods.build import build_method
-from remtta.methods.settings import METHOD_TABLE, REMConfig, _warn_of_deprecated, method_config
-from remtta.methods.settings.names import action_of, answer_of, check_method_names
+from remtta.methods.settings.rem_config import REMConfig
+from remtta.methods.table import METHOD_TABLE, _warn_of_deprecated, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import Action, Answer, GuardOptions
 from remtta.pipeline.forward import shifted, source_logits

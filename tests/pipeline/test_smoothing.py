@@ -9,15 +9,16 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.evaluation.evaluating import evaluate
-from remtta.methods.settings import names
+from remtta.lab.evaluation import method_names as names
+from remtta.lab.evaluation.evaluating import evaluate
+from remtta.lab.evaluation.options import EvalOptions
 from remtta.models.preprocessing import preprocessing_of
-from remtta.options import EvalOptions, RunOptions
+from remtta.options import RunOptions
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.summary import RunSummary
 from tests.conftest import draw_folder, draw_image, tiny_vit
-from tests.evaluation.trees import CLASSES as CLASS_NAMES
-from tests.evaluation.trees import open_tree
+from tests.lab.evaluation.trees import CLASSES as CLASS_NAMES
+from tests.lab.evaluation.trees import open_tree
 from tests.pipeline.helpers import notify
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny, stop_after

@@ -13,8 +13,8 @@ import pytest
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
+from remtta.lab.report.inspection import describe_folder
 from remtta.options import LiveOptions
-from remtta.report.inspection import describe_folder
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.run_writer import View
 from remtta.runs.saving import Saver, load_position

@@ -12,11 +12,14 @@ import pytest
 
 from remtta import adapt_stream, load_delta
 from remtta.engines.interrupts import Interrupts
-from remtta.evaluation import evaluate, open_dataset
-from remtta.evaluation.trial_writer import delta_path
-from remtta.methods.settings import MethodConfig, REMConfig, method_config
+from remtta.lab.evaluation import evaluate, open_dataset
+from remtta.lab.evaluation.options import EvalOptions
+from remtta.lab.evaluation.trial_writer import delta_path
+from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.source import SourceConfig
-from remtta.options import EvalOptions, GuardOptions, RunOptions
+from remtta.methods.table import method_config
+from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.saving import load_position
@@ -24,7 +27,7 @@ from remtta.runs.summary import RunProgress, RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, same_tensors, tiny_vit
-from tests.evaluation.trees import write_tree
+from tests.lab.evaluation.trees import write_tree
 from tests.records import assert_same_results, lines_of, record_of, rows_of
 from tests.runs.tiny import adapt_tiny, camera
 

@@ -9,12 +9,12 @@ from torch import nn
 
 from remtta import RunOptions, adapt_stream, apply_delta, load_delta
 from remtta.errors import UsageError
-from remtta.evaluation.evaluating import evaluate
-from remtta.methods.settings import METHOD_TABLE, method_config
+from remtta.lab.evaluation.evaluating import evaluate
+from remtta.lab.evaluation.options import EvalOptions
+from remtta.methods.table import METHOD_TABLE, method_config
 from remtta.models.tensor_files import state_sha256
-from remtta.options import EvalOptions
 from tests.conftest import same_tensors, tiny_vit
-from tests.evaluation.trees import open_tree, write_tree
+from tests.lab.evaluation.trees import open_tree, write_tree
 
 CHANGED: dict[str, dict[str, Any]] = {
     "cotta": {"lr": 0.05, "teacher_decay": 0.5, "augment_below": 0.0},

@@ -17,7 +17,9 @@ from torch import nn
 
 from remtta import adapt_stream
 from remtta.engines.interrupts import Interrupts
-from remtta.methods.settings import MethodConfig, REMConfig, method_config
+from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.rem_config import REMConfig
+from remtta.methods.table import method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
 from remtta.runs.summary import RunSummary

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from remtta.streams.lists import read_paths
+from remtta.deployment.stream_lists import read_paths
 
 T = TypeVar("T")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from remtta.deployment.stream_lists import read_paths, read_sources
 from remtta.errors import FrameError, UsageError
-from remtta.streams.lists import read_paths, read_sources
 from remtta.streams.sources import Stream, open_stream
 from tests.conftest import draw_image
 from tests.streams.pipes import in_time, paths_in

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from remtta.errors import UsageError
-from remtta.methods.settings import METHOD_SUMMARIES, METHOD_TABLE, MethodConfig, REMConfig, check_method, method_config
-from remtta.methods.settings.names import check_method_names, defaults_of, label_of, method_of
+from remtta.lab.evaluation.method_names import check_method_names, defaults_of, label_of, method_of
+from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.rem_config import REMConfig
+from remtta.methods.table import METHOD_SUMMARIES, METHOD_TABLE, check_method, method_config
 from remtta.options.model import is_onnx
 from remtta.options.option import PassedSettings, method_option, model_option, option_fields, read_pairs
 

@@ -1,0 +1,108 @@
+"""Publish the adapted model during a run, as files that a server polls."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from remtta.errors import RemttaError, UsageError, check
+from remtta.files import check_can_hold, writing
+
+if TYPE_CHECKING:
+    from remtta.runs.run import Run
+
+_KEPT = 2  # versions: a server may still read the one before
+
+_log = logging.getLogger("remtta")
+
+
+class ModelPublisher:
+    """Writes the adapted model now and then, whole or not at all, and never while the guard doubts it.
+
+    Args:
+        path: A file: `.onnx`, `.safetensors` for a checkpoint, or `delta.safetensors`; or the folder of a model in a
+            repository of Triton, for versions of `model.onnx` in numbered folders.
+        every: Number of updates, or of minutes: "10m".
+
+    Raises:
+        UsageError: If the path or the number is none of these.
+    """
+
+    def __init__(self, path: Path, every: str = "10m") -> None:
+        valid = re.fullmatch(r"[1-9]\d*m?", every) is not None
+        check(valid, "--publish-every", every, "a number of updates (200) or of minutes (10m)")
+        if path.suffix not in ("", ".onnx", ".safetensors"):
+            raise UsageError(f"--publish {path} must be a folder, or end in .onnx or .safetensors")
+        check_can_hold(path.parent, "a folder to publish in", "--publish")
+        self._path, self._every, self._by_time = path, int(every.removesuffix("m")), every.endswith("m")
+        self._as_delta = path.name.endswith("delta.safetensors")
+        self._published, self._at = (0, 0), time.monotonic()  # `_state` of the last one, and when
+        self._versions: list[Path] = []  # oldest first
+
+    def follow(self, run: Run) -> None:
+        """Publish this run's model; raise UsageError if it cannot be written so."""
+        self._run, context = run, run.context
+        if not context.pipeline.method.adapts or context.pipeline.method.delta_refusal:
+            raise UsageError(f"{context.method} changes no weights that --publish could write")
+        if self._path.suffix == ".safetensors" and context.card.provider and not self._as_delta:
+            raise UsageError(f"--publish {self._path}: an ONNX file is published as .onnx, or as its delta.safetensors")
+
+    def after_batch(self) -> None:
+        """Publish the model if it is time to."""
+        minutes, (updates, alarms) = (time.monotonic() - self._at) / 60, self._state
+        passed = minutes if self._by_time else updates - self._published[0]
+        if passed >= self._every or alarms != self._published[1]:  # after an alarm, what harmed must not be served
+            self.publish()
+
+    @property
+    def _state(self) -> tuple[int, int]:
+        """Number of updates and of alarms."""
+        return self._run.summary.num_updates, self._run.context.pipeline.total_alarms
+
+    def publish(self) -> None:
+        """Publish the model, unless it has not changed or the guard doubts it; a failure is only logged."""
+        guard, state = self._run.context.pipeline.guard, self._state
+        if state == self._published or (guard is not None and guard.verdict == "doubt"):
+            return
+        self._published, self._at = state, time.monotonic()
+        try:
+            with writing(self._path):
+                self._write(self._path) if self._path.suffix else self._write_version()
+            _log.debug("published the model after %d updates: %s", state[0], self._path)
+        except RemttaError as error:
+            _log.warning("the model was not published: %s", error)
+
+    def _write_version(self) -> None:
+        self._path.mkdir(parents=True, exist_ok=True)
+        number = 1 + max((int(each.name) for each in self._path.iterdir() if each.name.isdigit()), default=0)
+        part = self._path / f".{number}"
+        part.mkdir(exist_ok=True)
+        self._write(part / "model.onnx")
+        self._versions.append(part.rename(self._path / str(number)))
+        for old in self._versions[:-_KEPT]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _write(self, path: Path) -> None:
+        from remtta.deltas.delta import apply_delta, save_delta, save_weights
+        from remtta.formats.export import ExportableModel, save_onnx
+        from remtta.models.card import card_of
+        from remtta.runs.manifest import delta_of
+
+        context, frames = self._run.context, self._run.summary.progress.frames_in_delta
+        size, adapted = context.options.batch_size, context.pipeline.method.model
+        delta = delta_of(context.card, context.method, context.config, size, context.pipeline.committed, frames)
+        if self._as_delta:
+            save_delta(path, delta)
+            return
+        with adapted.weights.at_source():
+            model = copy.deepcopy(adapted.backbone.module).cpu()
+        apply_delta(model, delta)
+        if path.suffix == ".onnx":
+            save_onnx(ExportableModel(model, {}, card_of(model), delta, ()), path)
+        else:
+            save_weights(path, model)

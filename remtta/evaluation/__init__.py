@@ -1,9 +1,0 @@
-"""Evaluate methods on labelled domains: datasets, scenarios, metrics, tables and plots."""
-
-from __future__ import annotations
-
-from remtta.evaluation.datasets import open_dataset
-from remtta.evaluation.evaluating import evaluate
-from remtta.evaluation.preprocessing import choose_preprocessing
-
-__all__ = ["choose_preprocessing", "evaluate", "open_dataset"]

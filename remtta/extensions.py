@@ -1,0 +1,134 @@
+"""The extension points: methods, backbones, loaders, callbacks and commands, of remtta's parts and of other packages.
+
+An extension is a name and the object that it stands for, `module:object`, imported on use so that `--help` is fast.
+Another package declares its extensions as entry points of the group `remtta.methods`, `remtta.backbones`, and so on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from remtta.errors import UsageError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Point = Literal["methods", "backbones", "loaders", "callbacks", "commands"]
+
+PARTS = ("baselines", "zero_shot", "formats", "deployment", "lab")
+"""The parts of remtta that its core does not need: packages that may be missing."""
+
+_BUILT_IN: dict[Point, dict[str, str]] = {
+    "methods": {
+        "core": "remtta.methods.settings.core:METHODS",
+        "baselines": "remtta.baselines:METHODS",
+        "zero_shot": "remtta.zero_shot:METHODS",
+    },
+    "backbones": {},
+    "loaders": {},
+    "callbacks": {},
+    "commands": {
+        "eval": "remtta.lab.commands.eval:evaluate",
+        "doctor": "remtta.lab.commands.doctor:doctor",
+        "corrupt": "remtta.lab.commands.corrupt:corrupt",
+        "demo": "remtta.lab.commands.demo:demo",
+        "bench": "remtta.lab.commands.bench:bench",
+    },
+}
+"""The extensions of remtta itself. Methods come in tables of many (`remtta.methods.settings.MethodSpec`, by name)."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """A name, and the object that it stands for."""
+
+    name: str
+    target: str  # "module:object"
+    entry: EntryPoint | None = None  # of another package; None for remtta's own
+
+    @property
+    def owner(self) -> str:
+        """The package that has it, for messages."""
+        if self.entry is None:
+            return "remtta itself"
+        return f"the package {self.entry.dist.name if self.entry.dist else self.entry.module}"
+
+    @property
+    def summary(self) -> str:
+        """A one-line description of another package's extension, from the metadata of the package."""
+        if self.entry is None or self.entry.dist is None:
+            return ""
+        metadata = self.entry.dist.metadata
+        text = metadata["Summary"] if "Summary" in metadata else ""  # noqa: SIM401 - a Message, whose get is untyped
+        return f"{text} ({self.owner.removeprefix('the ')})".lstrip()
+
+    def load(self) -> object:
+        """Import and return the object; raise UsageError, naming the package, if another package's cannot be."""
+        module, _, name = self.target.partition(":")
+        if self.entry is None:
+            return getattr(import_module(module), name)
+        try:
+            return self.entry.load()
+        except Exception as error:  # a foreign module may raise anything
+            problem = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UsageError(
+                f"{self.target} of {self.owner} cannot be imported ({problem}); fix or uninstall it"
+            ) from error
+
+
+def built_in(point: Point) -> dict[str, Extension]:
+    """Return remtta's own extensions at a point by name, in the order of its table, without those of missing parts."""
+    return {name: Extension(name, target) for name, target in _BUILT_IN[point].items() if _exists(target)}
+
+
+def of_packages(point: Point, known: Iterable[str]) -> tuple[dict[str, Extension], dict[str, str]]:
+    """Return the extensions of other packages by name, and the names that are refused, with the reason.
+
+    Args:
+        known: The names that are taken by remtta itself.
+    """
+    found: dict[str, Extension] = {}
+    refused: dict[str, str] = {}
+    owners, kind = dict.fromkeys(known, "remtta itself"), point.removesuffix("s")
+    for entry in _entry_points(f"remtta.{point}"):
+        extension = Extension(entry.name, entry.value, entry)
+        name, owner = entry.name, extension.owner
+        if name in owners:
+            both = f"{owners[name]} and {owner} both have a {kind} {name}"
+            refused[name] = f"{both}; uninstall {owner.removeprefix('the package ')}"
+        elif not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+            refused[name] = f"{owner} has a {kind} {name}, whose name may only have letters, digits, - and _"
+        else:
+            found[name], owners[name] = extension, owner
+    return found, refused
+
+
+def _exists(target: str) -> bool:
+    """Return whether the part of remtta that has an extension is installed."""
+    part = target.split(".")[1]
+    return part not in PARTS or importlib.util.find_spec(f"remtta.{part}") is not None
+
+
+def _entry_points(group: str) -> list[EntryPoint]:
+    """Return the entry points of all installed packages in a group, sorted by name."""
+    if not any(map(_has_extension, sys.path)):
+        return []
+    from importlib.metadata import entry_points  # takes a tenth of the time of `remtta --help`
+
+    return sorted(entry_points(group=group), key=lambda entry: (entry.name, entry.dist.name if entry.dist else ""))
+
+
+def _has_extension(folder: str) -> bool:
+    for path in Path(folder).glob("*-info/entry_points.txt"):
+        with contextlib.suppress(OSError):  # an unreadable file of another package; importlib skips it, too
+            if "[remtta." in path.read_text("utf-8", "replace"):
+                return True
+    return False

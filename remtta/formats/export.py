@@ -1,0 +1,288 @@
+"""Write an adapted model as ONNX, PEFT or timm files, checked against torch; they appear together or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+import logging
+import os
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from remtta._version import __version__
+from remtta.backbones.norms import norm_modules
+from remtta.deltas.delta import Delta, apply_delta, save_weights
+from remtta.errors import OutputError, RemttaError, UsageError, check_installed, counted, first_line, needed
+from remtta.files import FolderLock, check_can_hold, check_not_input, write_atomically, writing
+from remtta.formats.onnx_graph import OnnxGraph, read_graph
+from remtta.formats.onnx_model import OnnxClassifier
+from remtta.models.card import ModelCard, card_of
+from remtta.models.loading import load, load_model
+from remtta.models.unwrapping import classifiers_of, config_of
+from remtta.options import ModelOptions
+from remtta.zero_shot.classifier import ZeroShotHead
+
+Format = Literal["onnx", "peft", "timm"]
+
+TOLERANCE = 1e-4
+"""Largest difference of a logit from torch's, relative to the largest logit if that exceeds 1."""
+
+BATCHES = (1, 7)
+
+_ONNX_FILE, _PROVIDER = "model.onnx", "CPUExecutionProvider"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ExportableModel:
+    """A model with a delta added."""
+
+    model: nn.Module  # on the CPU, in float32
+    base: Mapping[str, Tensor]  # the source weights
+    card: ModelCard  # the adapted model's
+    delta: Delta
+    inputs: Sequence[str | Path | None]  # files or folders of base and delta, if known
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Origin and usage, as strings."""
+        return {
+            "remtta_version": __version__,
+            "model": self.delta.model,
+            "base_sha256": self.delta.base_sha256,
+            "state_sha256": self.card.sha256,
+            "delta_sha256": self.delta.file_sha256 or "",
+            "method": self.delta.method,
+            "frames": str(self.delta.frames),
+            "updates": str(self.delta.updates),
+            "preprocessing": json.dumps(self.card.preprocessing.as_dict()),
+            "labels": json.dumps(list(self.card.labels or [])),
+        }
+
+    def images(self, count: int) -> Tensor:
+        """Return normalised random images, the same each time."""
+        generator = torch.Generator().manual_seed(count)
+        return torch.randn(count, 3, *self.card.preprocessing.input_size, generator=generator)
+
+    @torch.inference_mode()
+    def check(self, program: str, predict: Callable[[Tensor], ArrayLike]) -> None:
+        """Compare another program's logits (B, C) of images (B, 3, H, W) with torch's, for batches of 1 and 7; raise
+        RemttaError if a difference, relative to the largest logit if that exceeds 1, is larger than `TOLERANCE`.
+        """
+        differences = []
+        for count in BATCHES:
+            images = self.images(count)
+            expected = self.model(images).numpy()
+            got = np.asarray(predict(images))
+            if got.shape != expected.shape:
+                raise RemttaError(
+                    f"{program} returns {tuple(got.shape)} for {counted(count, 'image')}, torch {tuple(expected.shape)}"
+                )
+            differences.append(np.abs(got - expected).max() / max(1.0, np.abs(expected).max()))
+        worst = float(np.max(differences))  # unlike max(), keeps a NaN
+        if not worst <= TOLERANCE:
+            raise RemttaError(f"in {program} the logits differ from torch's by {worst:.1e}; nothing was exported")
+        _log.info("%s: logits within %.1e of torch's", program, worst)
+
+
+def adapted_model(delta: Delta, options: ModelOptions) -> ExportableModel:
+    """Load the base of a delta by the options that `base_options` returned, and add the delta; raise RemttaError if the
+    base cannot be loaded, or the delta does not fit.
+    """
+    model = load(options)
+    base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    apply_delta(model, delta)
+    inputs = options.weights_place, delta.path, options.text_embeddings
+    return ExportableModel(model, base, card_of(model), delta, inputs)
+
+
+def save_onnx(adapted: ExportableModel, path: Path) -> None:
+    """Write an ONNX file: normalised images (B, 3, H, W) to logits (B, C), for any B; an ONNX file keeps its own inputs
+    and outputs. Raise UsageError if a package is missing, or the model is too large for one file; RemttaError if the
+    model cannot be exported, or its logits differ.
+    """
+    if isinstance(adapted.model, OnnxClassifier):
+        adapted.model.save(path, adapted.facts)
+        return
+    content = OnnxGraph(_to_onnx(adapted), path).content(adapted.facts)
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(content)
+        adapted.check("onnxruntime", OnnxClassifier(read_graph(temporary), None, [_PROVIDER], None))
+
+    write_atomically(path, write)
+
+
+def _to_onnx(adapted: ExportableModel) -> Any:
+    # Other attention kernels cannot be exported if they have a bias.
+    with warnings.catch_warnings(action="ignore"), sdpa_kernel(SDPBackend.MATH):
+        try:
+            # Not optimised, so that tensors keep the model's names; runtimes optimise when they load.
+            program = torch.onnx.export(
+                adapted.model,
+                (adapted.images(2),),
+                input_names=["images"],
+                output_names=["logits"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamo=True,
+                optimize=False,
+                verbose=False,
+            )
+        except Exception as error:  # anything, e.g. from code not made for tracing
+            cause = error.__cause__ or error  # torch's message only says how to report it
+            reason = f"{type(cause).__name__}: {first_line(cause)[:200]}"
+            raise RemttaError(
+                f"torch cannot export {adapted.delta.model} to ONNX: {reason}; use --format timm"
+            ) from error
+    assert program is not None
+    proto = program.model_proto
+    del proto.graph.value_info[:]  # intermediate shapes, which onnxruntime's quantiser cannot handle
+    return proto
+
+
+def write_peft(adapted: ExportableModel, folder: Path) -> None:
+    """Write `adapter_config.json` and `adapter_model.safetensors`, for `PeftModel.from_pretrained(base, folder)`. Raise
+    UsageError if PEFT is missing, or the delta changes something that LayerNorm tuning cannot represent; RemttaError if
+    PEFT's logits differ from the adapted model's.
+    """
+    peft = needed("peft", "export", "an export")
+    layers = sorted({name.rpartition(".")[0] for name in adapted.delta.tensors})
+    tunable = {
+        name
+        for name, module in norm_modules(adapted.model).items()
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm)
+    }
+    heads = tuple(f"{name}." for name in classifiers_of(adapted.model))  # of centred logits; stored as whole layers
+    if others := [name for name in layers if name not in tunable and not f"{name}.".startswith(heads)]:
+        raise UsageError(
+            f"the delta changes {others[0] or 'weights'} ({len(others)} layers in all), and LayerNorm tuning keeps "
+            "neither running statistics nor other weights than the norms' and the head's; use --format timm or onnx"
+        )
+    base = copy.deepcopy(adapted.model)
+    base.load_state_dict(dict(adapted.base))
+    config = peft.LNTuningConfig(target_modules=f"({'|'.join(map(re.escape, layers))})", inference_mode=True)
+    tuned = peft.get_peft_model(copy.deepcopy(base), config)
+    with torch.no_grad():
+        for name, parameter in adapted.model.named_parameters():
+            if name in adapted.delta.tensors:
+                layer, _, part = name.rpartition(".")
+                tuned.get_submodule(f"base_model.model.{layer}.ln_tuning_layers.default").get_parameter(part).copy_(
+                    parameter
+                )
+    tuned.save_pretrained(str(folder), save_embedding_layers=False)
+    (folder / "README.md").unlink(missing_ok=True)  # a template to fill in
+    adapted.check("PEFT", peft.PeftModel.from_pretrained(base, str(folder)).eval())
+
+
+def write_timm(adapted: ExportableModel, folder: Path) -> None:
+    """Write `config.json` and `model.safetensors`, and verify them by loading them with timm and remtta. Raise
+    UsageError if timm cannot build such a model; RemttaError if the loaded model is not the adapted model.
+    """
+    import timm
+    from timm.models._hub import save_config_for_hf  # its public save_for_hf refuses weights that layers share
+
+    model: Any = adapted.model
+    config = config_of(model)
+    if "architecture" not in config or any(isinstance(module, ZeroShotHead) for module in model.modules()):
+        raise UsageError(
+            "--format timm takes neither zero-shot models nor folders saved by transformers; use --format onnx, or "
+            "remtta apply"
+        )
+    model.pretrained_cfg = {name: value for name, value in config.items() if name not in ("built_from", "label_names")}
+    try:
+        labels = {"label_names": list(adapted.card.labels)} if adapted.card.labels else {}
+        facts = {name: value for name, value in adapted.facts.items() if name not in ("labels", "preprocessing")}
+        save_config_for_hf(model, str(folder / "config.json"), model_config={**labels, "remtta": facts})
+        save_weights(folder / "model.safetensors", model)
+    finally:
+        model.pretrained_cfg = config
+    name = f"local-dir:{folder}"
+    try:
+        reloaded = timm.create_model(name, pretrained=True).eval()
+        card = card_of(load_model(name))
+    except Exception as error:  # timm raises many types
+        raise RemttaError(
+            f"timm cannot load its own export of {adapted.delta.model}: {error}; try --format onnx"
+        ) from error
+    expected = adapted.card
+    if (card.sha256, card.preprocessing, card.labels) != (expected.sha256, expected.preprocessing, expected.labels):
+        raise RemttaError(f"timm loads its own export of {adapted.delta.model} as a different model; use --format onnx")
+    adapted.check("timm", reloaded)
+
+
+_WRITERS: dict[Format, tuple[Callable[[ExportableModel, Path], None], Sequence[str], str]] = {
+    "onnx": (
+        lambda adapted, folder: save_onnx(adapted, folder / _ONNX_FILE),
+        ("onnx", "onnxruntime", "onnxscript"),
+        _ONNX_FILE,
+    ),
+    "peft": (write_peft, ("peft",), "adapter_config.json"),
+    "timm": (write_timm, (), "config.json"),
+}
+"""A function for each format, the packages that it needs, and the name of its main file."""
+
+
+def check_packages(format: Format) -> None:
+    """Raise UsageError if a package that a format needs is missing."""
+    for package in _WRITERS[format][1]:
+        check_installed(package, "export", "an export")
+
+
+def export_model(adapted: ExportableModel, format: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
+    """Write the adapted model to a folder in a format, and verify it there; return the files. Raise UsageError if a
+    package is missing, files exist already or are those of the model or the delta, another process writes to the
+    folder, or the format cannot hold the model; OutputError if a file cannot be written; RemttaError if the export
+    fails, or its logits differ from the model's.
+    """
+    write, _, main_file = _WRITERS[format]
+    check_packages(format)
+    if isinstance(adapted.model, OnnxClassifier) and format != "onnx":
+        raise UsageError(f"{adapted.delta.model} is an ONNX file; use --format onnx")
+    check_can_hold(output, "the folder of an export", "--output")
+    if not overwrite and (output / main_file).exists():  # checked before the work, other files after it
+        raise UsageError(f"{output / main_file} exists; choose another --output or add --overwrite")
+    with writing(output), _hidden_folder(output) as folder:
+        try:
+            write(adapted, folder)
+        except SafetensorError as error:  # what safetensors raises on a full disk
+            raise OutputError(f"{output} cannot be written: {error}") from error
+        files = sorted(folder.iterdir())
+        for path in files:  # safetensors makes files that only their owner can read
+            shutil.copymode(folder / main_file, path)
+        existing = [output / path.name for path in files if (output / path.name).exists()]
+        if existing and not overwrite:
+            raise UsageError(f"{existing[0]} exists; choose another --output or add --overwrite")
+        for path in existing:
+            check_not_input(path, "--output", adapted.inputs)
+        for path in existing:  # all first, so that a kill leaves no mix of new and old files
+            path.unlink()
+        for path in files:
+            os.replace(path, output / path.name)
+    return [output / path.name for path in files]
+
+
+@contextlib.contextmanager
+def _hidden_folder(output: Path) -> Iterator[Path]:
+    """Create an empty hidden folder to write to, replacing one that a killed export left."""
+    lock, folder = FolderLock(output), output / ".export"
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        lock.release()

@@ -1,0 +1,1 @@
+"""Evaluation, corrupted images, benchmark, doctor, report and demo."""

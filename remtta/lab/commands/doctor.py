@@ -1,0 +1,109 @@
+"""`remtta doctor`: check a model's preprocessing before adapting it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from remtta.cli.listings import rem_lines
+from remtta.cli.running import PrintOptions, RunningOptions, load_torch
+from remtta.options import ModelOptions, StreamOptions
+from remtta.options.option import Subset
+from remtta.runs.reading import aligned, printable
+
+if TYPE_CHECKING:
+    from remtta.lab.evaluation.preprocessing import Diagnosis
+    from remtta.models.preprocessing import Preprocessing
+
+_DOES_NOT_FIT = 3  # exit code
+_LIMIT = 100
+_IMAGES = "clean images of many classes, or else frames of many conditions"
+
+
+def doctor(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="Image, folder, quoted glob, video, camera index, or address.")
+    ],
+    model: Annotated[
+        ModelOptions,
+        Subset(
+            *("name", "checkpoint", "use_ema", "num_classes", "model_kwargs"),
+            *("mean", "std", "input_size", "interpolation", "crop_pct", "output_name", "provider"),
+        ),
+    ],
+    stream: Annotated[StreamOptions, Subset(limit=_LIMIT)],
+    printed: PrintOptions,
+    running: Annotated[RunningOptions, Subset("device", "threads", "verbose", "quiet", "debug")],
+) -> None:
+    """Check whether the preprocessing fits the model, by its predictions on images of SOURCE.
+
+    Tries other means, standard deviations and channel orders, without labels. SOURCE should hold clean images, or
+    else frames of many conditions. Exit code 3: something else fits better. Also shows how REM masks the model.
+
+    Examples:
+
+      remtta doctor ./frames --model vit_base_patch16_224
+
+      remtta doctor ./photos --checkpoint vit.safetensors --mean 0.5 --std 0.5 --json | jq .better
+    """
+    with running.command() as interrupts:
+        from remtta.streams.sources import open_stream
+
+        opened = open_stream(source)  # reports a wrong path at once
+        load_torch("remtta.lab.evaluation.preprocessing", model)
+        from remtta.lab.evaluation.preprocessing import examine
+
+        running.set_threads()
+        classifier = running.load_classifier(model)
+        found = examine(classifier, opened, limit=stream.limit or _LIMIT, wait=interrupts.check)
+        printed.show(found.as_dict(), lambda: "\n".join(map(printable, _lines(found))))
+    raise typer.Exit(_DOES_NOT_FIT if found.better else 0)
+
+
+def _lines(found: Diagnosis) -> list[str]:
+    card, support, configured = found.card, found.support, found.findings[0].candidate.preprocessing
+    unreadable = f", {found.num_unreadable} cannot be read" if found.num_unreadable else ""
+    rows = [["", "  MI, nats", "entropy", "classes"]]
+    for number, finding in enumerate(found.findings):
+        figures = f"{finding.information:.3f}", f"{finding.uncertainty:.3f}", str(finding.num_classes)
+        rows.append([f"{'' if number else 'now':<5}{finding.candidate.title}", *figures])
+    refused = support.refused.get("rem")
+    return [
+        f"model    {card.name}, {card.num_classes} classes",
+        f"images   {found.num_images} of {found.source}{unreadable}",
+        f"now      {options_text(configured)}",
+        "",
+        *aligned(rows),
+        "",
+        *_verdict(found),
+        *(
+            [f"REM cannot be used: {refused}"]
+            if refused
+            else rem_lines(support.masks, support.adapts, support.num_adapted)
+        ),
+    ]
+
+
+def _verdict(found: Diagnosis) -> list[str]:
+    if found.fits is None:
+        return [f"No verdict: the model is too uncertain, or predicts nearly the same for all images. Try {_IMAGES}."]
+    if found.better is None:
+        return ["The preprocessing fits: no alternative is significantly better."]
+    best = found.better.finding.candidate
+    options, configured = options_text(best.preprocessing), options_text(found.findings[0].candidate.preprocessing)
+    swapped = "Red and blue are swapped in the images or in the checkpoint; no option corrects that."
+    return [
+        f"This fits better, by {found.better.lead:.2f} ± {found.better.standard_error:.2f} nats of mutual information: "
+        f"{best.title}",
+        *([swapped] if best.swapped else []),
+        *([f"try      {options}"] if options != configured else []),
+        f"confirm  with {_IMAGES}",
+    ]
+
+
+def options_text(preprocessing: Preprocessing) -> str:
+    """Return the command-line options for a preprocessing."""
+    mean, std = (" ".join(f"{value:.8g}" for value in values) for values in (preprocessing.mean, preprocessing.std))
+    crop_pct = f"{preprocessing.crop_pct:.4g}"
+    return f"--mean {mean} --std {std} --interpolation {preprocessing.interpolation} --crop-pct {crop_pct}"

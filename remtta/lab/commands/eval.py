@@ -1,0 +1,168 @@
+"""`remtta eval`: from labelled domains to error tables."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from remtta.cli.running import RunningOptions, load_start, load_torch
+from remtta.errors import UsageError, check_installed
+from remtta.lab.demo.embedded import EMBEDDED
+from remtta.lab.evaluation.method_names import method_of
+from remtta.lab.evaluation.options import DataOptions, EvalOptions
+from remtta.lab.tables import TABLE, plain_table
+from remtta.methods.settings.chosen import MethodsOptions
+from remtta.options import DEFAULT_MODEL, ModelOptions
+from remtta.options.option import Subset, output_folder, output_option, protocol_option
+from remtta.runs.folder import RESULTS, check_folder, run_folder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from remtta.lab.evaluation.domains import Dataset
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Short names of scenarios, and the folder of the results."""
+
+    continual: Annotated[
+        bool, protocol_option("Same as --scenario continual: no reset between domains.", common=True)
+    ] = False
+    episodic: Annotated[bool, protocol_option("Same as --scenario episodic: reset at each domain.", common=True)] = (
+        False
+    )
+    output: Annotated[Path | None, output_folder(more="evaluation.md#results")] = None
+    plots: Annotated[bool, output_option("Draw plots.", flags=("--plots/--no-plots",), common=True)] = True
+
+    def scenario(self, options: EvalOptions) -> EvalOptions:
+        """Return the options with the scenario of a short flag; raise UsageError if several are given."""
+        flags = {"continual": self.continual, "episodic": self.episodic}
+        requested = {name for name, is_set in flags.items() if is_set}
+        requested |= {options.scenario} - {EvalOptions.scenario}
+        if len(requested) > 1:
+            raise UsageError(f"choose one scenario, got {', '.join(sorted(requested))}")
+        return replace(options, scenario=requested.pop()) if requested else options
+
+
+def evaluate(
+    root: Annotated[
+        Path, typer.Argument(metavar="ROOT", help="ImageNet-C-like tree, tree of domains, or folder of CIFAR-C arrays.")
+    ],
+    data: DataOptions,
+    options: EvalOptions,
+    model: ModelOptions,
+    methods: MethodsOptions,
+    table: TableOptions,
+    running: Annotated[RunningOptions, Subset("device", "compile_model", "threads", "verbose", "quiet", "debug")],
+) -> None:
+    """Compare methods on labelled domains: error per domain, mean, calibration, speed.
+
+    Writes to the output folder: results.json, tables, plots, predictions.jsonl, deltas.
+
+    Examples:
+
+      remtta eval imagenetc/ --continual --methods source,tent,rem --protocol rem-paper
+
+      remtta eval photos_c --domains fog,snow --model vit_small_patch16_224 --output table1
+    """
+    with running.command() as interrupts, ExitStack() as stack:
+        options = table.scenario(options)
+        _check(root, options, table)
+        output = stack.enter_context(run_folder(table.output))
+        check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
+        load_torch("remtta.lab.evaluation.evaluating", model, methods.shared.delta)
+        start = load_start(methods.shared.delta, output, overwrite=options.overwrite)
+        configs = methods.configs(options.batch_size, model.name or (start.model if start else None))
+        from remtta.lab.evaluation.evaluating import evaluate as measure
+        from remtta.lab.evaluation.preprocessing import choose_preprocessing
+        from remtta.methods.source_data import check_source_data
+
+        check_source_data(map(method_of, configs), methods.shared.source_data)
+        running.set_threads(None if options.engine == "serial" else 1)
+        classifier = running.load_classifier(_with_classes(root, _with_protocol(model, options), data), start)
+        dataset = _open(root, classifier, data, options)
+        preprocessing = choose_preprocessing(classifier, dataset, resize=data.resize, protocol=options.protocol)
+        results = measure(
+            classifier,
+            dataset,
+            output,
+            methods=configs,
+            options=options,
+            preprocessing=preprocessing,
+            delta=start,
+            source_data=methods.shared.source_data,
+            interrupts=interrupts,
+        )
+        typer.echo(plain_table(results))
+        running.print_message(str(output / TABLE))
+        if table.plots:
+            from remtta.lab.evaluation.plots import draw_plots
+
+            draw_plots(output, results)
+
+
+def _check(root: Path, options: EvalOptions, table: TableOptions) -> None:
+    """Raise UsageError if there is nothing to evaluate, or to resume, or no Ray."""
+    if not root.is_dir():
+        why = "not a folder; a list is --labels-file" if root.exists() else "no such folder"
+        raise UsageError(f"{root}: {why}")
+    if options.resume and table.output is None:
+        raise UsageError("--resume continues the evaluation in a folder; name it with --output")
+    if options.engine == "ray":
+        check_installed("ray", "cluster", "--engine ray")
+
+
+def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
+    """Return the model options with a protocol's input settings, where none are given."""
+    from remtta.lab.evaluation.preprocessing import INPUTS
+
+    if options.protocol is None:
+        return model
+    if model.name == EMBEDDED:
+        raise UsageError(f"{EMBEDDED} takes images of 48 pixels; leave --protocol out")
+    inputs = INPUTS[options.protocol]
+    return replace(model, **{name: value for name, value in inputs.items() if getattr(model, name) is None})
+
+
+def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOptions:
+    """Return the model options; a zero-shot model's classes default to the dataset's folders."""
+    from remtta.lab.evaluation.datasets import class_names
+    from remtta.zero_shot.prompts import is_zero_shot
+
+    if model.labels or data.labels_file or not is_zero_shot(model.name or DEFAULT_MODEL):
+        return model
+    return replace(model, labels=class_names(root))
+
+
+def _open(root: Path, classifier: nn.Module, data: DataOptions, options: EvalOptions) -> Dataset:
+    from remtta.lab.evaluation import open_dataset
+    from remtta.lab.evaluation.class_maps import read_class_map
+    from remtta.lab.evaluation.datasets import read_image_list
+    from remtta.models.card import labels_of
+
+    dataset = open_dataset(
+        root,
+        num_classes=int(classifier.num_classes),  # type: ignore[arg-type]
+        labels=labels_of(classifier),
+        domains=data.domains or None,
+        severities=data.severities_for(options.scenario),
+        image_list=None if data.image_list is None else read_image_list(data.image_list),
+        class_map=None if data.class_map is None else read_class_map(data.class_map),
+        class_order=data.class_order,
+        limit=data.limit,
+        complete=options.protocol is not None,
+        labels_file=data.labels_file,
+    )
+    if data.severities and all(domain.severity is None for domain in dataset.domains):
+        raise UsageError(f"{root} has no severities; leave --severity out")
+    _log.info("%s", dataset.report())
+    return dataset

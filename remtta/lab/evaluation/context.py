@@ -1,0 +1,195 @@
+"""The inputs of an evaluation, their record, and the comparison with an earlier record."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from remtta.deltas.delta import Delta
+from remtta.errors import UsageError
+from remtta.lab.evaluation.domains import Dataset, title_of
+from remtta.lab.evaluation.method_names import action_of, answer_of, is_guarded, is_smoothed, method_of
+from remtta.lab.evaluation.options import EvalOptions
+from remtta.methods.base import Method
+from remtta.methods.build import build_method
+from remtta.methods.settings.base import MethodConfig
+from remtta.methods.source_data import learn_from_source
+from remtta.methods.table import METHOD_TABLE
+from remtta.models.card import ModelCard
+from remtta.models.preprocessing import preprocessing_of
+from remtta.options.option import fixed_fields
+from remtta.pipeline.build import assemble_pipeline
+from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.precision import recorded_precision, resolve_precision
+from remtta.pipeline.smoothing import Smoother
+from remtta.runs.folder import check_same_settings
+from remtta.runs.reading import read_record
+
+Settings = dict[str, Any]
+"""The `settings` in `results.json`."""
+
+
+@dataclass(frozen=True)
+class EvaluationContext:
+    """The inputs of an evaluation, fixed before its first image."""
+
+    model: nn.Module  # the classifier, with its head restricted to the dataset's classes if needed
+    card: ModelCard
+    dataset: Dataset
+    methods: Mapping[str, MethodConfig]  # settings by name, in the order of the table
+    options: EvalOptions
+    numbers: Sequence[int]  # the class number of each of the head's outputs
+    num_classes: int  # number of classes of the whole head
+    start: Delta | None  # the delta from which every trial starts, if any
+    # Source statistics by method; filled before anything is recorded.
+    learned: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def settings(self, order: Iterable[str] | None = None) -> Settings:
+        """Return everything that determines the results, as read from JSON; with methods in this order."""
+        options = {name: value for name, value in asdict(self.options).items() if name in fixed_fields(EvalOptions)}
+        if math.isinf(self.options.imbalance):
+            options["imbalance"] = "infinity"  # JSON cannot represent infinity
+        dataset, card = self.dataset, self.card
+        domains = [
+            {
+                "name": domain.name,
+                "severity": domain.severity,
+                "images": len(domain.sources),
+                "labels_sha256": hashlib.sha256(np.ascontiguousarray(domain.labels).data).hexdigest(),
+                "first_image_sha256": domain.first_image_sha256,
+            }
+            for domain in dataset.domains
+        ]
+        settings = {
+            "data": {
+                "root": str(dataset.root),
+                "layout": dataset.layout,
+                "classes": dataset.classes,
+                "restricted_to": dataset.restricted_to,
+                "domains": domains,
+            },
+            "model": {**card.origin, "base_sha256": card.sha256},
+            "preprocessing": card.preprocessing.as_dict(),
+            "methods": {name: self.methods[name].used() for name in order or self.methods},
+            "options": options,
+            "device": str(card.device),
+            **({"start_delta": self.start.origin} if self.start else {}),
+            **({"source_statistics": self.learned} if self.learned else {}),
+        }
+        return json.loads(json.dumps(settings))
+
+    @contextlib.contextmanager
+    def pipeline(self, name: str) -> Iterator[Pipeline]:
+        """Build a method with the additions of its name and its source statistics; restore the model afterwards."""
+        guard = self.options.guard
+        options = replace(guard, action=action_of(name, guard.action), answer=answer_of(name))
+        smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
+        method = build_method(method_of(name), self.model, self.methods[name])
+        try:
+            method.reset()
+            pipeline = assemble_pipeline(method, options, smoother)
+            is_off = pipeline.guard is None or pipeline.guard.options.action == "off"
+            if is_off and is_guarded(name) and METHOD_TABLE[method_of(name)].preset.action == "off":
+                raise UsageError(f"{method_of(name)} changes no weights that a guard could restore; leave +guard out")
+            if name in self.learned:
+                self._learn(method, name, self.learned[name]["path"])
+            yield pipeline
+        finally:
+            method.reset()
+
+    def resolved(self, earlier: Mapping[str, Mapping[str, Any]]) -> EvaluationContext:
+        """Return the same with each method's precision, as in the evaluation to resume or else decided now; raise
+        UsageError if a method does not suit the model, or a guard is requested where there can be none.
+
+        Args:
+            earlier: The settings of the methods in the evaluation to resume.
+        """
+        methods, input_size = {}, self.card.preprocessing.input_size
+        for name in self.methods:
+            try:
+                with self.pipeline(name) as pipeline:
+                    chosen = recorded_precision(earlier[name]) if name in earlier else None
+                    resolve_precision(pipeline.method, method_of(name), input_size, self.options.batch_size, chosen)
+                    methods[name] = pipeline.method.config
+            except UsageError as error:
+                raise type(error)(f"{name}: {error}") from None
+        return replace(self, methods=methods)
+
+    def learn(self, source_data: str | Path, wait: Callable[[], None]) -> None:
+        """Compute or load the source statistics of every method that needs them, and record them in `learned`."""
+        for name in self.methods:
+            with self.pipeline(name) as pipeline:
+                if pipeline.method.needs_source_data:
+                    self.learned[name] = self._learn(pipeline.method, name, source_data, wait)
+
+    def _learn(
+        self, method: Method[MethodConfig], name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        chosen, crop_pct = self.card.preprocessing, preprocessing_of(self.model).crop_pct
+        # Domains of the input size are used uncropped, which does not say how to crop photographs.
+        as_they_are = chosen.crop_pct == 1 and set(self.dataset.sizes) == {chosen.input_size[::-1]}
+        return learn_from_source(
+            method,
+            source_data,
+            name=method_of(name),
+            preprocessing=replace(chosen, crop_pct=crop_pct) if as_they_are else chosen,
+            fitting_as_they_are=as_they_are and crop_pct != 1,
+            wait=wait,
+        )
+
+    def order_after(self, earlier: Settings, folder: Path, finished: Collection[str]) -> list[str]:
+        """Return methods in the order in which they run: those of the earlier evaluation that are finished or
+        unchanged, then others; raise UsageError if a finished one or a seed is missing, or another setting changed.
+        """
+        now = self.settings()
+        if set(earlier["options"]["seeds"]) <= set(self.options.seeds):  # more may be added
+            earlier = {**earlier, "options": {**earlier["options"], "seeds": now["options"]["seeds"]}}
+        methods = now["methods"]
+        first = [name for name, used in earlier["methods"].items() if name in finished or used == methods.get(name)]
+        if missing := [name for name in first if name not in methods]:
+            raise UsageError(
+                f"the evaluation in {folder} also has {', '.join(missing)}, and --resume keeps all finished methods: "
+                f"add {'it' if len(missing) == 1 else 'them'} to --methods, or choose another --output"
+            )
+        check_same_settings(_comparable(earlier, first), _comparable(now, first))
+        return list(dict.fromkeys([*first, *methods]))
+
+
+def _comparable(settings: Settings, methods: Sequence[str]) -> Settings:
+    """Return the settings restricted to these methods, with data, delta and statistics condensed for messages."""
+    data, start, learned = settings["data"], settings.get("start_delta"), settings.get("source_statistics", {})
+    domains = {
+        title_of(domain["name"], domain["severity"]): f"{domain['images']} images, "
+        f"{domain['labels_sha256'][:6]} {str(domain.get('first_image_sha256'))[:6]}"
+        for domain in data["domains"]
+    }
+    return {
+        **settings,
+        "data": {**data, "domains": domains},
+        "methods": {name: settings["methods"][name] for name in methods},
+        "start_delta": start and f"{start['method']}, {start['frames']} frames, {str(start['file_sha256'])[:16]}",
+        "source_statistics": {name: learned[name]["tensors_sha256"][:32] for name in methods if name in learned},
+    }
+
+
+def read_earlier(record: Path) -> dict[str, Any]:
+    """Read the results so far of an evaluation from its `results.json`. Raise RemttaError if it cannot be read;
+    UsageError if it is not the record of an evaluation.
+    """
+    earlier = read_record(record)
+    settings = earlier.get("settings")
+    if "status" not in earlier or not isinstance(settings, Mapping) or not isinstance(settings.get("methods"), Mapping):
+        raise UsageError(f"{record} is damaged (not the record of an evaluation); start again with --overwrite")
+    for used in settings["methods"].values():
+        if used.get("precision") == "auto":  # of an earlier version
+            used["precision"] = recorded_precision(used)
+    return earlier

@@ -1,0 +1,205 @@
+"""One HTML page on runs and evaluations; content of files is escaped, and no script can run."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib import resources
+from pathlib import Path
+
+from PIL import Image
+
+from remtta._version import __version__
+from remtta.errors import FrameError, UsageError, counted
+from remtta.files import write_atomically
+from remtta.lab.report import charts
+from remtta.lab.report.charts import Series, class_name, read_series
+from remtta.lab.report.inspection import Content, Facts, describe_folder, evaluation_facts, run_facts, verdict
+from remtta.lab.tables import notes, outcome, table_rows
+from remtta.runs.folder import RESULTS
+from remtta.runs.reading import Row, printable, read_object, reading
+from remtta.streams.images import load_image
+
+_MAX_BYTES = 5_000_000
+_PLOT, _PLOT_TEXT = "running_error.png", "Error of each method over the images, with the start of each domain"
+_THUMBNAIL_SIZE, _PLOT_SIZE = (160, 160), (1200, 4800)  # at most so many pixels wide and high
+
+
+@dataclass(frozen=True)
+class _Run:
+    name: str
+    content: Content
+    series: Series
+    facts: Facts
+
+
+def write_report(folders: Sequence[Path], output: Path) -> None:
+    """Write one page on runs and evaluations, which needs neither network nor other files. Raise UsageError if a folder
+    holds neither, or the page would be too large; RemttaError if a file is damaged; OutputError if the page cannot be
+    written; an existing page is left unchanged.
+    """
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    runs, evaluations, verdicts = list[_Run](), list[str](), list[str]()
+    for name, folder in zip(names, folders, strict=True):
+        with reading(folder):
+            content = describe_folder(folder)
+            if "site" in content:
+                streams = " ".join(str(folder / stream) for stream in content["site"]["streams"])
+                raise UsageError(f"{folder} holds the runs of many streams; name them: remtta report {streams}")
+            if "run" in content:
+                series = read_series(folder, (content.get("predictions") or {}).get("predicted", 0))
+                runs.append(_Run(name, content, series, _facts(content, series)))
+                verdicts.append(f"{name}: {verdict(content)}")
+            else:
+                results = read_object(folder / RESULTS) if content["evaluation"]["methods"] else None
+                verdicts.append(f"{name}: {(results and outcome(results)) or 'No comparison with the source model.'}")
+                evaluations += _evaluation(name, folder, content, results)
+    with reading(folders[0] if len(folders) == 1 else f"one of {', '.join(map(str, folders))}"):
+        body = [*(f'<p class="verdict">{_text(line)}</p>' for line in verdicts), *_run_sections(runs), *evaluations]
+    body.append(f"<p>Made by remtta {__version__} from the files in {_text(', '.join(map(str, folders)))}.</p>")
+    page = _page(f"remtta: {', '.join(names)}", body).encode()
+    if len(page) > _MAX_BYTES:
+        raise UsageError(f"the page would take {len(page) / 1e6:.1f} MB, and the limit is 5; give fewer runs")
+    write_atomically(output, lambda temporary: temporary.write_bytes(page))
+
+
+# --- Sections --------------------------------------------------------------------------------------------------------
+
+
+def _facts(content: Content, series: Series) -> Facts:
+    facts, latency = run_facts(content), content["run"]["timing"].get("latency_ms")
+    if isinstance(latency, dict):
+        percentiles = (f"{name} {value:,.1f}" for name, value in latency.items() if isinstance(value, (int, float)))
+        facts["latency of a batch in ms"] = ", ".join(percentiles)
+    if series.both_predicted:
+        facts["models disagree"] = f"on {counted(series.num_differing, 'frame')}"
+    return facts
+
+
+def _run_sections(runs: Sequence[_Run]) -> Iterator[str]:
+    if runs:
+        table = _facts_table([run.name for run in runs], [run.facts for run in runs])
+        yield f"<section><h2>Runs</h2>{table}</section>"
+    with_frames = [run for run in runs if run.series.index]
+    for title, chart in (
+        ("Over time", charts.over_time),
+        ("Estimated accuracy", charts.accuracy),
+        ("Predicted classes", charts.classes),
+    ):
+        yield _section(title, (_figure(run.name, image) for run in with_frames if (image := chart(run.series))))
+    yield _section(
+        "Changed layers", (_layers(run.name, run.content["delta"]) for run in runs if "delta" in run.content)
+    )
+    differing = [_thumbnails(run.name, run.series.differing, _both, run.series.num_differing) for run in runs]
+    yield _section("Frames on which the adapted and the source model disagree", differing)
+    unsure = [_thumbnails(run.name, run.series.unsure, _prediction, len(run.series.index)) for run in runs]
+    yield _section("Frames of lowest confidence", unsure)
+
+
+def _layers(name: str, delta: Content) -> str:
+    """Return the chart of a delta's layers; the head, whose bias moves on another scale, is in the caption."""
+    head = [
+        f"{layer['layer']}, by centering: {layer['rms']:.2e}"
+        for layer in delta["layers"]
+        if layer["layer"] in delta["head"]
+    ]
+    others = [layer for layer in delta["layers"] if layer["layer"] not in delta["head"]]
+    chart = charts.layers(others) if len({layer["rms"] for layer in others}) > 1 else ""
+    return _figure("; ".join([name, *head]), chart) if chart or head else ""
+
+
+def _both(row: Row) -> str:
+    return "; ".join(f"{model}: {_prediction(row['each'][model])}" for model in ("adapted", "source"))
+
+
+def _prediction(row: Row) -> str:
+    return f"{class_name(row)}, {row['prob']:.2f}"
+
+
+def _thumbnails(name: str, rows: Sequence[Row], caption_of: Callable[[Row], str], num_frames: int) -> str:
+    """Return a run's rows with thumbnails of their image files, as far as they can still be read."""
+    figures = []
+    for row in rows:
+        path = Path(row["source"])
+        short = Path(*path.parts[-2:])  # files of several folders often share their names
+        caption = f"{row['index']}, {short}. {caption_of(row)}"
+        url = _data_url(path, _THUMBNAIL_SIZE)
+        image = f'<img src="{url}" alt="{_text(caption)}">' if url else '<p class="gone">no longer readable</p>'
+        figures.append(_figure(caption, image))
+    note = f"<h3>{_text(name)}</h3><p>{len(rows)} of {num_frames}</p>"
+    return f'<div>{note}<div class="frames">{"".join(figures)}</div></div>' if figures else ""
+
+
+def _evaluation(name: str, folder: Path, content: Content, results: Content | None) -> Iterator[str]:
+    facts = _facts_table([name], [evaluation_facts(content)])
+    yield f"<section><h2>Evaluation: {_text(name)}</h2>{facts}</section>"
+    if results:
+        table, legend = _table(*table_rows(results), css_class="numbers"), "; ".join(notes(results))
+        yield f"<section><h2>Methods</h2>{table}<p>{_text(legend)}.</p></section>"
+    plot = folder / "plots" / _PLOT
+    if plot.is_file() and (url := _data_url(plot, _PLOT_SIZE)):
+        yield f'<section><h2>Error over time</h2><img class="wide" src="{url}" alt="{_PLOT_TEXT}"></section>'
+
+
+def _data_url(path: Path, size: tuple[int, int]) -> str | None:
+    """Return an image, downscaled to at most this size, as a data URL; None if it cannot be read."""
+    try:
+        image = load_image(path)
+    except FrameError:
+        return None
+    image.thumbnail(size, Image.Resampling.LANCZOS)
+    content = io.BytesIO()
+    image.save(content, format="JPEG", quality=80)
+    return f"data:image/jpeg;base64,{base64.b64encode(content.getvalue()).decode()}"
+
+
+# --- HTML ------------------------------------------------------------------------------------------------------------
+
+
+def _text(content: object) -> str:
+    """Escape content for the page."""
+    return escape(printable(str(content)))
+
+
+def _section(title: str, parts: Iterable[str]) -> str:
+    """Return a heading with parts side by side below it, or nothing if all parts are empty."""
+    body = "".join(parts)
+    return f'<section><h2>{_text(title)}</h2><div class="runs">{body}</div></section>' if body else ""
+
+
+def _figure(caption: str, picture: str) -> str:
+    return f"<figure>{picture}<figcaption>{_text(caption)}</figcaption></figure>"
+
+
+def _facts_table(names: Sequence[str], columns: Sequence[Facts]) -> str:
+    """Return a table of facts, with a column per run."""
+    headings = dict.fromkeys(heading for facts in columns for heading in facts)
+    return _table(["", *names], ([heading, *(facts.get(heading, "") for facts in columns)] for heading in headings))
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], css_class: str = "text") -> str:
+    """Return a table; the first cell of each row is its heading."""
+    head = "".join(f'<th scope="col">{_text(name)}</th>' for name in header)
+    body = "".join(
+        f'<tr><th scope="row">{_text(heading)}</th>{"".join(f"<td>{_text(cell)}</td>" for cell in cells)}</tr>'
+        for heading, *cells in rows
+    )
+    table = f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody>"
+    return f'<div class="wide"><table class="{css_class}">{table}</table></div>'
+
+
+def _page(title: str, body: Iterable[str]) -> str:
+    style = resources.files("remtta.lab.report").joinpath("page.css").read_text(encoding="utf-8")
+    policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(title)}</title><style>{style}</style></head><body><main><h1>{_text(title)}</h1>"
+        f"{''.join(body)}</main></body></html>\n"
+    )

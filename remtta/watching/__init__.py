@@ -1,1 +1,0 @@
-"""Viewers of a run: health file, metrics, MQTT broker, video."""
