@@ -11,9 +11,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
 
 _SECRETS = re.compile(
-    r"(?i)((?:pas|pwd|psw|secret|token|signature|credential)[\w.%-]{0,32}=|(?<![^\W_])(?:pw|auth|api_?key|key|sig|jwt)=)"
-    r"[^&;#]*"
+    r"(?i)((?:pas|ps?w|pword|secret|token|signature|cred|auth(?!or))[\w.%-]{0,32}=|"
+    r"(?<![^\W_])(?:p|pin|(?:(?:api|stream)_?)?key|sig|jwt)=)[^&;#]*"
 )
+_GROUPS = r"(?:\w{4}|[\da-fA-F]{8})(?:-\w{4}){3,}\w*"  # as in stream keys and UUIDs
+_WORDS = re.compile(rf"(?<![^\W_])(?:{_GROUPS}|[a-zA-Z\d]{{12,}})(?![^\W_])")
+_CHANGES = re.compile(r"[a-zA-Z](?=\d)|\d(?=[a-zA-Z])|[a-z](?=[A-Z])")
 
 
 class RemttaError(Exception):
@@ -124,11 +127,18 @@ def logging_at(level: int, log: logging.Logger) -> Iterator[None]:
 
 
 def without_password(source: str) -> str:
-    """Return an address without its secrets: `user:password@` becomes `***@`, `?pwd=x` becomes `?pwd=***`.
+    """Return an address without its secrets: `user:password@` becomes `***@`, `?pwd=x` becomes `?pwd=***`, and what
+    looks like a random key in its path or its values becomes `***`.
 
     Passwords with a slash, which make an address invalid, are removed as well.
     """
     if "://" not in source:
         return source
     source = re.sub(r"(?<=://)(?:[^/]*@|[^/:@\[]*:(?!\d*(?:[/?#]|$)).*@)", "***@", source)
-    return _SECRETS.sub(r"\1***", source)
+    host = re.match(r".*?://[^/?#]*", source := _SECRETS.sub(r"\1***", source))
+    return host[0] + _WORDS.sub(_without_key, source[host.end() :]) if host else source
+
+
+def _without_key(word: re.Match[str]) -> str:
+    """Mask a word if letters, digits and cases alternate in it more often than in names, numbers and times."""
+    return "***" if 5 * len(_CHANGES.findall(word[0])) > len(word[0]) or "-" in word[0] else word[0]

@@ -118,11 +118,38 @@ def test_a_password_does_not_go_to_a_server_that_is_redirected_to(server: str, m
         ("http://host/v?loginuse=me&loginpas=secret", "http://host/v?loginuse=me&loginpas=***"),
         ("http://host/v?X-Amz-Date=1&X-Amz-Signature=abc", "http://host/v?X-Amz-Date=1&X-Amz-Signature=***"),
         ("rtsp://host/user=me_password=secret_channel=1.sdp", "rtsp://host/user=me_password=***"),
+        ("http://host/v?u=me&p=x&pword=y&author=z", "http://host/v?u=me&p=***&pword=***&author=z"),
+        ("rtsp://host/cam?channel=1&authbasic=64ab", "rtsp://host/cam?channel=1&authbasic=***"),
+        ("rtmp://host/live?streamkey=ab&pin=1", "rtmp://host/live?streamkey=***&pin=***"),
+        ("rtsps://host:7441/kJ3x9QpL2mNb7VcX?enableSrtp", "rtsps://host:7441/***?enableSrtp"),
+        ("rtmps://host/live2/abcd-efgh-ijkl-mnop-qrst", "rtmps://host/live2/***"),
+        ("rtmp://host/app/live_12345_aB3dE5fG7hI9jK1lM3", "rtmp://host/app/live_12345_***"),
+        ("http://host/5f4dcc3b5aa765d61d8327deb882cf99/a.m3u8", "http://host/***/a.m3u8"),
+        ("srt://host:9000?streamid=publish:kJ3x9QpL2mNb7VcX", "srt://host:9000?streamid=publish:***"),
+        ("http://host/v/550e8400-e29b-41d4-a716-446655440000", "http://host/v/***"),
         ("folder/user:me@home?pwd=1.png", "folder/user:me@home?pwd=1.png"),
     ],
 )
 def test_passwords_are_not_shown(address: str, shown: str) -> None:
     assert without_password(address) == shown
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "Streaming/Channels/101",
+        "h264Preview_01_main",
+        "cam/realmonitor?channel=1&subtype=0",
+        "axis-media/media.amp?videocodec=h264&resolution=1920x1080&fps=25",
+        "api/camera_proxy_stream/camera.north_gate_entrance_1080p",
+        "north-gate-entrance-camera/NorthGateEntranceCamera01",
+        "2024-11-29T07-19-21Z/20241129T071921Z/IMG_20241129_071921.jpg",
+    ],
+)
+def test_names_of_cameras_and_times_are_shown(path: str) -> None:
+    assert (
+        without_password(f"rtsp://5f4dcc3b5aa765d61d83.example/{path}") == f"rtsp://5f4dcc3b5aa765d61d83.example/{path}"
+    )
 
 
 def test_a_password_is_not_shown_where_an_address_is_not_utf8() -> None:
