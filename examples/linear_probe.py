@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from remtta import load_model
-from remtta.lab.evaluation import open_dataset
+from remtta.lab.evaluation.datasets import open_dataset
 from remtta.lab.evaluation.domains import Domain
 from remtta.models.preprocessing import preprocessing_of
 

@@ -21,7 +21,7 @@ import numpy as np
 from PIL import Image
 
 from remtta.lab.corruptions import SEVERITIES, corrupt
-from remtta.lab.evaluation import open_dataset
+from remtta.lab.evaluation.datasets import open_dataset
 from remtta.lab.evaluation.domains import Domain
 
 CORRUPTIONS = "gaussian_noise,defocus_blur,fog,contrast,jpeg_compression"

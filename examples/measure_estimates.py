@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from remtta import load_model
-from remtta.lab.evaluation import open_dataset
+from remtta.lab.evaluation.datasets import open_dataset
 from remtta.methods.build import build_method
 from remtta.methods.table import method_config
 from remtta.models.card import card_of

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from remtta import load_model
 from remtta.backbones.lookup import backbone_of
-from remtta.lab.evaluation import open_dataset
+from remtta.lab.evaluation.datasets import open_dataset
 from remtta.methods.pixels import shuffle_patches
 from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of

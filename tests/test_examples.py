@@ -18,8 +18,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import remtta
-from remtta.lab.evaluation import open_dataset
 from remtta.lab.evaluation.class_maps import read_class_map
+from remtta.lab.evaluation.datasets import open_dataset
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_video
 from tests.lab.evaluation.trees import write_tree

@@ -31,7 +31,7 @@ from remtta import (
     stream,
 )
 from remtta.errors import ModelError, NotFiniteError, StreamError, UsageError
-from remtta.lab.evaluation import evaluate
+from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions
 from remtta.methods.table import method_config
 from remtta.streams.frames import Frame

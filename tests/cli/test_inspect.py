@@ -16,7 +16,8 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from remtta import adapt_stream, load_delta
-from remtta.lab.evaluation import evaluate, open_dataset
+from remtta.lab.evaluation.datasets import open_dataset
+from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions
 from remtta.methods.table import method_config
 from remtta.options import RunOptions

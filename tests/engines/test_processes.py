@@ -18,7 +18,7 @@ from remtta.engines.processes import DIED, RETRIES, WorkersDied, in_processes
 from remtta.errors import RemttaError
 from remtta.lab.corruptions.options import CorruptOptions
 from remtta.lab.corruptions.tree import corrupt_tree
-from remtta.lab.evaluation import evaluate
+from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions
 from tests.conftest import draw_image, happens, meanwhile, raising, tiny_vit
 from tests.lab.evaluation.trees import open_tree, write_tree

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, OutputError, StreamError, UsageError
 from remtta.files import cache_folder
-from remtta.lab.evaluation import evaluate, open_dataset
+from remtta.lab.evaluation.datasets import open_dataset
+from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions
-from remtta.methods import tent
 from remtta.methods.base import Center, Loss
 from remtta.methods.build import build_method
 from remtta.methods.settings.chosen import STREAM_METHODS
@@ -50,8 +50,9 @@ class Anchored(Tent):
 
 @pytest.fixture(autouse=True)
 def anchored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(tent, "Anchored", Anchored, raising=False)
-    monkeypatch.setitem(METHOD_TABLE, "anchored", MethodSpec("tent.Anchored", "for these tests"))
+    monkeypatch.setitem(
+        METHOD_TABLE, "anchored", MethodSpec("tests.methods.test_source_data:Anchored", "for these tests")
+    )
     monkeypatch.setenv("REMTTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(Anchored, "computed", 0)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from remtta import adapt_stream
 from remtta.errors import UsageError
-from remtta.lab.evaluation import evaluate
+from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions
 from remtta.methods.build import build_method
 from remtta.methods.settings.rem_config import REMConfig

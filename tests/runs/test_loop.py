@@ -12,7 +12,8 @@ import pytest
 
 from remtta import adapt_stream, load_delta
 from remtta.engines.interrupts import Interrupts
-from remtta.lab.evaluation import evaluate, open_dataset
+from remtta.lab.evaluation.datasets import open_dataset
+from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions
 from remtta.lab.evaluation.trial_writer import delta_path
 from remtta.methods.settings.base import MethodConfig

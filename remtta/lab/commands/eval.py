@@ -144,9 +144,8 @@ def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOp
 
 
 def _open(root: Path, classifier: nn.Module, data: DataOptions, options: EvalOptions) -> Dataset:
-    from remtta.lab.evaluation import open_dataset
     from remtta.lab.evaluation.class_maps import read_class_map
-    from remtta.lab.evaluation.datasets import read_image_list
+    from remtta.lab.evaluation.datasets import open_dataset, read_image_list
     from remtta.models.card import labels_of
 
     dataset = open_dataset(

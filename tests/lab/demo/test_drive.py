@@ -12,7 +12,7 @@ from remtta.errors import UsageError
 from remtta.lab.demo.drive import draw_drive, hatch_masked, run_demo
 from remtta.lab.demo.embedded import CLASS_NAMES, EMBEDDED
 from remtta.lab.demo.signs import CONDITIONS, render_sign
-from remtta.lab.evaluation import open_dataset
+from remtta.lab.evaluation.datasets import open_dataset
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from tests.records import record_of, rows_of

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from remtta import apply_delta, load_delta
-from remtta.lab.evaluation import open_dataset
+from remtta.lab.evaluation.datasets import open_dataset
 from remtta.lab.evaluation.domains import Dataset
 from remtta.models.preprocessing import preprocessing_of
 from tests.conftest import TINY, copied, draw_image

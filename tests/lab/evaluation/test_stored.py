@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from remtta.errors import FrameError, StreamError, UsageError
-from remtta.lab.evaluation import open_dataset
-from remtta.lab.evaluation.datasets import class_names
+from remtta.lab.evaluation.datasets import class_names, open_dataset
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, draw_image, png
 from tests.lab.evaluation.trees import open_tree, write_tree

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import nn
 
-from remtta.lab.evaluation import evaluate
 from remtta.lab.evaluation.datasets import open_dataset
 from remtta.lab.evaluation.domains import Dataset
+from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions
 from remtta.lab.evaluation.tally import Tallies, tally_rows
 from remtta.methods.settings.base import MethodConfig
