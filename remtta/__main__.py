@@ -12,7 +12,7 @@ def main() -> None:
     """Run the command line, and exit; an interrupt before a command has its own handlers ends it quietly."""
     code: object = 0
     try:
-        from remtta.cli import main as run  # takes a moment
+        from remtta.cli.application import main as run  # takes a moment
 
         run()
     except KeyboardInterrupt:

@@ -200,6 +200,6 @@ def remtta_here(*args: str | Path) -> int:
 @functools.cache
 def command_line() -> Any:
     """The command line, which Typer would build anew at each call; of the Click that Typer includes."""
-    from remtta.cli import app
+    from remtta.cli.application import app
 
     return typer.main.get_command(app)

@@ -56,7 +56,7 @@ def example(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_package_s_methods_are_listed_without_importing_it(example: None, site: Path) -> None:
     code = (
-        "import sys; from remtta.cli import app; app(['methods'], standalone_mode=False); "
+        "import sys; from remtta.cli.application import app; app(['methods'], standalone_mode=False); "
         "app(['adapt', '--help'], standalone_mode=False); print(sys.modules.keys() & {'torch', 'remtta_tent_diverse'})"
     )
     path = os.pathsep.join(map(str, (site, EXAMPLE, EXAMPLE.parent.parent)))

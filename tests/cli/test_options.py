@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from remtta.cli import COMMANDS
+from remtta.cli.application import COMMANDS
 from remtta.cli.parameters import flatten
 from remtta.errors import UsageError
 from remtta.methods.table import METHOD_TABLE

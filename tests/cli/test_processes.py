@@ -56,9 +56,9 @@ def test_a_reader_that_leaves_ends_the_run_with_0_and_a_save(frames: Path, tiny:
 
 
 def test_an_interrupt_while_the_command_line_is_loaded_ends_it_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("remtta.cli")
+    module = ModuleType("remtta.cli.application")
     vars(module)["__getattr__"] = raising(KeyboardInterrupt())  # Ctrl-C is pressed during the import
-    monkeypatch.setitem(sys.modules, "remtta.cli", module)
+    monkeypatch.setitem(sys.modules, "remtta.cli.application", module)
     monkeypatch.setattr("os._exit", sys.exit)  # called if another test left a thread
     with pytest.raises(SystemExit) as ended:
         main()
@@ -74,9 +74,9 @@ def test_a_reader_that_is_still_in_a_call_does_not_abort_the_exit(
         raise SystemExit(130)
 
     wanted, codes = threading.Event(), list[int]()
-    module = ModuleType("remtta.cli")
+    module = ModuleType("remtta.cli.application")
     module.main = run  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "remtta.cli", module)
+    monkeypatch.setitem(sys.modules, "remtta.cli.application", module)
     monkeypatch.setattr("os._exit", codes.append)
     with pytest.raises(SystemExit):
         main()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import typer
 
-from remtta.cli import app, running, share_cores
+from remtta.cli import running
+from remtta.cli.application import app, share_cores
 from remtta.cli.running import load_torch
 from remtta.cli.usage import spread_values
 from remtta.errors import UsageError
@@ -61,7 +62,7 @@ def test_methods_and_scenarios_are_completed() -> None:
 
 def test_completion_imports_no_torch() -> None:
     code = (
-        "import sys\nfrom remtta.cli import app\ntry: app(prog_name='remtta')\n"
+        "import sys\nfrom remtta.cli.application import app\ntry: app(prog_name='remtta')\n"
         "finally: print(sys.modules.keys() & {'torch', 'numpy', 'yaml'})"
     )
     words = {"_REMTTA_COMPLETE": "complete_bash", "COMP_WORDS": "remtta adapt --method de", "COMP_CWORD": "3"}
@@ -167,8 +168,8 @@ def test_threads_wait_for_each_other_briefly_unless_told_otherwise(monkeypatch: 
 
 
 def test_a_container_has_threads_for_its_share_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remtta.cli.usable_cores", lambda: 16)
-    monkeypatch.setattr("remtta.cli.num_cores", lambda: 2)
+    monkeypatch.setattr("remtta.cli.application.usable_cores", lambda: 16)
+    monkeypatch.setattr("remtta.cli.application.num_cores", lambda: 2)
     for given, threads in (({}, "2"), ({"OMP_NUM_THREADS": "4"}, "4")):
         monkeypatch.setattr(os, "environ", dict(given))
         share_cores()
@@ -219,7 +220,7 @@ def test_help_inspection_and_wrong_use_are_quick(frames: Path, tmp_path: Path) -
     (tmp_path / "a.png").touch()
     adapt_tiny(frames, tmp_path / "run", "source")
     code = (
-        "import sys\nfrom remtta.cli import main\nheavy = {'torch', 'numpy', 'cv2', 'PIL'}\n"
+        "import sys\nfrom remtta.cli.application import main\nheavy = {'torch', 'numpy', 'cv2', 'PIL'}\n"
         f"for line in {WITHOUT_TORCH.strip().splitlines()!r}:\n"
         "    sys.argv = ['remtta', *line.split()[1:]]\n"
         "    try: main()\n"

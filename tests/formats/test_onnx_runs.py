@@ -214,7 +214,7 @@ def test_an_onnx_file_needs_neither_timm_nor_torchvision(made: Path, tmp_path: P
 import sys
 import torch
 from remtta import Adapter
-from remtta.cli import app
+from remtta.cli.application import app
 from remtta.models.imagenet import names_of
 for method in ("source", "fast", "centre", "lame"):
     Adapter({str(made / "tiny.onnx")!r}, method)(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))

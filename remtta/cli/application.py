@@ -1,0 +1,91 @@
+"""The `remtta` command, with all its subcommands, also those of parts and of other packages."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any, cast
+
+import typer
+
+from remtta.cli.adapt import adapt
+from remtta.cli.listings import methods, models
+from remtta.cli.parameters import flatten
+from remtta.cli.reporting import open_standard_descriptors, print_message, print_version
+from remtta.cli.results import inspect, report
+from remtta.cli.usage import Application, Command, print_all_help, warn_of_variables
+from remtta.cli.write_model import apply, export, text_embed
+from remtta.extensions import built_in, of_packages
+from remtta.machine import num_cores, usable_cores
+from remtta.models.peak_memory import keep_freed_memory
+
+_CORE: dict[str, Callable[..., None]] = {
+    "adapt": adapt,
+    "apply": apply,
+    "export": export,
+    "inspect": inspect,
+    "report": report,
+    "text-embed": text_embed,
+    "methods": methods,
+    "models": models,
+}
+
+
+def find_commands() -> dict[str, Callable[..., None]]:
+    """Return all commands by name, also those of remtta's parts and of other packages; warn of names that are taken."""
+    own = built_in("commands")
+    others, refused = of_packages("commands", [*_CORE, *own])
+    for reason in refused.values():
+        print_message(f"Warning: {reason}")
+    return {**_CORE, **{name: cast(Any, extension.load()) for name, extension in {**own, **others}.items()}}
+
+
+COMMANDS = find_commands()
+
+app = typer.Typer(
+    name="remtta",
+    cls=Application,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for name, command in COMMANDS.items():
+    app.command(name, cls=Command)(flatten(command))
+
+
+@app.callback()
+def common(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Show the versions and the device.")
+    ] = False,
+    help_all: Annotated[
+        bool, typer.Option("--help-all", callback=print_all_help, is_eager=True, help="Show the help of every command.")
+    ] = False,
+) -> None:
+    """Adapt a deployed image classifier online, without labels, while it predicts."""
+    warn_of_variables(ctx.command.commands.values())  # type: ignore[attr-defined]
+
+
+def share_cores() -> None:
+    """Make PyTorch's threads share cores with other work; call it before torch is imported.
+
+    By default they wait for each other in a busy loop, for milliseconds in GNU OpenMP. If another program or decoding
+    uses one of the cores, a run then takes 6 to 11 times as long.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    if num_cores() < usable_cores():  # in a container; otherwise PyTorch's own choice is better
+        os.environ.setdefault("OMP_NUM_THREADS", str(num_cores()))
+
+
+def main() -> None:
+    """Run the command line."""
+    open_standard_descriptors()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # for signs that a terminal cannot encode
+    keep_freed_memory()
+    share_cores()
+    app()
