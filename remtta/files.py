@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import codecs
 import contextlib
 import errno
@@ -9,6 +10,7 @@ import json
 import logging
 import os
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -168,9 +170,54 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
+def to_json(content: object, *, indent: int | None = None, allow_nan: bool = False) -> str:
+    """Return content as JSON in ASCII that every reader takes; raise ValueError if a number is not allowed.
+
+    Text that is not UTF-8, of file and class names, becomes readable, such as `caf\\xe9.png`; `source_bytes` beside a
+    field `source` then has its bytes in base64, from which `from_json` restores it.
+    """
+    text = json.dumps(content, indent=indent, allow_nan=allow_nan)
+    # Escapes of surrogates may stand for invalid bytes.
+    return json.dumps(_readable(content), indent=indent) if "\\ud" in text else text
+
+
+def _readable(content: Any) -> Any:
+    if isinstance(content, str):
+        return _encoded(content).decode("utf-8", "backslashreplace")
+    if isinstance(content, list | tuple):
+        return [_readable(item) for item in content]
+    if not isinstance(content, Mapping):
+        return content
+    readable = {_readable(name): _readable(value) for name, value in content.items()}
+    texts = {name: value for name, value in content.items() if isinstance(value, str) and value != _readable(value)}
+    return readable | {f"{name}_bytes": base64.b64encode(_encoded(text)).decode() for name, text in texts.items()}
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode("utf-8", sys.getfilesystemencodeerrors())
+    except UnicodeEncodeError:  # not from a file name
+        return text.encode("utf-8", "surrogatepass")
+
+
+def from_json(text: str) -> Any:
+    """Return the content of JSON by `to_json`; raise ValueError if it is damaged."""
+    return json.loads(text, object_hook=_restored if '_bytes": "' in text else None)
+
+
+def _restored(content: dict[str, Any]) -> dict[str, Any]:
+    for name in [name for name in content if isinstance(content.get(f"{name}_bytes"), str)]:
+        data = base64.b64decode(content.pop(f"{name}_bytes"))
+        try:
+            content[name] = data.decode("utf-8", sys.getfilesystemencodeerrors())
+        except UnicodeDecodeError:  # from another system
+            content[name] = data.decode("utf-8", "surrogateescape")
+    return content
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file atomically; raise OutputError if the file cannot be written."""
-    text = json.dumps(content, indent=2, allow_nan=False) + "\n"
+    text = to_json(content, indent=2) + "\n"
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from remtta import RunOptions, adapt_stream
 from remtta.errors import OutputError, UsageError
-from remtta.files import FolderLock, check_target, is_locked, remove_leftovers, write_atomically, write_json
+from remtta.files import FolderLock, check_target, from_json, is_locked, remove_leftovers, write_atomically, write_json
 from remtta.runs.folder import RunFolder
 from remtta.runs.writer import RowWriter
 from tests.conftest import raising, tiny_vit
@@ -111,7 +111,7 @@ def test_json_is_written_for_people_and_machines_and_never_holds_nan(tmp_path: P
     content = {"name": "Jürgen\n\udcff", "values": [1, 0.1, None]}
     write_json(tmp_path / "run.json", content)
     text = (tmp_path / "run.json").read_text(encoding="utf-8")
-    assert json.loads(text) == content
+    assert from_json(text) == content and json.loads(text)["name"] == "Jürgen\n\\xff"
     assert text.endswith("}\n")
     assert text.count("\n") > len(content)
     with pytest.raises(ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import sys
@@ -19,6 +18,7 @@ import typer
 
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError, counted
+from remtta.files import to_json
 from remtta.runs.reading import printable
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def print_message(text: str, level: str = "info", *, as_json: bool = False, **fi
     """
     if as_json:
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "level": level, "message": text, **fields})
+        line = to_json({"time": now, "level": level, "message": text, **fields}, allow_nan=True)
     else:
         line = "\n".join(map(printable, text.split("\n")))
     try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import json
 import logging
 import os
 import re
@@ -22,7 +21,7 @@ import typer
 from remtta.cli.reporting import command, print_message, progress
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError, check_installed
-from remtta.files import cache_folder, check_target
+from remtta.files import cache_folder, check_target, to_json
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Option, output_option
 from remtta.zero_shot.prompts import is_zero_shot
@@ -121,7 +120,7 @@ class PrintOptions:
 
     def show(self, content: object, text: Callable[[], str]) -> None:
         """Print the content as JSON, if requested, otherwise the text."""
-        typer.echo(json.dumps(content, indent=2) if self.as_json else text())
+        typer.echo(to_json(content, indent=2, allow_nan=True) if self.as_json else text())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,6 @@ anything to be downloaded, opened or run.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 
 from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
+from remtta.files import from_json
 from remtta.lab.demo.embedded import EMBEDDED
 from remtta.models.card import UNKNOWN
 from remtta.models.loading import load
@@ -164,7 +164,7 @@ def _recorded_checkpoint(delta: Delta) -> str | None:
     """Return the checkpoint in the `run.json` beside a delta, if that file describes its run."""
     assert delta.path is not None
     try:
-        model = json.loads(Path(delta.path).with_name("run.json").read_text(encoding="utf-8"))["model"]
+        model = from_json(Path(delta.path).with_name("run.json").read_text(encoding="utf-8"))["model"]
         checkpoint, base_sha256 = model["checkpoint"], model["base_sha256"]
     except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from remtta.errors import OutputError, UsageError
-from remtta.files import remove_leftovers, write_atomically, writing
+from remtta.files import remove_leftovers, to_json, write_atomically, writing
 from remtta.runs.folder import OWN_FILES
 
 if TYPE_CHECKING:
@@ -112,5 +112,5 @@ class HealthFile:
 
     def _write(self) -> None:
         values = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **self._report()}
-        text = json.dumps(values, allow_nan=False) + "\n"
+        text = to_json(values) + "\n"
         write_atomically(self._path, lambda temporary: temporary.write_text(text, encoding="utf-8"), durable=False)

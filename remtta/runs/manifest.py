@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import platform
 import sys
@@ -20,7 +19,7 @@ import torch
 from remtta._version import __version__
 from remtta.deltas.delta import Delta
 from remtta.errors import UsageError, without_password
-from remtta.files import write_json
+from remtta.files import from_json, to_json, write_json
 from remtta.machine import processor_name
 from remtta.methods.settings.base import MethodConfig
 from remtta.models.card import ModelCard
@@ -213,7 +212,7 @@ def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     before, name = ((record.get("method") or {}).get("name", "") for record in (earlier, now))
     if before != name:
         raise UsageError(f"--resume needs the method that the run began with: it was {before}, is {name}")
-    begun, settings = _settings(earlier), _settings(json.loads(json.dumps(now)))
+    begun, settings = _settings(earlier), _settings(from_json(to_json(now)))
     if begun["labels_sha256"] is None:  # the record of a version without it
         del begun["labels_sha256"], settings["labels_sha256"]
     if begun["method"].get("batch_size") != settings["method"].get("batch_size"):  # others follow from it

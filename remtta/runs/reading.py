@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from remtta.errors import RemttaError, UsageError
+from remtta.files import from_json
 
 Row = dict[str, Any]
 
@@ -37,7 +37,7 @@ def read_rows(path: Path) -> Iterator[Row]:
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
             try:
-                row = json.loads(line.decode())
+                row = from_json(line.decode())
                 if not isinstance(row, dict):
                     raise ValueError("it is not a JSON object")
             except (ValueError, RecursionError) as error:
@@ -50,7 +50,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 def read_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file; raise RemttaError if it cannot be read, ValueError if it is no object."""
     try:
-        content = json.loads(path.read_bytes().decode())
+        content = from_json(path.read_bytes().decode())
     except OSError as error:
         raise RemttaError(f"{path} cannot be read: {error.strerror or error}") from error
     except RecursionError as error:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import OutputError, UsageError, counted
-from remtta.files import writing
+from remtta.files import from_json, to_json, writing
 from remtta.runs.reading import Row
 
 READER_PATIENCE_S = 2.0  # for the reader to take the rest, after a signal
@@ -92,7 +92,7 @@ class RowWriter:
 
     def expected_rows(self) -> list[Row]:
         """Return the rows of the earlier run's tail that were not produced again yet."""
-        return [json.loads(line) for line in self._expected]
+        return [from_json(line.decode()) for line in self._expected]
 
     def unsaved_rows(self) -> list[Row]:
         """Return the rows of the earlier run's tail and stop expecting them, for a stream that cannot be read again."""
@@ -103,7 +103,7 @@ class RowWriter:
 
     def write(self, rows: Iterable[Mapping[str, object]]) -> None:
         """Write rows to the file, all or none; they have left the process when this returns."""
-        lines = deque((json.dumps(row, allow_nan=False) + "\n").encode("ascii") for row in rows)
+        lines = deque((to_json(row) + "\n").encode("ascii") for row in rows)
         while self._expected and lines:
             expected, line = self._expected.popleft(), lines.popleft()
             self.num_changed += expected != line and b'"early": true' not in expected + line

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import threading
 from collections.abc import Iterator
@@ -43,6 +44,16 @@ def test_a_kill_at_any_moment_loses_nothing_and_a_reader_gets_no_row_twice(
     assert f"earlier rows are not sent again; {run / PREDICTIONS} has them all" in caplog.messages
     assert (run / PREDICTIONS).read_bytes() == promised + echo.getvalue()
     assert_same_results(run, frames.parent / "whole")
+
+
+def test_a_run_over_names_that_are_not_utf8_goes_on(frames: Path, tmp_path: Path) -> None:
+    for number, path in enumerate(sorted(frames.glob("*.png"))):
+        try:
+            path.rename(os.fsdecode(os.fsencode(frames) + b"/%d\xe9.png" % number))
+        except OSError:
+            pytest.skip("this file system has only UTF-8 names")
+    assert_goes_on(tiny_vit(), frames, tmp_path)
+    assert all(row["source"].isascii() and row["source_bytes"] for row in rows_of(tmp_path / "through"))
 
 
 def test_a_run_that_learns_for_some_frames_freezes_at_the_same_one_after_a_stop(frames: Path, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import base64
 import contextlib
 import errno
 import io
@@ -12,9 +13,11 @@ import torch
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import OutputError
+from remtta.files import from_json, to_json
 from remtta.pipeline.prediction import Prediction
 from remtta.runs.folder import run_folder
 from remtta.runs.loop import BatchResult
+from remtta.runs.reading import read_rows
 from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.writer import RowWriter
 from remtta.streams.batches import Batch
@@ -106,9 +109,21 @@ def test_any_file_name_stays_one_line_and_can_be_recovered(name: bytes, tmp_path
         writer.write(_rows(frames, LOGITS.expand(2, -1), labels=["Kätzchen\n", "dog", "\udcff"]))
     text = path.read_bytes().decode("ascii")
     assert len(text.splitlines()) == 2
-    row = json.loads(text.splitlines()[0])
-    assert os.fsencode(row["source"]) == name
+    json.dumps([json.loads(line) for line in text.splitlines()], ensure_ascii=False).encode()  # all of it is UTF-8
+    row, stored = next(read_rows(path)), json.loads(text.splitlines()[0])
+    assert os.fsencode(row["source"]) == name and "source_bytes" not in row
+    assert base64.b64decode(stored.get("source_bytes", "")) == (name if "\\x" in stored["source"] else b"")
     assert [entry["label"] for entry in row["topk"]] == ["dog", "\udcff"]
+    assert stored["topk"][1] == {**row["topk"][1], "label": "\\xff", "label_bytes": "/w=="}
+
+
+def test_invalid_text_of_all_kinds_is_restored() -> None:
+    content: dict[str, Any] = {"a": ["\udce9", "\ud800", {"b": "é\udce9", "c": "\U0001f600"}], "n_bytes": 3, "n": 1}
+    text = to_json(content)
+    json.dumps(json.loads(text), ensure_ascii=False).encode()
+    assert from_json(text) == {**content, "a": ["\\xe9", "\\xed\\xa0\\x80", content["a"][2]]}
+    with pytest.raises(ValueError):
+        to_json({"source": "\udce9", "prob": float("nan")})
 
 
 class _FullDisk(io.BytesIO):

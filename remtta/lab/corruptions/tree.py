@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import shutil
@@ -21,7 +20,7 @@ from remtta.engines.cluster import connected, on_ray
 from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import in_processes
 from remtta.errors import StreamError, UsageError, counted
-from remtta.files import check_can_hold, remove_leftovers, write_json, writing
+from remtta.files import check_can_hold, from_json, remove_leftovers, write_json, writing
 from remtta.lab.corruptions.image_files import Outcome, SourceImage, corrupt_file, find_images
 from remtta.lab.corruptions.options import JPEG_QUALITY, CorruptOptions, in_standard_order
 from remtta.lab.corruptions.parameters import CORRUPTIONS, MANIFEST, PARAMETERS, SEVERITIES, parts_of
@@ -240,7 +239,7 @@ def _parameters(name: str) -> dict[str, object]:
 def _read(destination: Path) -> _Manifest | None:
     path = destination / MANIFEST
     try:
-        manifest: _Manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest: _Manifest = from_json(path.read_text(encoding="utf-8"))
         _severities_in(manifest)
         if not isinstance(manifest["settings"], dict):
             raise TypeError("settings are no object")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,6 +15,7 @@ from torch import nn
 
 from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
+from remtta.files import from_json, to_json
 from remtta.lab.evaluation.domains import Dataset, title_of
 from remtta.lab.evaluation.method_names import action_of, answer_of, is_guarded, is_smoothed, method_of
 from remtta.lab.evaluation.options import EvalOptions
@@ -85,7 +85,7 @@ class EvaluationContext:
             **({"start_delta": self.start.origin} if self.start else {}),
             **({"source_statistics": self.learned} if self.learned else {}),
         }
-        return json.loads(json.dumps(settings))
+        return from_json(to_json(settings))
 
     @contextlib.contextmanager
     def pipeline(self, name: str) -> Iterator[Pipeline]:
