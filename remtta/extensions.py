@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from remtta.errors import UsageError
 
@@ -36,11 +36,14 @@ _BUILT_IN: dict[Point, dict[str, str]] = {
     "loaders": {},
     "callbacks": {},
     "commands": {
+        "export": "remtta.formats.commands:export",
+        "text-embed": "remtta.zero_shot.commands:text_embed",
         "eval": "remtta.lab.commands.eval:evaluate",
         "doctor": "remtta.lab.commands.doctor:doctor",
         "corrupt": "remtta.lab.commands.corrupt:corrupt",
         "demo": "remtta.lab.commands.demo:demo",
         "bench": "remtta.lab.commands.bench:bench",
+        "report": "remtta.lab.commands.report:report",
     },
 }
 """The extensions of remtta itself. Methods come in tables of many (`remtta.methods.settings.MethodSpec`, by name)."""
@@ -109,6 +112,15 @@ def of_packages(point: Point, known: Iterable[str]) -> tuple[dict[str, Extension
         else:
             found[name], owners[name] = extension, owner
     return found, refused
+
+
+def load_of_part(target: str, what: str) -> Any:
+    """Import and return an object of one of remtta's parts, `module:object`; raise UsageError, beginning with what
+    needs it, if the part is not installed.
+    """
+    if not _exists(target):
+        raise UsageError(f"{what} needs remtta.{target.split('.')[1]}, a part that is not installed")
+    return Extension("", target).load()
 
 
 def _exists(target: str) -> bool:

@@ -1,5 +1,8 @@
-"""Methods of other packages: the one in examples/plugin/ runs as built-in methods do, and wrong ones are refused."""
+"""Methods, backbones and commands of other packages: those in examples/plugin/ run as built-in ones do, and wrong ones
+are refused.
+"""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,9 +12,12 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+import typer
 
 from remtta.backbones import families
 from remtta.backbones.lookup import backbone_of
+from remtta.cli.application import add_commands
+from remtta.cli.usage import Application
 from remtta.errors import UsageError
 from remtta.lab.evaluation.method_names import action_of, answer_of, is_guarded
 from remtta.methods.settings.chosen import STREAM_METHODS
@@ -21,7 +27,8 @@ from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, tiny_vit
 from tests.lab.evaluation.trees import write_tree
 from tests.methods.making import check_inference_mode, check_prediction, check_reset, check_state
-from tests.records import json_of
+from tests.records import json_of, record_of
+from tests.runs.tiny import adapt_tiny
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "plugin"
 NAME = "tent-diverse"
@@ -212,3 +219,55 @@ def test_a_package_has_backbones_for_its_own_models(site: Path, monkeypatch: pyt
     with pytest.raises(UsageError, match="my_vits:MyViT of the package no-vits is not a mapping"):
         monkeypatch.setattr(families, "FAMILIES", {})
         families.find_families()
+
+
+def of_an_installed_package(*args: str | Path) -> int:
+    """The exit code of a command, also of packages that this process has installed since it began."""
+    app = typer.Typer(cls=Application)
+    add_commands(app)
+    with pytest.raises(SystemExit) as exit_:
+        typer.main.get_command(app).main([str(arg) for arg in args])
+    return int(exit_.value.code or 0)
+
+
+def test_a_package_s_command_works_as_the_built_in_ones_do(
+    site: Path, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    monkeypatch.syspath_prepend(EXAMPLE)
+    install(site, project["name"], project["entry-points"]["remtta.commands"], "remtta.commands")
+    adapt_tiny(frames, tmp_path / "run", "source")
+    capfd.readouterr()
+    assert of_an_installed_package("classes", tmp_path / "run", "--json") == 0
+    assert sum(json.loads(capfd.readouterr().out).values()) == record_of(tmp_path / "run")["counts"]["frames"]
+    assert of_an_installed_package("classes", tmp_path / "run", "--most", "1") == 0
+    assert len(capfd.readouterr().out.splitlines()) == 1
+    assert of_an_installed_package("--help") == 0
+    assert "Count the classes that a run predicted" in capfd.readouterr().out
+    for args, code, told in (
+        (("--most", "0"), 2, "--most"),
+        ((tmp_path / "nowhere",), 1, "nowhere/predictions.jsonl: No such file or directory"),
+    ):
+        assert of_an_installed_package("classes", *args) == code
+        error = capfd.readouterr().err
+        assert error.startswith("Error: ") and told in error
+
+
+@pytest.mark.parametrize(
+    ("module", "point", "told"),
+    [
+        ("import nothing_of_the_kind", "mine", "cannot be imported (ModuleNotFoundError: "),
+        ("command = 3", "mine", "bad_command:command of the package bad is not a command (TypeError: "),
+        ("def command(): ...", "adapt", "remtta itself and the package bad both have a command adapt; uninstall bad"),
+        ("def command(): ...", "eval", "remtta itself and the package bad both have a command eval; uninstall bad"),
+    ],
+)
+def test_a_command_that_cannot_be_used_is_left_out_with_a_warning(
+    module: str, point: str, told: str, site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(site, "bad", {point: "bad_command:command"}, "remtta.commands")
+    (site / "bad_command.py").write_text(module)
+    monkeypatch.delitem(sys.modules, "bad_command", raising=False)
+    assert of_an_installed_package("methods") == 0
+    (warning,) = capfd.readouterr().err.splitlines()
+    assert warning.startswith("Warning: ") and told in warning

@@ -1,1 +1,1 @@
-"""The command line: parse, call the library once, report. The only folder of the core that imports typer."""
+"""The command line: parse, call the library once, report. In the core, only this folder imports typer."""

@@ -5,44 +5,30 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Callable
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 from remtta.cli.adapt import adapt
+from remtta.cli.apply import apply
+from remtta.cli.inspect import inspect
 from remtta.cli.listings import methods, models
 from remtta.cli.parameters import flatten
-from remtta.cli.reporting import open_standard_descriptors, print_message, print_version
-from remtta.cli.results import inspect, report
+from remtta.cli.reporting import one_line, open_standard_descriptors, print_message, print_version
 from remtta.cli.usage import Application, Command, print_all_help, warn_of_variables
-from remtta.cli.write_model import apply, export, text_embed
+from remtta.errors import UsageError
 from remtta.extensions import built_in, of_packages
 from remtta.machine import num_cores, usable_cores
 from remtta.models.peak_memory import keep_freed_memory
 
-_CORE: dict[str, Callable[..., None]] = {
+_CORE: dict[str, Any] = {
     "adapt": adapt,
     "apply": apply,
-    "export": export,
     "inspect": inspect,
-    "report": report,
-    "text-embed": text_embed,
     "methods": methods,
     "models": models,
 }
 
-
-def find_commands() -> dict[str, Callable[..., None]]:
-    """Return all commands by name, also those of remtta's parts and of other packages; warn of names that are taken."""
-    own = built_in("commands")
-    others, refused = of_packages("commands", [*_CORE, *own])
-    for reason in refused.values():
-        print_message(f"Warning: {reason}")
-    return {**_CORE, **{name: cast(Any, extension.load()) for name, extension in {**own, **others}.items()}}
-
-
-COMMANDS = find_commands()
 
 app = typer.Typer(
     name="remtta",
@@ -51,8 +37,28 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for name, command in COMMANDS.items():
-    app.command(name, cls=Command)(flatten(command))
+
+
+def add_commands(to: typer.Typer) -> None:
+    """Add the commands of the core, of remtta's parts and of other packages; warn of those that cannot be used."""
+    own = {**_CORE, **{name: extension.load() for name, extension in built_in("commands").items()}}
+    for name, command in own.items():
+        to.command(name, cls=Command)(flatten(command))
+    others, refused = of_packages("commands", own)
+    warnings = list(refused.values())
+    for name, extension in others.items():
+        try:
+            to.command(name, cls=Command)(flatten(extension.load()))
+        except UsageError as error:  # the package cannot be imported
+            warnings.append(str(error))
+        except Exception as error:  # a foreign object may be anything
+            problem = f"{type(error).__name__}: {error}"
+            warnings.append(f"{extension.target} of {extension.owner} is not a command ({problem}); uninstall it")
+    for warning in warnings:
+        print_message(f"Warning: {one_line(warning)}")
+
+
+add_commands(app)
 
 
 @app.callback()

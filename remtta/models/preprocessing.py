@@ -96,6 +96,12 @@ class Preprocessing:
         """Return the values, ready for JSON."""
         return asdict(self)
 
+    @property
+    def command_line(self) -> str:
+        """Its options on the command line, without the input size."""
+        mean, std = (" ".join(f"{value:.8g}" for value in values) for values in (self.mean, self.std))
+        return f"--mean {mean} --std {std} --interpolation {self.interpolation} --crop-pct {self.crop_pct:.4g}"
+
 
 def preprocessing_of(model: nn.Module) -> Preprocessing:
     """Return a model's preprocessing: its own input size, the rest from `config_of`, else ImageNet's."""

@@ -10,18 +10,16 @@ import pytest
 import torch
 from torch import nn
 
-from remtta.cli.application import COMMANDS
-from remtta.cli.parameters import flatten
 from remtta.errors import UsageError
 from remtta.methods.table import METHOD_TABLE
 from remtta.options import LiveOptions, StreamOptions
 from remtta.options.option import OptionField
-from tests.command import remtta_here
+from tests.command import command_line, remtta_here
 from tests.lab.evaluation.trees import write_tree
 
 OPTIONS: dict[str, dict[str, OptionField]] = {
-    name: {field.flag: field for field in flatten(command).fields.values() if field.option}  # type: ignore[attr-defined]
-    for name, command in COMMANDS.items()
+    name: {field.flag: field for field in command.callback.fields.values() if field.option}
+    for name, command in command_line().commands.items()
 }
 
 
@@ -80,7 +78,7 @@ def test_options_of_live_sources_reach_them(monkeypatch: pytest.MonkeyPatch) -> 
     assert seen == [(None, False), (LiveOptions(reconnect_for=3.0, buffer="all"), True)]
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", OPTIONS)
 def test_every_command_has_help_with_an_example(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here(*command.split(), "--help") == 0
     text = capfd.readouterr().out

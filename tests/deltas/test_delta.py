@@ -16,12 +16,12 @@ from remtta.backbones.norms import adapted_norms
 from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta, apply_delta, load_delta, save_delta, save_weights
 from remtta.errors import DeltaError, UsageError
-from remtta.lab.report.inspection import classes_moved
 from remtta.models.checkpoints import checkpoint_dtypes
 from remtta.models.loading import load_model
 from remtta.models.tensor_files import state_sha256
 from remtta.models.weights import AdaptedWeights
 from remtta.options import ModelOptions
+from remtta.runs.inspection import classes_moved
 from tests.conftest import NUM_CLASSES, TINY, random_images, tiny_vit
 
 NAME = "vit_tiny_patch16_224"

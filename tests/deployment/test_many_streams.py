@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from remtta.deployment.health import HealthFile
+from remtta.deployment.inspection import inspect_streams
 from remtta.deployment.many_streams import adapt_streams
 from remtta.deployment.stream_group import StreamGroupSummary
 from remtta.engines.interrupts import Interrupts
 from remtta.engines.processes import DIED, WorkersDied
 from remtta.errors import OutputError, RemttaError, UsageError
-from remtta.lab.report.inspection import describe_folder
 from remtta.methods.table import METHOD_TABLE
 from remtta.models.tensor_files import state_sha256
 from remtta.options import RunOptions
@@ -121,7 +121,7 @@ def test_one_that_dies_and_one_that_stalls_hold_up_nobody(
     assert (summary.streams["dying"].num_predicted, summary.streams["late"].num_predicted) == (4, 5)
     assert record_of(tmp_path / "site" / "dying")["exit_reason"] == summary.streams["dying"].exit_reason
     assert_same_results(tmp_path / "site" / "gate", alone / "gate")
-    described = describe_folder(tmp_path / "site")
+    described = inspect_streams(tmp_path / "site").content
     assert described["alive"] is False and described["site"]["streams"]["late"]["frames"] == 5
 
 

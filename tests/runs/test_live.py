@@ -13,9 +13,9 @@ import pytest
 
 from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
-from remtta.lab.report.inspection import describe_folder
 from remtta.options import LiveOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
+from remtta.runs.inspection import describe_run
 from remtta.runs.run_writer import View
 from remtta.runs.saving import Saver, load_position
 from remtta.runs.summary import RunProgress
@@ -50,7 +50,7 @@ def test_a_gap_is_a_line_at_its_place_in_the_predictions_and_in_the_events(tmp_p
     assert {"frame": 2, "event": "gap", **GAP}.items() <= event.items() and "time" in event
     assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (5, 1, 2)
     assert record_of(tmp_path)["counts"]["gaps"] == 1 and record_of(tmp_path)["counts"]["dropped"] == 0
-    told = describe_folder(tmp_path)["predictions"]
+    told = describe_run(tmp_path)["predictions"]
     assert (told["predicted"], told["errors"], told["gaps"]) == (4, 1, 1)
 
 

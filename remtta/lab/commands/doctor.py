@@ -14,7 +14,6 @@ from remtta.runs.reading import aligned, printable
 
 if TYPE_CHECKING:
     from remtta.lab.evaluation.preprocessing import Diagnosis
-    from remtta.models.preprocessing import Preprocessing
 
 _DOES_NOT_FIT = 3  # exit code
 _LIMIT = 100
@@ -72,7 +71,7 @@ def _lines(found: Diagnosis) -> list[str]:
     return [
         f"model    {card.name}, {card.num_classes} classes",
         f"images   {found.num_images} of {found.source}{unreadable}",
-        f"now      {options_text(configured)}",
+        f"now      {configured.command_line}",
         "",
         *aligned(rows),
         "",
@@ -91,7 +90,7 @@ def _verdict(found: Diagnosis) -> list[str]:
     if found.better is None:
         return ["The preprocessing fits: no alternative is significantly better."]
     best = found.better.finding.candidate
-    options, configured = options_text(best.preprocessing), options_text(found.findings[0].candidate.preprocessing)
+    options, configured = best.preprocessing.command_line, found.findings[0].candidate.preprocessing.command_line
     swapped = "Red and blue are swapped in the images or in the checkpoint; no option corrects that."
     return [
         f"This fits better, by {found.better.lead:.2f} ± {found.better.standard_error:.2f} nats of mutual information: "
@@ -100,10 +99,3 @@ def _verdict(found: Diagnosis) -> list[str]:
         *([f"try      {options}"] if options != configured else []),
         f"confirm  with {_IMAGES}",
     ]
-
-
-def options_text(preprocessing: Preprocessing) -> str:
-    """Return the command-line options for a preprocessing."""
-    mean, std = (" ".join(f"{value:.8g}" for value in values) for values in (preprocessing.mean, preprocessing.std))
-    crop_pct = f"{preprocessing.crop_pct:.4g}"
-    return f"--mean {mean} --std {std} --interpolation {preprocessing.interpolation} --crop-pct {crop_pct}"

@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from remtta.lab.drawing import STYLE
-from remtta.lab.report.inspection import LayerChange
 from remtta.runs.folder import EVENTS, PREDICTIONS
+from remtta.runs.inspection import LayerChange
 from remtta.runs.reading import Row, printable, read_rows
 
 MAX_FRAMES = 8  # pictures per run and heading

@@ -17,9 +17,10 @@ from remtta.errors import FrameError, UsageError, counted
 from remtta.files import write_atomically
 from remtta.lab.report import charts
 from remtta.lab.report.charts import Series, class_name, read_series
-from remtta.lab.report.inspection import Content, Facts, describe_folder, evaluation_facts, run_facts, verdict
+from remtta.lab.report.evaluations import describe_evaluation, evaluation_facts
 from remtta.lab.tables import notes, outcome, table_rows
-from remtta.runs.folder import RESULTS
+from remtta.runs.folder import RECORD, RESULTS, SITE
+from remtta.runs.inspection import Content, Facts, describe_run, kind_of, read_content, run_facts
 from remtta.runs.reading import Row, printable, read_object, reading
 from remtta.streams.images import load_image
 
@@ -47,15 +48,17 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
     runs, evaluations, verdicts = list[_Run](), list[str](), list[str]()
     for name, folder in zip(names, folders, strict=True):
         with reading(folder):
-            content = describe_folder(folder)
-            if "site" in content:
-                streams = " ".join(str(folder / stream) for stream in content["site"]["streams"])
+            kind = kind_of(folder)
+            if kind == SITE:
+                streams = " ".join(str(folder / stream) for stream in read_content(folder / SITE)["streams"])
                 raise UsageError(f"{folder} holds the runs of many streams; name them: remtta report {streams}")
-            if "run" in content:
+            if kind == RECORD:
+                content = describe_run(folder)
                 series = read_series(folder, (content.get("predictions") or {}).get("predicted", 0))
                 runs.append(_Run(name, content, series, _facts(content, series)))
-                verdicts.append(f"{name}: {verdict(content)}")
+                verdicts.append(f"{name}: {_verdict(content)}")
             else:
+                content = describe_evaluation(folder)
                 results = read_object(folder / RESULTS) if content["evaluation"]["methods"] else None
                 verdicts.append(f"{name}: {(results and outcome(results)) or 'No comparison with the source model.'}")
                 evaluations += _evaluation(name, folder, content, results)
@@ -69,6 +72,21 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
 
 
 # --- Sections --------------------------------------------------------------------------------------------------------
+
+
+def _verdict(content: Content) -> str:
+    """Return in one line whether a run's updates did harm, as far as it knows without labels."""
+    run = content["run"]
+    updates, guard = run["counts"]["updates"], run.get("guard")
+    if not updates:
+        return "The weights did not change."
+    if guard is None:
+        return f"{counted(updates, 'update')}; without a guard, whether they help is unknown."
+    if guard.get("retired"):
+        return "Adaptation did harm and has ended: the source model predicts."
+    alarms = guard.get("alarms", 0)
+    harm = f"{counted(alarms, 'alarm')} of the guard" if alarms else "no sign of harm"
+    return f"{counted(updates, 'update')}, {harm}."
 
 
 def _facts(content: Content, series: Series) -> Facts:

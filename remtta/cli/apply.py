@@ -1,20 +1,19 @@
-"""`remtta apply`, `export` and `text-embed`: write an adapted model, or the classes of a zero-shot model, to files."""
+"""`remtta apply`: write an adapted model to a checkpoint."""
 
 from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from remtta.cli.running import RunningOptions, TargetOptions, load_torch
 from remtta.errors import UsageError, counted
 from remtta.files import check_not_input
-from remtta.lab.commands.doctor import options_text
-from remtta.options import DEFAULT_MODEL, ModelOptions
+from remtta.options import ModelOptions
 from remtta.options.model import is_onnx
-from remtta.options.option import Option, Subset
+from remtta.options.option import Subset
 
 if TYPE_CHECKING:
     from torch import nn
@@ -104,68 +103,4 @@ def _loading_options(base: nn.Module, options: ModelOptions) -> str:
         default = resolve_data_config(pretrained_cfg=known.to_dict())
     preprocessing = chosen.as_dict()
     same = all(preprocessing[key] == default.get(key) for key in ("mean", "std", "interpolation", "crop_pct"))
-    return " ".join([*words, *([] if same else [options_text(chosen)])])
-
-
-def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of remtta adapt, or a delta.")],
-    format: Annotated[Literal["onnx", "peft", "timm"], Option("Format to write.", flags=("--format", "-f"))],
-    output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))],
-    model: Annotated[
-        ModelOptions,
-        Subset(
-            "name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "text_embeddings"
-        ),
-    ],
-    running: Annotated[RunningOptions, Subset("quiet", "debug")],
-    overwrite: Annotated[bool, Option("Replace files of the same names.")] = False,
-) -> None:
-    """Write the adapted model of RUN as ONNX, PEFT or timm files, and check them against torch.
-
-    The model, its arguments and its checkpoint default to those of the delta.
-
-    Example:
-
-      remtta export run1 --format onnx --output run1_onnx
-    """
-    with running.command():
-        load_torch("remtta.deltas.base_model", model, run)
-        from remtta.deltas.base_model import base_options
-        from remtta.deltas.delta import load_delta
-        from remtta.formats.export import adapted_model, check_packages, export_model
-
-        check_packages(format)
-        delta = load_delta(run)
-        adapted = adapted_model(delta, base_options(delta, model))
-        files = export_model(adapted, format, output, overwrite=overwrite)
-        running.print_message("\n".join(map(str, files)))
-
-
-def text_embed(
-    target: TargetOptions,
-    model: Annotated[ModelOptions, Subset("name", "checkpoint", "use_ema", "labels", "prompts")],
-    running: Annotated[RunningOptions, Subset("device", "quiet", "debug")],
-) -> None:
-    """Save the class embeddings of a zero-shot model, so that a device needs only its image tower.
-
-    Examples:
-
-      remtta text-embed --model clip:ViT-B-16/openai --labels names.txt --prompts openai80 --output names.safetensors
-
-      remtta adapt frames -m vit_base_patch16_clip_quickgelu_224.openai --crop-pct 1 --text-embeddings names.safetensors
-    """
-    with running.command():
-        from remtta.zero_shot.prompts import is_zero_shot
-
-        target.check()
-        check_not_input(target.output, "--output", [model.checkpoint])
-        name = model.name or DEFAULT_MODEL
-        if not is_zero_shot(name):
-            raise UsageError(f"{name} has no text tower; name a zero-shot model, such as clip:ViT-B-16/openai")
-        load_torch("remtta.models.loading", model)
-        from remtta.zero_shot.classifier import save_text_embeddings, zero_shot_head
-
-        head = zero_shot_head(running.load_classifier(model))
-        save_text_embeddings(target.output, head, name)
-        counts = f"{len(head.texts.names)} classes by {len(head.texts.templates)} templates"
-        running.print_message(f"{target.output}: {counts}")
+    return " ".join([*words, *([] if same else [chosen.command_line])])

@@ -1,9 +1,10 @@
-"""Read and summarise runs, evaluations and deltas, for `remtta inspect` and the report; imports no torch."""
+"""Read and summarise runs and deltas, for `remtta inspect` and reports; imports no torch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -14,7 +15,7 @@ from remtta.deltas.delta_files import read_arrays
 from remtta.errors import UsageError, counted
 from remtta.files import is_locked
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
-from remtta.runs.reading import read_object, read_rows, reading, shown_estimates
+from remtta.runs.reading import aligned, read_object, read_rows, reading, shown_estimates
 from remtta.streams.images import natural_key
 
 Facts = dict[str, str]
@@ -22,6 +23,14 @@ Facts = dict[str, str]
 
 Content = dict[str, Any]
 """The JSON object that `inspect --json` prints; its records were read from a folder."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `inspect` prints: as JSON, or as lines of text."""
+
+    content: Content
+    lines: list[str]
 
 
 class LayerChange(TypedDict):
@@ -34,62 +43,48 @@ class LayerChange(TypedDict):
 
 _MAX_COMMON = _MAX_CLASSES = 5
 
-_RESULT = ("mean", "error", "ece", "mean_std", "gain", "gain_se")
-_STREAM = ("source", "exit_reason", "frames", "skipped", "updates")
 _RARE_COUNTS = {"not_adapted": "only predicted", "dropped": "dropped for newer ones", "gaps": "gaps"}
+
+
+def kind_of(folder: Path) -> str:
+    """Return the file that says what a folder holds: RECORD, SITE or RESULTS; raise UsageError if it has none."""
+    kinds = RECORD, SITE, RESULTS
+    if found := next((name for name in kinds if (folder / name).is_file()), None):
+        return found
+    below = sorted(str(record.parent) for name in (RECORD, RESULTS) for record in folder.glob(f"*/{name}"))
+    hint = f"; there are runs in {', '.join(below[:_MAX_COMMON])}" if below else ""
+    raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
+
+
+def read_content(path: Path) -> Content:
+    """Return the object in a JSON file; raise RemttaError, naming the file, if it cannot be read or is damaged."""
+    with reading(path):
+        return read_object(path)
+
+
+def inspect_run(folder: Path) -> Inspection:
+    """Describe the folder of a run; use it within `reading`. Raise RemttaError if a file cannot be read."""
+    content = describe_run(folder)
+    return Inspection(content, [*fact_lines(run_facts(content)), *_delta_lines(content.get("delta"))])
+
+
+def inspect_delta(path: Path) -> Inspection:
+    """Describe a delta; raise as `describe_delta`."""
+    delta = describe_delta(path)
+    return Inspection({"delta": delta}, _delta_lines(delta))
 
 
 # --- Descriptions, ready for JSON ------------------------------------------------------------------------------------
 
 
-def describe_folder(folder: Path) -> Content:
-    """Describe the folder of a run, of the runs of many streams, or of an evaluation; use it within `reading`.
-
-    "alive" is whether a process is writing to it, or None if that is unknown. Raise UsageError if the folder holds none
-    of these; RemttaError if a record cannot be read.
-    """
-    for name, describe in ((RECORD, _describe_run), (SITE, _describe_site), (RESULTS, _describe_evaluation)):
-        if (folder / name).is_file():
-            return describe(folder)
-    below = sorted(str(record.parent) for record in (*folder.glob(f"*/{RECORD}"), *folder.glob(f"*/{RESULTS}")))
-    hint = f"; there are runs in {', '.join(below[:_MAX_COMMON])}" if below else ""
-    raise UsageError(f"{folder} holds no run (no {RECORD}) and no evaluation (no {RESULTS}){hint}")
-
-
-def _read(path: Path) -> Content:
-    """Return the object in a JSON file; raise RemttaError, naming the file, if there is none."""
-    with reading(path):
-        return read_object(path)
-
-
-def _describe_run(folder: Path) -> Content:
-    content: Content = {"run": _read(folder / RECORD), "alive": is_locked(folder)}
+def describe_run(folder: Path) -> Content:
+    """Describe a run; "alive" is whether a process is writing to its folder, or None if that is unknown."""
+    content: Content = {"run": read_content(folder / RECORD), "alive": is_locked(folder)}
     if (folder / PREDICTIONS).is_file():
         content["predictions"] = _describe_predictions(folder / PREDICTIONS)
     if (folder / DELTA).is_file():
         content["delta"] = describe_delta(folder / DELTA)
     return content
-
-
-def _describe_site(folder: Path) -> Content:
-    """Describe each stream of a site, preferring the stream's own record, which is newer."""
-    site, streams = _read(folder / SITE), {}
-    for name, recorded in site["streams"].items():
-        stream = {field: recorded[field] for field in _STREAM}
-        if stream["exit_reason"] == "running" and (folder / name / RECORD).is_file():
-            counts = _read(folder / name / RECORD)["counts"]
-            stream |= {field: counts[field] for field in ("frames", "skipped", "updates")}
-        streams[name] = stream
-    return {"site": {"exit_reason": site["exit_reason"], "streams": streams}, "alive": is_locked(folder)}
-
-
-def _describe_evaluation(folder: Path) -> Content:
-    """Return an evaluation's status and settings, and the results of each method if it is complete."""
-    record = _read(folder / RESULTS)
-    methods = record.get("methods") or {}
-    results = {name: {field: result.get(field) for field in _RESULT} for name, result in methods.items()}
-    evaluation = {"status": record["status"], "settings": record["settings"], "methods": results}
-    return {"evaluation": evaluation, "alive": is_locked(folder)}
 
 
 def _describe_predictions(path: Path) -> Content:
@@ -168,13 +163,18 @@ def _head_biases(arrays: Mapping[str, np.ndarray]) -> list[str]:
 # --- The same in a few lines of text ---------------------------------------------------------------------------------
 
 
+def fact_lines(facts: Facts) -> list[str]:
+    """Return a line of text for each fact."""
+    return [f"{name:<12} {text}" for name, text in facts.items()]
+
+
 def state_of(reported: str, alive: bool | None, end: str = "killed") -> str:
     """Return a run's state; if it says "running" but no process is writing to it, say that it was interrupted."""
     return f"was {end}; --resume continues it" if reported == "running" and alive is False else reported
 
 
 def run_facts(content: Content) -> Facts:
-    """Return the facts of a run, from `describe_folder`."""
+    """Return the facts of a run, from `describe_run`."""
     run = content["run"]
     counts, timing, model, method = run["counts"], run["timing"], run["model"], run["method"]
     learns = bool(run.get("adapted", True) or counts["updates"])
@@ -225,21 +225,6 @@ def _settings(method: Content) -> str:
     return "".join(f", {setting}" for setting in settings)
 
 
-def verdict(content: Content) -> str:
-    """Return in one line whether a run's updates did harm, as far as it knows without labels."""
-    run = content["run"]
-    updates, guard = run["counts"]["updates"], run.get("guard")
-    if not updates:
-        return "The weights did not change."
-    if guard is None:
-        return f"{counted(updates, 'update')}; without a guard, whether they help is unknown."
-    if guard.get("retired"):
-        return "Adaptation did harm and has ended: the source model predicts."
-    alarms = guard.get("alarms", 0)
-    harm = f"{counted(alarms, 'alarm')} of the guard" if alarms else "no sign of harm"
-    return f"{counted(updates, 'update')}, {harm}."
-
-
 def _prediction_facts(predictions: Content) -> Facts:
     if not predictions["predicted"]:
         return {"predictions": "none"}
@@ -251,16 +236,17 @@ def _prediction_facts(predictions: Content) -> Facts:
     }
 
 
-def evaluation_facts(content: Content) -> Facts:
-    """Return the facts of an evaluation, from `describe_folder`."""
-    evaluation = content["evaluation"]
-    settings = evaluation["settings"]
-    data, model, options = settings["data"], settings["model"], settings["options"]
-    state, seeds = state_of(evaluation["status"], content["alive"], "stopped"), ",".join(map(str, options["seeds"]))
-    device = f" on {settings['device']}" if settings.get("device") else ""
-    return {
-        "evaluation": f"{state}; {options['scenario']}, batch {options['batch_size']}, seeds {seeds}{device}",
-        "data": f"{data['root']} ({data['layout']}), {counted(len(data['domains']), 'domain')}",
-        "model": f"{model.get('name') or 'unknown'}, base {model['base_sha256'][:12]}",
-        "methods": ", ".join(settings["methods"]) + ("" if evaluation["methods"] else "; no results yet"),
-    }
+def _delta_lines(delta: Content | None) -> list[str]:
+    if delta is None:
+        return []
+    rows = [(layer["layer"], f"{layer['rms']:.2e}", f"{layer['max']:.2e}") for layer in delta["layers"]]
+    moved = ", ".join(f"{change['class']} ({change['bias']:+.2f})" for change in delta["classes"])
+    return [
+        f"delta        {counted(delta['tensors'], 'tensor')}, {delta['parameters']} parameters, {delta['bytes']} bytes",
+        f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "
+        f"{counted(delta['updates'], 'update')} on {counted(delta['frames'], 'frame')} from the source weights",
+        f"base         {delta['model']}, {delta['base_sha256'][:12]}",
+        "",
+        *aligned([("layer", "rms change", "largest change"), *rows]),
+        *(["", f"centred head, largest changes of the bias: class {moved}"] if moved else []),
+    ]
