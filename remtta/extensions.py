@@ -119,14 +119,19 @@ def load_of_part(target: str, what: str) -> Any:
     needs it, if the part is not installed.
     """
     if not _exists(target):
-        raise UsageError(f"{what} needs remtta.{target.split('.')[1]}, a part that is not installed")
+        raise UsageError(f"{what} needs remtta.{_part_of(target)}, a part that is not installed")
     return Extension("", target).load()
 
 
 def _exists(target: str) -> bool:
     """Return whether the part of remtta that has an extension is installed."""
-    part = target.split(".")[1]
+    part = _part_of(target)
     return part not in PARTS or importlib.util.find_spec(f"remtta.{part}") is not None
+
+
+def _part_of(target: str) -> str:
+    """Return the package below `remtta` of an object, `module:object`."""
+    return target.partition(":")[0].split(".")[1]
 
 
 def _entry_points(group: str) -> list[EntryPoint]:
