@@ -31,7 +31,8 @@ from remtta.runs.reading import read_record
 from remtta.runs.run import Run
 from remtta.runs.run_writer import Viewer
 from remtta.runs.summary import RunSummary
-from remtta.streams.sources import Source, Stream, open_stream, shown_counts
+from remtta.streams.images import log_ignored
+from remtta.streams.sources import Source, Stream, open_stream
 
 _log = logging.getLogger("remtta")
 
@@ -123,8 +124,7 @@ def adapt_stream(
         summary = run.execute()
         if publisher is not None and summary.exit_reason == "completed":
             publisher.publish()
-    if stream.left_out:
-        _log.info("ignored files in %s: %s", stream.name, shown_counts(stream.left_out))
+    log_ignored(stream.name, stream.left_out)
     few = summary.exit_reason == "completed" and 1 < summary.num_predicted <= options.batch_size
     if few and context.pipeline.method.keeps_updates and summary.num_updates:
         _log.info("all frames fit in one batch, so none was predicted after an update; use a smaller --batch-size")

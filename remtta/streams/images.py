@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -93,6 +93,22 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, ignored: Cou
                 subfolders.remove(name)
             visited.add(real_path)
     return sort_files(iter(found), sort)
+
+
+def shown_counts(counts: Mapping[str, int]) -> str:
+    """Return counts of files for messages: "3 .heic, 1 hidden"."""
+    return ", ".join(f"{count} {what}" for what, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def none_but(ignored: Mapping[str, int], what: str) -> str:
+    """Return for an error that only other files were found: "3 .heic, and no images"."""
+    return f"{shown_counts(ignored)}, and no {what}" if ignored else f"no {what}"
+
+
+def log_ignored(folder: Path | str, counts: Mapping[str, int]) -> None:
+    """Log how many files of a folder are not read, if any."""
+    if counts:
+        _log.info("ignored files in %s: %s", folder, shown_counts(counts))
 
 
 def has_suffix(path: str, suffixes: Collection[str]) -> bool:

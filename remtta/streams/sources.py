@@ -21,7 +21,7 @@ from remtta.options import LiveOptions, StreamOptions
 from remtta.options.run_options import Buffer, Sort
 from remtta.streams.capture import check_protocol
 from remtta.streams.frames import Frame
-from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, load_image, sort_files
+from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, load_image, none_but, sort_files
 from remtta.streams.live import LiveSource
 from remtta.streams.video import VIDEO_SUFFIXES, iter_video
 
@@ -234,14 +234,8 @@ def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int
     elif videos := sum(count for suffix, count in ignored.items() if suffix in VIDEO_SUFFIXES):
         _log.warning("%s is read as a folder of images; ignoring %s in it", folder, counted(videos, "video"))
     if not files:
-        found = f"{shown_counts(ignored)}, and " if ignored else ""
-        raise UsageError(f"{folder}: {found}no images or videos in this folder or below it")
+        raise UsageError(f"{folder}: {none_but(ignored, 'images or videos')} in this folder or below it")
     return [str(file) for file in files], dict(ignored.most_common())
-
-
-def shown_counts(counts: Mapping[str, int]) -> str:
-    """Return counts of files for messages: "3 .heic, 1 hidden"."""
-    return ", ".join(f"{count} {what}" for what, count in counts.items())
 
 
 def _of_paths(name: str, kind: str, paths: list[str], options: StreamOptions) -> Stream:

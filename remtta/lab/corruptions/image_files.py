@@ -21,7 +21,7 @@ from remtta.lab.corruptions import corrupt
 from remtta.lab.corruptions.blur import MAX_SIDE
 from remtta.lab.corruptions.options import JPEG_QUALITY, CorruptOptions
 from remtta.lab.corruptions.parameters import MANIFEST, parameter_set_of
-from remtta.streams.images import image_suffixes, list_files, load_image
+from remtta.streams.images import image_suffixes, list_files, load_image, log_ignored, none_but
 
 _SHORT_SIDE_TO_CROP = 256 / 224  # as ImageNet-C's images were prepared
 _MAX_ASPECT_RATIO = 8  # otherwise a line one pixel high would be resized to millions of pixels
@@ -67,17 +67,20 @@ def find_images(source: Path, destination: Path, limit: int | None = None) -> li
     """
     if not os.path.exists(source):
         raise UsageError(f"{source}: no such file or folder")
+    ignored: Counter[str] = Counter()
     if source.is_file():
         root, names = source.parent, [PurePath(source.name)]
     else:
         if Path(os.path.realpath(destination)).is_relative_to(os.path.realpath(source)):
             raise UsageError(f"{destination} is the source itself or lies in it; choose another DST")
-        root, names = source, [file.relative_to(source) for file in list_files(source, image_suffixes(), "name")]
+        files = list_files(source, image_suffixes(), "name", ignored)
+        root, names = source, [file.relative_to(source) for file in files]
         folders = {parent for name in names for parent in name.parents[:-1]}
         trees = {folder for folder in folders if (source / folder / MANIFEST).is_file()}
         names = [name for name in names if trees.isdisjoint(name.parents)]
     if not names:
-        raise UsageError(f"{source}: no images in this folder or below it")
+        raise UsageError(f"{source}: {none_but(ignored, 'images')} in this folder or below it")
+    log_ignored(source, ignored)
     targets = {format: target_names(names, format) for format in _FORMATS}
     return [
         SourceImage(root / name, name.as_posix(), {format: targets[format][name] for format in _FORMATS})

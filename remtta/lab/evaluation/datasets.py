@@ -22,7 +22,7 @@ from remtta.lab.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, ima
 from remtta.lab.evaluation.options import ClassOrder
 from remtta.lab.evaluation.stored import LABELS, find_arrays, find_shards, open_arrays, open_list, open_shards
 from remtta.lab.evaluation.tally import image_name
-from remtta.streams.images import has_suffix, image_suffixes, is_clutter, natural_key
+from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, log_ignored, natural_key, none_but
 
 ClassFolders = dict[str, Path]
 Tree = dict[str, dict[int | None, ClassFolders]]
@@ -112,7 +112,11 @@ def open_dataset(
     class_numbers, restricted = sorted(set(mapping.numbers.values())), restricted_set(folders)
     if restricted is None and any(restricted_set(list(condition.folders)) for condition in conditions):
         _log.warning("ImageNet-R or -A is restricted to its 200 classes only without other domains (--domains)")
-    opened = [_tree_domain(condition, mapping.numbers, image_list and image_list[:limit]) for condition in conditions]
+    wanted, ignored = image_list and image_list[:limit], [Counter[str]() for _ in conditions]
+    opened = [
+        _tree_domain(each, mapping.numbers, wanted, others) for each, others in zip(conditions, ignored, strict=True)
+    ]
+    log_ignored(root, sum(ignored, Counter()))
     if limit is not None and image_list is None:
         opened = _limited(opened, limit)
     if len({len(domain.sources) for domain in opened}) > 1:
@@ -171,7 +175,9 @@ def scan_tree(root: Path) -> tuple[str, Tree]:
         found = "".join(text for pattern, text in others.items() if any(root.glob(pattern)))
         if arrays := next(root.glob(f"**/{LABELS}"), None):
             found = f"; name the folder of arrays as ROOT: {arrays.parent}"
-        raise UsageError(f"{root}: no images in this folder or below it{found}")
+        list_files(root, image_suffixes(), "none", ignored := Counter[str]())
+        none = none_but({} if found else ignored, "images")
+        raise UsageError(f"{root}: {none} in this folder or below it{found}")
     levels = first.relative_to(root).parts
     folders = _subfolders(root)
     if len(levels) == 1:
@@ -264,13 +270,15 @@ def _conditions(root: Path, tree: Tree, names: Sequence[str], severities: Sequen
     return conditions
 
 
-def _tree_domain(condition: _Condition, numbers: Mapping[str, int], image_list: Sequence[str] | None) -> Domain:
+def _tree_domain(
+    condition: _Condition, numbers: Mapping[str, int], image_list: Sequence[str] | None, ignored: Counter[str]
+) -> Domain:
     """Return a domain with the images of its class folders, or of a list ("class/name.JPEG"); raise UsageError if there
-    are no images, or images of the list are missing.
+    are no images, or images of the list are missing. The folders' other files are counted in `ignored`.
     """
     name, severity, folders = condition
     if image_list is None:
-        files = [(class_name, path) for class_name, folder in folders.items() for path in _images(folder)]
+        files = [(class_name, path) for class_name, folder in folders.items() for path in _images(folder, ignored)]
     else:
         parts = [(composed(image.partition("/")[0]), image.partition("/")[2]) for image in image_list]
         files = [(class_name, os.path.join(folders.get(class_name, ""), file)) for class_name, file in parts]
@@ -281,17 +289,25 @@ def _tree_domain(condition: _Condition, numbers: Mapping[str, int], image_list: 
                 f"{condition.title} lacks {missing} of the image list's {len(image_list)} images, such as {first}"
             )
     if not files:
-        raise UsageError(f"{condition.title} is empty: no images below {next(iter(folders.values())).parent}")
+        below = next(iter(folders.values())).parent
+        raise UsageError(f"{condition.title} is empty: {none_but(ignored, 'images')} below {below}")
     labels = np.array([numbers[class_name] for class_name, _ in files], dtype=np.int64)
     return Domain(name, severity, [path for _, path in files], labels)
 
 
-def _images(folder: Path) -> list[str]:
-    """Return the images directly in a folder, in natural order."""
-    suffixes = image_suffixes()
-    files = (entry for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False) or isfile(entry.path))
-    paths = [entry.path for entry in files if not is_clutter(entry.name)]
-    return sorted((path for path in paths if has_suffix(path, suffixes)), key=natural_key)
+def _images(folder: Path, ignored: Counter[str]) -> list[str]:
+    """Return the images directly in a folder, in natural order; count what else is in it, by suffix or kind."""
+    paths, suffixes = [], image_suffixes()
+    for entry in os.scandir(folder):
+        if is_clutter(entry.name):
+            ignored["hidden"] += 1
+        elif not (entry.is_file(follow_symlinks=False) or isfile(entry.path)):
+            ignored["folder" if isdir(entry.path) else "no file"] += 1
+        elif has_suffix(entry.name, suffixes):
+            paths.append(entry.path)
+        else:
+            ignored[Path(entry.name).suffix.lower() or "no ending"] += 1
+    return sorted(paths, key=natural_key)
 
 
 def _limited(domains: Sequence[Domain], limit: int) -> list[Domain]:

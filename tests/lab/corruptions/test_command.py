@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from remtta.errors import RemttaError
+from remtta.errors import RemttaError, UsageError
 from remtta.lab.corruptions import corrupt
 from remtta.lab.corruptions.image_files import find_images, generator_of, prepare, target_names
 from remtta.lab.corruptions.options import CorruptOptions
@@ -54,7 +54,9 @@ def test_a_labelled_folder_becomes_an_imagenet_c_tree(
     out = tmp_path / "out"
     assert remtta_here("corrupt", photos, out, *FAST, "--severity", "1,5") == 0
     stdout, stderr = capfd.readouterr()
-    assert stdout == "" and stderr.startswith("6 images, 24 corrupted images written, ")
+    assert stdout == "" and stderr.startswith(
+        f"ignored files in {photos}: 1 .txt\n6 images, 24 corrupted images written, "
+    )
     names = ["cat_2.png", "cat_10.png", "more/last.png"]
     assert set(tree_of(out)) == {
         f"{name}/{severity}/{label}/{file.replace('cat_', label + '_')}"
@@ -200,6 +202,17 @@ def test_what_cannot_be_read_is_skipped_and_listed(
         assert skipped.keys() == {"cat/broken.jpg", "dog/cut.jpg", "dog/long.png"}
         assert skipped["dog/long.png"] == "32767x2: sides may have up to 32766 pixels"
     assert len(tree_of(out)) == 12
+
+
+def test_files_that_are_not_read_are_counted(photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "remtta")
+    (tmp_path / "none").mkdir()
+    for path in (photos / "a.heic", photos / "b.HEIC", tmp_path / "none" / "c.heic"):
+        path.touch()
+    find_images(photos, tmp_path / "out")
+    assert caplog.messages == [f"ignored files in {photos}: 2 .heic, 1 .txt"]
+    with pytest.raises(UsageError, match=r"none: 1 \.heic, and no images in this folder or below it$"):
+        find_images(tmp_path / "none", tmp_path / "out")
 
 
 def test_a_tree_made_before_is_no_source(photos: Path, tmp_path: Path) -> None:

@@ -114,6 +114,23 @@ def test_an_empty_domain_a_domain_in_two_groups_and_a_tree_without_labels_are_re
         wanted_domains(root, ["f\udcffog"], None, complete=False, by_severity=True)
 
 
+def test_files_that_are_not_read_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "remtta")
+    root = write_tree(tmp_path / "c", ["fog", "snow"], severities=())
+    for name in ("fog/class_a/a.heic", "fog/class_b/b.HEIC", "snow/class_a/notes.txt", "snow/class_a/._0.png", "x.pdf"):
+        (root / name).touch()
+    (root / "snow" / "class_a" / "more").mkdir()
+    open_tree(root)
+    assert caplog.messages == [f"ignored files in {root}: 2 .heic, 1 .txt, 1 folder, 1 hidden"]
+    for path in root.rglob("*.png"):
+        path.unlink()
+    with pytest.raises(UsageError, match=r"c: 2 \.heic, 1 \.pdf, 1 \.txt, and no images in this folder or below"):
+        open_tree(root)
+    draw_folder(root / "snow" / "class_a", [0])
+    with pytest.raises(UsageError, match=r"^fog is empty: 2 \.heic, and no images below"):
+        open_tree(root)
+
+
 def test_domains_of_unequal_size_are_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = write_tree(tmp_path / "c", ["fog", "snow"])
     (root / "fog" / "5" / "class_a" / "0.png").unlink()
