@@ -19,7 +19,7 @@ from remtta.backbones.lookup import backbone_of
 from remtta.cli.application import add_commands
 from remtta.cli.usage import Application
 from remtta.errors import UsageError
-from remtta.lab.evaluation.method_names import action_of, answer_of, is_guarded
+from remtta.lab.evaluation.variants import MethodVariant
 from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.table import METHOD_TABLE, REFUSED, find_methods, method_config
 from remtta.pipeline.build import AdaptationConfig
@@ -90,7 +90,7 @@ def test_its_settings_are_checked_as_others_are(example: None, capfd: pytest.Cap
     assert (config.lr, config.anchor) == (1e-3 / 4, 0.01)  # Tent's, in proportion to the batch; its preset's
     with pytest.raises(UsageError, match="diversity must be > 0"):
         method_config(NAME, {"diversity": 0}, batch_size=16)
-    with pytest.raises(UsageError, match="micro-batch must be left out"):
+    with pytest.raises(UsageError, match='unknown setting of tent-diverse "micro_batch"; choose lr, '):
         method_config(NAME, {"micro_batch": 4}, batch_size=16)
     assert remtta_here("methods", NAME) == 0
     told = capfd.readouterr().out
@@ -136,12 +136,11 @@ def test_a_variant_of_rem_runs_as_rem_does_or_by_its_preset(site: Path, monkeypa
             config = method_config(variant, settings, batch_size=10)
             assert config == method_config(name, {**own, **settings}, batch_size=10)
         assert AdaptationConfig(variant).with_guard().options == AdaptationConfig(name).with_guard().options
-        assert (is_guarded(variant), answer_of(variant)) == (is_guarded(name), answer_of(name))
-    assert (is_guarded("plain+guard"), answer_of("plain+both")) == (True, "both")
     assert method_config("warned", {}, batch_size=10).lr == 0.01  # half of it, as for `remtta`
-    assert [action_of(name, None) for name in ("warned", "warned+guard", "bold", "plain")] == [
-        *("warn", "warn", "rollback", "off")
-    ]
+    names = ("warned", "warned+guard", "bold", "plain", "plain+guard+both")
+    rows = [(row.action(None), row.answer) for row in map(MethodVariant.parse, names)]
+    of_preset, added = [("warn", "adapted"), ("warn", "adapted"), ("rollback", "both")], ("rollback", "both")
+    assert rows == [*of_preset, ("off", "adapted"), added]
 
 
 @pytest.mark.parametrize(

@@ -64,17 +64,15 @@ def methods(
         descriptions = _descriptions(config)
         width = min(_WIDTH, shutil.get_terminal_size().columns)
         typer.echo(f"{name}: {METHOD_TABLE[name].summary}\nguard {preset.action}, answer {preset.answer}\n")
-        for field in dataclasses.fields(config):
-            if field.name in config.unused:
-                continue
-            value = preset.settings.get(field.name, field.default)
+        for setting in config.setting_names():
+            value = preset.settings.get(setting, getattr(config, setting))
             default = ",".join(f"{part:g}" for part in value) if isinstance(value, tuple) else str(value)
-            if field.name == "lr" and "lr" in preset.settings:
+            if setting == "lr" and "lr" in preset.settings:
                 default += f" for batches of {FULL_BATCH} or more, proportionally lower for smaller ones"
-            elif field.name == "lr" and config.lr_batch:
+            elif setting == "lr" and config.lr_batch:
                 default += f" at a batch of {config.lr_batch}, proportional to the batch size"
-            typer.echo(f"  {field.name} = {default}")
-            text = descriptions.get(field.name, "")
+            typer.echo(f"  {setting} = {default}")
+            text = descriptions.get(setting, "")
             typer.echo(textwrap.fill(text, width, initial_indent=_INDENT, subsequent_indent=_INDENT))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from remtta.lab.evaluation.method_names import CIFAR, method_of
+from remtta.lab.evaluation.variants import CIFAR, MethodVariant
 from remtta.runs.reading import aligned, printable
 
 WITHIN = 2
@@ -83,7 +83,8 @@ def notes(results: Mapping[str, Any]) -> list[str]:
             and content.get("changed_images") == 0
             and all(seed["updates"] >= _ENOUGH for seed in content["seeds"].values())
         ):
-            cifar = f", or for a model of CIFAR take {method_of(name)}@cifar" if method_of(name) in CIFAR else ""
+            method = MethodVariant.parse(name).method
+            cifar = f", or for a model of CIFAR take {method}@cifar" if method in CIFAR else ""
             rate = f"--set {name}.lr=..., now {content['config'].get('lr', 0):g}"
             entries.append(f"{name} changed the class of no image; raise its learning rate ({rate}){cifar}")
     return [*entries, "SE standard error of the mean, by the number of images"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import math
@@ -75,7 +74,7 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     """
     check_method(name, METHOD_TABLE)
     config_class, preset = METHOD_TABLE[name].config, METHOD_TABLE[name].preset.settings
-    known = [field.name for field in dataclasses.fields(config_class)]
+    known = config_class.setting_names()
     for setting in (*settings, *preset):
         if setting not in known:
             raise unknown(f"setting of {name}", setting, known)

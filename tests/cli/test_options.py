@@ -1,6 +1,5 @@
 """The options of the commands: each declared once, with help, and what is not given as the library has it."""
 
-import dataclasses
 import os
 import re
 from collections import defaultdict
@@ -109,7 +108,6 @@ def test_every_setting_of_a_method_is_explained_and_used(capfd: pytest.CaptureFi
         lines = capfd.readouterr().out.splitlines()[2:]
         own = [number for number, line in enumerate(lines) if re.match(r"  \w+ = ", line)]
         names = [lines[number].split()[0] for number in own]
-        fields = dataclasses.fields(named.config)
-        assert names == [field.name for field in fields if field.name not in named.config.unused]
+        assert names == list(named.config.setting_names())
         assert all(len(lines[number + 1].strip()) > 10 for number in own), method
         assert ("lr" in names) == (method not in ("source", "centre", "neo", "fast", "norm", "lame", "foa"))

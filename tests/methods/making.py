@@ -109,8 +109,9 @@ _SOURCE: dict[str, dict[str, Tensor]] = {}
 def make(name: str, device: str = "cpu", **settings: Any) -> Pipeline:
     """Set up a method on the tiny ViT, at lr 0.01, with what it learns from source images."""
     settings = {"lr": 0.01, **_PASSABLE.get(name, {}), **QUICK.get(name, {}), **settings}
-    used = {key: settings[key] for key in settings if key != "lr" or key not in METHOD_TABLE[name].config.unused}
-    pipeline = pipeline_of(name, tiny_vit().to(device), method_config(name, used, batch_size=5))
+    if "lr" not in METHOD_TABLE[name].config.setting_names():
+        del settings["lr"]
+    pipeline = pipeline_of(name, tiny_vit().to(device), method_config(name, settings, batch_size=5))
     method = pipeline.method
     if method.needs_source_data:
         if name not in _SOURCE:

@@ -115,6 +115,8 @@ def test_no_setting_is_infinite_or_below_its_bounds() -> None:
     for method, member in [
         (name, each) for name, named in METHOD_TABLE.items() for each in option_fields(named.config)
     ]:
+        if member.name not in METHOD_TABLE[method].config.setting_names():
+            continue
         bounds = member.first(Bounds) or Bounds()
         assert member.type is not float or bounds != Bounds()
         values: list[float] = [math.inf, -math.inf, math.nan] if member.type is float else []

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from remtta.errors import UsageError
-from remtta.lab.evaluation import method_names as names
 from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions
 from remtta.models.preprocessing import preprocessing_of
@@ -161,18 +160,6 @@ def test_an_evaluation_smooths_the_methods_that_are_named_so(tmp_path: Path) -> 
     assert [row.get("raw", row)["class"] for row in smoothed] == [row["class"] for row in alone]
 
 
-def test_names_in_an_evaluation() -> None:
-    given = ["rem", "rem+guard", "a=tent@cifar+guard+both+smooth", "remtta+smooth", "b=fast"]
-    names.check_method_names(given)
-    assert [names.method_of(name) for name in given] == ["rem", "rem", "tent", "remtta", "fast"]
-    assert [dict(names.defaults_of(name)) for name in given[1:4]] == [{}, {"optimizer": "adam", "lr": 1e-3}, {}]
-    for wrong in ("rem@cifar", "tent@imagenet"):
-        with pytest.raises(UsageError, match=rf"{wrong}: @cifar, for settings for CIFAR, goes with tent, "):
-            names.check_method_names([wrong])
-    assert [names.label_of(name) for name in given] == ["rem", "rem", "a", "remtta", "b"]
-    assert [names.is_guarded(name) for name in given] == [False, True, True, True, False]
-    assert [names.is_smoothed(name) for name in given] == [False, False, True, True, False]
-    assert [names.answer_of(name) for name in given] == ["adapted", "adapted", "both", "both", "both"]
-    assert [names.action_of(name, "stop") for name in given] == ["off", "stop", "stop", "stop", "off"]
+def test_smoothing_is_off_or_auto() -> None:
     with pytest.raises(UsageError, match="smooth must be off or auto"):
         RunOptions(smooth="on")  # type: ignore[arg-type]

@@ -13,10 +13,9 @@ import typer
 from remtta.cli.running import RunningOptions, load_start, load_torch
 from remtta.errors import UsageError, check_installed
 from remtta.lab.demo.embedded import EMBEDDED
-from remtta.lab.evaluation.method_names import method_of
 from remtta.lab.evaluation.options import DataOptions, EvalOptions
+from remtta.lab.evaluation.variants import MethodsOptions, MethodVariant
 from remtta.lab.tables import TABLE, plain_table
-from remtta.methods.settings.chosen import MethodsOptions
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Subset, output_folder, output_option, protocol_option
 from remtta.runs.folder import RESULTS, check_folder, run_folder
@@ -86,7 +85,7 @@ def evaluate(
         from remtta.lab.evaluation.preprocessing import choose_preprocessing
         from remtta.methods.source_data import check_source_data
 
-        check_source_data(map(method_of, configs), methods.shared.source_data)
+        check_source_data((MethodVariant.parse(name).method for name in configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)
         classifier = running.load_classifier(_with_classes(root, _with_protocol(model, options), data), start)
         dataset = _open(root, classifier, data, options)

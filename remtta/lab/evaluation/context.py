@@ -17,8 +17,8 @@ from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
 from remtta.files import from_json, to_json
 from remtta.lab.evaluation.domains import Dataset, title_of
-from remtta.lab.evaluation.method_names import action_of, answer_of, is_guarded, is_smoothed, method_of
 from remtta.lab.evaluation.options import EvalOptions
+from remtta.lab.evaluation.variants import MethodVariant
 from remtta.methods.base import Method
 from remtta.methods.build import build_method
 from remtta.methods.settings.base import MethodConfig
@@ -45,7 +45,8 @@ class EvaluationContext:
     model: nn.Module  # the classifier, with its head restricted to the dataset's classes if needed
     card: ModelCard
     dataset: Dataset
-    methods: Mapping[str, MethodConfig]  # settings by name, in the order of the table
+    variants: Mapping[str, MethodVariant]  # by name, in the order of the table
+    methods: Mapping[str, MethodConfig]  # settings of those to run, likewise
     options: EvalOptions
     numbers: Sequence[int]  # the class number of each of the head's outputs
     num_classes: int  # number of classes of the whole head
@@ -90,16 +91,16 @@ class EvaluationContext:
     @contextlib.contextmanager
     def pipeline(self, name: str) -> Iterator[Pipeline]:
         """Build a method with the additions of its name and its source statistics; restore the model afterwards."""
-        guard = self.options.guard
-        options = replace(guard, action=action_of(name, guard.action), answer=answer_of(name))
-        smoother = Smoother(len(self.numbers)) if is_smoothed(name) else None
-        method = build_method(method_of(name), self.model, self.methods[name])
+        guard, variant = self.options.guard, self.variants[name]
+        options = replace(guard, action=variant.action(guard.action), answer=variant.answer)
+        smoother = Smoother(len(self.numbers)) if variant.smooth else None
+        method = build_method(variant.method, self.model, self.methods[name])
         try:
             method.reset()
             pipeline = assemble_pipeline(method, options, smoother)
             is_off = pipeline.guard is None or pipeline.guard.options.action == "off"
-            if is_off and is_guarded(name) and METHOD_TABLE[method_of(name)].preset.action == "off":
-                raise UsageError(f"{method_of(name)} changes no weights that a guard could restore; leave +guard out")
+            if is_off and variant.guard and METHOD_TABLE[variant.method].preset.action == "off":
+                raise UsageError(f"{variant.method} changes no weights that a guard could restore; leave +guard out")
             if name in self.learned:
                 self._learn(method, name, self.learned[name]["path"])
             yield pipeline
@@ -118,7 +119,8 @@ class EvaluationContext:
             try:
                 with self.pipeline(name) as pipeline:
                     chosen = recorded_precision(earlier[name]) if name in earlier else None
-                    resolve_precision(pipeline.method, method_of(name), input_size, self.options.batch_size, chosen)
+                    method, batch_size = self.variants[name].method, self.options.batch_size
+                    resolve_precision(pipeline.method, method, input_size, batch_size, chosen)
                     methods[name] = pipeline.method.config
             except UsageError as error:
                 raise type(error)(f"{name}: {error}") from None
@@ -140,7 +142,7 @@ class EvaluationContext:
         return learn_from_source(
             method,
             source_data,
-            name=method_of(name),
+            name=self.variants[name].method,
             preprocessing=replace(chosen, crop_pct=crop_pct) if as_they_are else chosen,
             fitting_as_they_are=as_they_are and crop_pct != 1,
             wait=wait,

@@ -23,7 +23,6 @@ from remtta.files import FolderLock, remove_leftovers, write_json, writing
 from remtta.lab.evaluation.class_maps import map_classes
 from remtta.lab.evaluation.context import EvaluationContext, read_earlier
 from remtta.lab.evaluation.domains import Dataset
-from remtta.lab.evaluation.method_names import check_method_names, defaults_of, is_guarded, method_of
 from remtta.lab.evaluation.options import EvalOptions
 from remtta.lab.evaluation.results import Results, write_results
 from remtta.lab.evaluation.scenarios import plan_visits
@@ -37,6 +36,7 @@ from remtta.lab.evaluation.trial_writer import (
     TrialWriter,
     delta_path,
 )
+from remtta.lab.evaluation.variants import parse_variants
 from remtta.lab.heads import restricted_classes, restricted_tensors
 from remtta.lab.tables import LATEX, TABLE
 from remtta.machine import num_cores
@@ -122,17 +122,17 @@ def evaluate(
         _log.warning(
             "the images keep their stored order, so seeds change only random methods; --order shuffled shuffles"
         )
-    check_method_names(list(methods))
+    variants = parse_variants(methods)
     changes = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)
     configs = {
         name: settings_of(
-            method_of(name),
-            changed if isinstance(changed, MethodConfig) else {**defaults_of(name), **(changed or {})},
+            variants[name].method,
+            changed if isinstance(changed, MethodConfig) else {**variants[name].defaults, **(changed or {})},
             batch_size=options.batch_size,
         )
         for name, changed in changes.items()
     }
-    check_source_data(map(method_of, configs), source_data)
+    check_source_data((variant.method for variant in variants.values()), source_data)
     base_sha256 = state_sha256(model)
     if delta is not None:
         check_base(delta, base_sha256)
@@ -147,7 +147,7 @@ def evaluate(
     with restricted_classes(model, restricted_to):
         card = card_of(model, preprocessing, base_sha256)
         numbers = range(card.num_classes) if restricted_to is None else restricted_to
-        context = EvaluationContext(model, card, dataset, configs, options, numbers, num_classes, delta)
+        context = EvaluationContext(model, card, dataset, variants, configs, options, numbers, num_classes, delta)
         record = Path(output) / RESULTS
         with reading(record, UsageError):
             earlier = read_earlier(record)["settings"]["methods"] if options.resume and record.exists() else {}
@@ -219,7 +219,8 @@ class _Evaluation:
                 progress = EvaluationProgress.of_completed(self._folder, earlier)
             elif progress.current:
                 name, seed = progress.current
-                is_next = progress.remaining(methods, context.options.seeds)[:1] == [(name, seed)]
+                variants = [context.variants[method] for method in methods]
+                is_next = progress.remaining(variants, context.options.seeds)[:1] == [(name, seed)]
                 if not is_next or settings["methods"].get(name) != now["methods"].get(name):
                     progress.drop_current()
                     state = {}
@@ -247,8 +248,9 @@ class _Evaluation:
 
     def _run_trials(self, methods: Sequence[str], progress: EvaluationProgress, state: Mapping[str, Tensor]) -> Results:
         """Run the trials that remain, the first one from `state` if it was interrupted; return the results."""
-        options, has_events = self._context.options, any(map(is_guarded, methods))
-        trials = progress.remaining(methods, options.seeds)
+        options, variants = self._context.options, [self._context.variants[name] for name in methods]
+        has_events = any(variant.is_guarded for variant in variants)
+        trials = progress.remaining(variants, options.seeds)
         with TrialWriter(self._folder, progress, save_every_s=options.save_every_s, has_events=has_events) as writer:
             while trials and (self._pickled is None or progress.current):  # finish here what was begun here
                 progress.current = trials.pop(0)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from remtta.errors import UsageError
-from remtta.lab.evaluation.method_names import is_plain_source
+from remtta.lab.evaluation.variants import MethodVariant
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.loop import Counts, Snapshot
 from remtta.runs.reading import Row, read_rows
@@ -83,14 +83,19 @@ class EvaluationProgress:
             self.current = self.current and (self.current[0], self.current[1])
             self.finished = [TrialRecord.from_json(cast(dict[str, Any], record)) for record in self.finished]
 
-    def remaining(self, methods: Iterable[str], seeds: Sequence[int]) -> list[tuple[str, int]]:
+    def remaining(self, variants: Iterable[MethodVariant], seeds: Sequence[int]) -> list[tuple[str, int]]:
         """Return method and seed of the trials that are not finished, in the order in which they run; the source model
         runs once, since a seed would only change the order of its images.
         """
         finished = {(trial.method, trial.seed) for trial in self.finished}
-        once = {name for name, _ in finished if is_plain_source(name)}
-        wanted = [(name, seed) for name in methods for seed in (seeds[:1] if is_plain_source(name) else seeds)]
-        return [(name, seed) for name, seed in wanted if (name, seed) not in finished and name not in once]
+        done = {name for name, _ in finished}
+        return [
+            (variant.name, seed)
+            for variant in variants
+            if not (variant.is_plain_source and variant.name in done)
+            for seed in (seeds[:1] if variant.is_plain_source else seeds)
+            if (variant.name, seed) not in finished
+        ]
 
     def drop_current(self) -> None:
         """Drop the rows and events of the current trial."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from remtta.errors import UsageError, check
@@ -150,6 +150,11 @@ class MethodConfig:
     """Settings that `source_statistics` depends on, for methods that need source images; None for all."""
 
     @classmethod
+    def setting_names(cls) -> tuple[str, ...]:
+        """Return the names of the settings that the method uses."""
+        return tuple(member.name for member in fields(cls) if member.name not in cls.unused)
+
+    @classmethod
     def lr_at(cls, batch_size: int) -> float:
         """Return the default learning rate for this many images per update."""
         return cls.lr * batch_size / cls.lr_batch if cls.lr_batch else cls.lr
@@ -159,11 +164,9 @@ class MethodConfig:
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
         check(not (self.centre and self.predicts_last_step), "answer", self.answer, "left out with centre")
-        left_out = f"left out, as {type(self).__name__.removesuffix('Config')} has no use for it"
         for name in self.unused:
-            check(
-                getattr(self, name) == getattr(type(self), name), name.replace("_", "-"), getattr(self, name), left_out
-            )
+            is_default = getattr(self, name) == getattr(type(self), name)
+            check(is_default, name, getattr(self, name), f"left out, as {type(self).__name__} has no use for it")
 
     @property
     def predicts_last_step(self) -> bool:
@@ -172,10 +175,10 @@ class MethodConfig:
 
     def used(self) -> dict[str, Any]:
         """Return the settings that the method uses, as JSON would give them back."""
+        values = asdict(self)
         return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-            if name not in self.unused
+            name: list(values[name]) if isinstance(values[name], tuple) else values[name]
+            for name in self.setting_names()
         }
 
 

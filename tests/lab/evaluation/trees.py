@@ -43,7 +43,7 @@ def methods_of(*names: str, **changes: Any) -> dict[str, MethodConfig]:
     """The configs of methods, each changed where it uses the setting."""
     kinds = {name: METHOD_TABLE[name].config for name in names}
     return {
-        name: kind(**{key: value for key, value in changes.items() if key not in kind.unused})
+        name: kind(**{key: value for key, value in changes.items() if key in kind.setting_names()})
         for name, kind in kinds.items()
     }
 
