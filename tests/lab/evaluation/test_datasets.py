@@ -15,7 +15,7 @@ from remtta.lab.evaluation.class_maps import map_classes, read_class_map
 from remtta.lab.evaluation.datasets import class_names, open_dataset, read_image_list
 from remtta.lab.evaluation.domains import Dataset, default_order, wanted_domains
 from remtta.lab.evaluation.options import ClassOrder
-from tests.conftest import draw_folder
+from tests.conftest import draw_folder, draw_image
 from tests.lab.evaluation.trees import CLASSES, open_tree, write_tree
 
 
@@ -126,7 +126,7 @@ def test_files_that_are_not_read_are_counted(tmp_path: Path, caplog: pytest.LogC
         path.unlink()
     with pytest.raises(UsageError, match=r"c: 2 \.heic, 1 \.pdf, 1 \.txt, and no images in this folder or below"):
         open_tree(root)
-    draw_folder(root / "snow" / "class_a", [0])
+    draw_image(0).save(root / "snow" / "class_a" / "0.png")
     with pytest.raises(UsageError, match=r"^fog is empty: 2 \.heic, and no images below"):
         open_tree(root)
 
