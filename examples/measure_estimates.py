@@ -28,7 +28,7 @@ from remtta.models.card import card_of
 from remtta.models.preprocessing import preprocessing_of
 from remtta.pipeline.accuracy import MIN_FRAMES, WINDOW, Calibration, Estimator
 from remtta.pipeline.pipeline import Pipeline
-from remtta.pipeline.prediction import Callback, Prediction
+from remtta.pipeline.prediction import Prediction, PredictionTransform
 from remtta.pipeline.smoothing import Smoother
 
 BATCH = 50
@@ -46,10 +46,10 @@ class Predictions(NamedTuple):
         return [Predictions(*parts) for parts in zip(*(each.split(WINDOW) for each in self), strict=True)]
 
 
-def handled(callback: Callback, logits: Tensor) -> Tensor:
+def handled(callback: PredictionTransform, logits: Tensor) -> Tensor:
     """Return an adapted model's logits (B, C) after a callback has handled them."""
-    prediction = Prediction(logits, adapted=logits, raw_adapted=logits)
-    callback.on_prediction(prediction)
+    prediction = Prediction(logits, torch.ones(len(logits), dtype=torch.bool), adapted=logits, raw_adapted=logits)
+    callback(prediction)
     return prediction.logits
 
 
@@ -64,7 +64,7 @@ def confidence(logits: Tensor) -> Tensor:
 def ours(clean: Predictions, *, calibrated: bool = True) -> Callable[[Tensor], float]:
     """Return the estimate of remtta adapt, calibrated on clean images or only on their accuracy."""
     known, classes = accuracy(clean), clean.logits.shape[1]
-    calibration = Calibration.seen(known, clean.logits) if calibrated else Calibration.unseen(known, classes)
+    calibration = Calibration.fit(known, clean.logits) if calibrated else Calibration.assumed(known, classes)
 
     def estimate(logits: Tensor) -> float:
         estimator = Estimator(calibration, classes)
@@ -77,7 +77,7 @@ def ours(clean: Predictions, *, calibrated: bool = True) -> Callable[[Tensor], f
 def estimators(clean: Predictions) -> dict[str, Callable[[Tensor], float]]:
     """Return estimators of accuracy from logits, by name."""
     known, logits = accuracy(clean), clean.logits
-    scale = Calibration.seen(known, logits).scale
+    scale = Calibration.fit(known, logits).scale
     own = float(confidence(logits).mean())
     threshold = float(confidence(logits).quantile(1 - known))
     return {

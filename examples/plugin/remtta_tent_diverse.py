@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from remtta.methods.base import Center, Loss
+from remtta.methods.base import Center, LossOutput
 from remtta.methods.losses import running_mean
 from remtta.methods.settings.base import Positive, Preset
 from remtta.methods.tent import Tent, TentConfig
@@ -31,7 +31,7 @@ class TentDiverse(Tent):
     preset = Preset({"anchor": 0.01}, action="rollback", answer="both")  # guarded, as `remtta` is
     config: TentDiverseConfig
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         views, entropy, count = super().loss(images, center)
         mean = self._mean(views[0].softmax(-1)).clamp_min(1e-12)  # its logarithm has a gradient
         return views, entropy + self.config.diversity * (mean * mean.log()).sum(), count

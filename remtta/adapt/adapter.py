@@ -115,7 +115,6 @@ class Adapter:
         self._name, self._small_calls = method, 0  # in a row
         self._chose_precision = config.precision == "auto"
         self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
-        self.frames_in_delta = delta.frames if delta else 0
         self._lock = threading.RLock()
         self._metadata = metadata_of(unwrap_model(described).module)
         self._metadata.adapter = ref(self)
@@ -138,19 +137,12 @@ class Adapter:
             ValueError: If they are not a batch of images, or their values are not finite; there is no update then.
             NotFiniteError: If the model's outputs are not finite numbers; there is no update then.
         """
-        pixels, pipeline, method = self.image_inputs.inputs(images), self.pipeline, self.pipeline.method
+        pixels, pipeline = self.image_inputs.inputs(images), self.pipeline
         with self.exclusive():
-            method.model.check(pixels)  # before the batch counts for adapt_every
-            learnable = torch.full((len(pixels),), method.adapts and not pipeline.frozen)
-            before = 0 if self.config.episodic else method.num_updates
-            prediction = pipeline.predict(pixels, learnable, update=pipeline.skip_reason(learnable) is None)
+            prediction = pipeline.predict(pixels)
             if not torch.isfinite(prediction.logits).all():
                 raise NotFiniteError("the model's outputs are not finite numbers; use a lower lr, or check its weights")
             pipeline.learn()
-            if self.config.episodic or method.num_updates < before:  # a reset
-                self.frames_in_delta = 0
-            if 0 < method.num_updates != before:
-                self.frames_in_delta += int(prediction.learned.sum())
             self.log_events()
             self._warn_of_few(len(pixels))
         return prediction.logits.float().softmax(-1).cpu()
@@ -171,13 +163,11 @@ class Adapter:
         """Go back to the source weights, exactly, in the same stream: alarms, and `frozen`, stay as they are."""
         with self.exclusive():
             self.pipeline.reset()
-            self.frames_in_delta = 0
 
     def restart(self) -> None:
         """Go back to the source weights for another stream, of which nothing is known yet; `frozen` stays."""
         with self.exclusive():
             self.pipeline.start_new_stream()
-            self.frames_in_delta = 0
 
     def delta(self) -> dict[str, Tensor]:
         """Return adapted minus source weights by parameter name; a linear head's bias has the centering's offset."""
@@ -197,7 +187,7 @@ class Adapter:
                 not committed[0] and f"{self._name} changes no weights"
             ):
                 raise UsageError(f"there is no delta to save: {refusal}")
-            delta = delta_of(self.card, self._name, self.config, size, committed, self.frames_in_delta)
+            delta = delta_of(self.card, self._name, self.config, size, committed, self.pipeline.frames_in_delta)
             save_delta(path, delta, overwrite=overwrite)
 
     def __repr__(self) -> str:
@@ -211,7 +201,7 @@ class Adapter:
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""
         with self.exclusive():
-            numbers = {_FROZEN: torch.tensor(self.frozen), _FRAMES: torch.tensor(self.frames_in_delta)}
+            numbers = {_FROZEN: torch.tensor(self.frozen), _FRAMES: torch.tensor(self.pipeline.frames_in_delta)}
             origin = {**self._origin, _PRECISION: _as_tensor(self.config.precision)}
             return {**self.pipeline.state_dict(), **origin, **numbers}
 
@@ -228,7 +218,7 @@ class Adapter:
                 frozen, frames = bool(count_in(state, _FROZEN)), count_in(state, _FRAMES)
                 if self._chose_precision and (precision := _usable_precision(state, self.card.device)):
                     set_precision(self.pipeline.method, precision)
-                self.pipeline.frozen, self.frames_in_delta = frozen, frames
+                self.pipeline.frozen, self.pipeline.frames_in_delta = frozen, frames
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 self.pipeline.load_state_dict(before)
                 raise UsageError(f"{_OTHER_STATE} ({error})") from error

@@ -93,7 +93,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         raise UsageError(f"stream needs a remtta.Adapter, got {type(adapter).__name__}")
     adapter.image_inputs.warn_of_guess()
 
-    def with_model(work: Callable[[], None]) -> None:
+    def run_exclusively(work: Callable[[], None]) -> None:
         with adapter.exclusive():
             work()
 
@@ -107,14 +107,12 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         policy=LearnableFrames(progress, TimeBudget()),
         callback=callback,
         interrupts=Interrupts(),
-        with_model=with_model,
+        run_exclusively=run_exclusively,
     )
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
     with contextlib.closing(decoded), contextlib.closing(opened):
         for batch in batches.of(decoded):
-            progress.frames_in_delta = adapter.frames_in_delta  # the caller may have reset it meanwhile
             loop.run([batch])
-            adapter.frames_in_delta = progress.frames_in_delta
             yield from callback.results
     if progress.frames == 0:
         opened.check_not_empty()

@@ -16,7 +16,7 @@ from remtta.backbones.families import with_tokens
 from remtta.baselines.augmentations import spawn
 from remtta.baselines.side_networks import WARM_UP, Change, SideNetworks, SideNetworksConfig
 from remtta.errors import check
-from remtta.methods.base import Center, Loss
+from remtta.methods.base import Center, LossOutput
 from remtta.methods.losses import entropy
 from remtta.methods.settings.base import Count, NonNegative, Positive
 
@@ -86,7 +86,7 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
 
         return change
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits = center(self.logits(images))
         entropies = entropy(logits)
         confident = entropies.detach() < self.margin

@@ -15,7 +15,7 @@ from remtta.backbones.families import with_tokens
 from remtta.baselines.teacher import restore_at_random
 from remtta.errors import UsageError
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss, Method, Targets
+from remtta.methods.base import Center, LossOutput, Method, Targets
 from remtta.methods.settings.base import BelowOne, NonNegative, NoNormsConfig, Positive, ProperShare
 from remtta.options.option import Bounds
 
@@ -88,7 +88,7 @@ class ContinualMAE(Method[ContinualMAEConfig]):
         # One seed per image and pass, so that an image's dropout does not depend on the micro-batch.
         return (torch.randint(2**62, (len(images), self.config.num_dropouts), generator=self.model.generator),)
 
-    def loss(self, images: Tensor, center: Center, seeds: Tensor) -> Loss:
+    def loss(self, images: Tensor, center: Center, seeds: Tensor) -> LossOutput:
         plain = center(self.logits(images)).detach()
         with torch.no_grad(), self.model.context(images.device):
             masked = self._most_uncertain(*self._tokens.enter(self._tokens.embed(images)), seeds)

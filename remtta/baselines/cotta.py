@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from remtta.baselines.augmentations import jitter
 from remtta.baselines.teacher import Teacher, move_towards, restore_at_random
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss, Targets
+from remtta.methods.base import Center, LossOutput, Targets
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.settings.base import BelowOne, Count, NonNegative, NoNormsConfig, Optimizer, Positive, Share
 
@@ -86,7 +86,7 @@ class CoTTA(Teacher[CoTTAConfig]):
             total += self.in_parts(self.model.logits, self.model.pixels.augment(images, jitter, self.model.generator))
         return (total / self.config.num_augmentations,)
 
-    def loss(self, images: Tensor, center: Center, teacher: Tensor) -> Loss:
+    def loss(self, images: Tensor, center: Center, teacher: Tensor) -> LossOutput:
         teacher = center(teacher)
         loss = symmetric_cross_entropy(center(self.run(self.student, images)), teacher).mean()
         return teacher.unsqueeze(0), loss, len(images)
@@ -164,7 +164,7 @@ class PETAL(CoTTA):
         statistics = {_MEAN + name: tensor.cpu() for name, tensor in mean.items()}
         return {**statistics, **{_VARIANCE + name: (tensor / count).cpu() for name, tensor in spread.items()}}
 
-    def loss(self, images: Tensor, center: Center, teacher: Tensor) -> Loss:
+    def loss(self, images: Tensor, center: Center, teacher: Tensor) -> LossOutput:
         views, loss, count = super().loss(images, center, teacher)
         return views, loss + self.config.posterior_weight * self._distance(), count
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from remtta.baselines.sar import SARLikeConfig
-from remtta.methods.base import Center, Loss, Method
+from remtta.methods.base import Center, LossOutput, Method
 from remtta.methods.losses import entropy
 from remtta.methods.pixels import shuffle_patches
 from remtta.methods.settings.base import Finite, Positive
@@ -44,7 +44,7 @@ class DeYO(Method[DeYOConfig]):
     settings = DeYOConfig
     passes_per_step = 2, 1  # the second view is only computed for confident images
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits = center(self.logits(images))
         entropies = entropy(logits)
         certain = (entropies.detach() < self.config.entropy_margin * self.log_classes).nonzero().squeeze(1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss, Method
+from remtta.methods.base import Center, LossOutput, Method
 from remtta.methods.losses import entropy, running_mean
 from remtta.methods.settings.base import BelowOne, Count, NonNegative, Positive
 from remtta.methods.tent import TentConfig
@@ -58,7 +58,7 @@ class ETA(Method[ETAConfig]):
         self._margin = config.entropy_margin * self.log_classes
         self._max_cosine = config.max_cosine * math.sqrt(_CLASSES / model.num_classes)
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits = center(self.logits(images))
         selected = self._selected(logits.detach())
         entropies = self.entropy(logits[selected])
@@ -144,7 +144,7 @@ class EATA(ETA):
             torch._foreach_add_(sums, torch.autograd.grad(loss, parameters, allow_unused=True, materialize_grads=True))
         return sums
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         views, loss, count = super().loss(images, center)
         source = self.model.weights.source
         fisher = self.statistics

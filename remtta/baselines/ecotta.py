@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from remtta.baselines.augmentations import jitter
 from remtta.baselines.side_networks import WARM_UP, Change, SideNetworks, SideNetworksConfig
 from remtta.errors import ModelError
-from remtta.methods.base import Center, Loss
+from remtta.methods.base import Center, LossOutput
 from remtta.methods.losses import entropy
 from remtta.methods.settings.base import NonNegative, Optimizer, Positive
 from remtta.models.preprocessing import preprocessing_of
@@ -101,7 +101,7 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         return F.cross_entropy(self.forward(self.model.pixels.augment(images, jitter, generator)), labels)
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         distances: list[Tensor] = []
 
         def change(number: int, entering: Tensor, leaving: Tensor) -> Tensor:

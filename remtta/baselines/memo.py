@@ -41,7 +41,7 @@ class MEMO(Method[MEMOConfig]):
 
     settings = MEMOConfig
     trains = "all"
-    updates_last = False
+    persistent_updates = False
     predicts_after_update = True
     num_models = 2  # the adapted model, and the weights to restore
     delta_refusal = "MEMO puts its weights back after every image"

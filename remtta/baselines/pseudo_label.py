@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.methods.base import Center, Loss, Method
+from remtta.methods.base import Center, LossOutput, Method
 from remtta.methods.settings.base import BelowOne, MethodConfig, Optimizer, Positive
 
 
@@ -30,7 +30,7 @@ class PseudoLabel(Method[PseudoLabelConfig]):
 
     settings = PseudoLabelConfig
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits = center(self.logits(images))
         confidence, guess = logits.detach().softmax(-1).max(-1)
         confident = confidence > self.config.threshold
@@ -43,6 +43,6 @@ class Supervised(Method[MethodConfig]):
 
     needs_labels = True
 
-    def loss(self, images: Tensor, center: Center, labels: Tensor) -> Loss:
+    def loss(self, images: Tensor, center: Center, labels: Tensor) -> LossOutput:
         logits = center(self.logits(images))
         return logits.unsqueeze(0), F.cross_entropy(logits, labels), len(images)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.baselines.augmentations import clean_jitter
-from remtta.methods.base import Center, Loss, Method
+from remtta.methods.base import Center, LossOutput, Method
 from remtta.methods.losses import entropy, running_mean, soft_likelihood_ratio, symmetric_cross_entropy
 from remtta.methods.settings.base import MethodConfig, Optimizer, Positive, ProperShare, Share
 
@@ -71,7 +71,7 @@ class ROID(Method[ROIDConfig]):
         self.buffers = {_MEAN_PROBS: torch.full((classes,), 1 / classes, device=self.model.device)}
         self.buffers[_BATCH_SIZE] = torch.zeros((), device=self.model.device)
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits = center(self.logits(images))
         weights = self._image_weights(logits.detach())
         selected = weights > 0

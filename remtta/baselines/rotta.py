@@ -12,7 +12,7 @@ from remtta.backbones.batchnorm import RobustNorms, running_statistics
 from remtta.baselines.augmentations import jitter
 from remtta.baselines.teacher import Teacher, move_towards
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss
+from remtta.methods.base import Center, LossOutput
 from remtta.methods.losses import entropy
 from remtta.methods.settings.base import (
     BATCH_NORM_SETTINGS,
@@ -84,8 +84,6 @@ class RoTTA(Teacher[RoTTAConfig]):
         self.buffers[_COUNT] = torch.tensor(0)
 
     def predict(self, images: Tensor, *, learn: bool = False, counted: bool = True, latency: bool = False) -> Tensor:
-        if learn and self.config.episodic:
-            self.reset()
         logits = super().predict(images)
         self._new = (images, logits) if learn else None
         return logits
@@ -126,7 +124,7 @@ class RoTTA(Teacher[RoTTAConfig]):
         ages += 1
         self.buffers[_COUNT] += 1
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         with torch.no_grad(), RobustNorms(self._statistics, self.config.statistics_share):
             teacher = center(self.model.logits(images))
         views = self.model.pixels.augment(images, jitter, self.model.generator)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from remtta.methods.base import Center, Loss, Method
+from remtta.methods.base import Center, LossOutput, Method
 from remtta.methods.losses import entropy
 from remtta.methods.settings.base import BelowOne, MethodConfig, NonNegative, Optimizer, Positive
 from remtta.models.weights import AdaptedWeights
@@ -67,7 +67,7 @@ class SAR(Method[SARConfig]):
     def _margin(self) -> float:
         return self.config.entropy_margin * self.log_classes
 
-    def loss(self, images: Tensor, center: Center, *certain_before: Tensor) -> Loss:
+    def loss(self, images: Tensor, center: Center, *certain_before: Tensor) -> LossOutput:
         logits = center(self.logits(images))
         entropies = self.entropy(logits)
         certain = entropies < self._margin

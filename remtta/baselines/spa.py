@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from remtta.baselines.augmentations import without_low_frequencies
 from remtta.baselines.predictor import PredictorConfig, WithPredictor
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss, Targets
+from remtta.methods.base import Center, LossOutput, Targets
 from remtta.methods.settings.base import NonNegative, Positive, PositiveShare, Share
 from remtta.models.preprocessing import preprocessing_of
 
@@ -73,7 +73,7 @@ class SPA(WithPredictor[SPAConfig]):
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
         return (self.in_parts(self.forward, images),)
 
-    def loss(self, images: Tensor, center: Center, plain: Tensor) -> Loss:
+    def loss(self, images: Tensor, center: Center, plain: Tensor) -> LossOutput:
         plain = center(plain)
         masked = without_low_frequencies(images, self.config.masked, self.model.generator)
         views = [center(self.both_logits(view)[1]) for view in (masked, self.noised(images))]

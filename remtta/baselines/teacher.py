@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from remtta.backbones.backbone import Backbone
 from remtta.baselines.augmentations import spawn
 from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
-from remtta.methods.base import Method, Targets
-from remtta.methods.state import Config
+from remtta.methods.base import Config, Method, Targets
 
 _STUDENT = "student."
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from remtta.baselines.augmentations import integer
 from remtta.baselines.teacher import move_towards
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss, Method
+from remtta.methods.base import Center, LossOutput, Method
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.settings.base import BelowOne, NonNegative, NoNormsConfig, PositiveShare
 from remtta.models.preprocessing import preprocessing_of
@@ -80,7 +80,7 @@ class VDP(Method[VDPConfig]):
             images[..., top : top + height, left : left + width] += prompt
         return images
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         teacher = center(self.logits(images))
         logits = center(self.model.logits(self._prompted(images, self.trained)))
         held = (self._sensitivity * (self.trained[_AGNOSTIC] - self._teacher[_AGNOSTIC]).square()).sum()

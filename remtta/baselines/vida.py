@@ -14,7 +14,7 @@ from remtta.baselines.augmentations import jitter
 from remtta.baselines.teacher import Teacher, move_towards
 from remtta.errors import ModelError
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss, Targets
+from remtta.methods.base import Center, LossOutput, Targets
 from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.settings.base import BelowOne, Count, NonNegative, NoNormsConfig, Optimizer, Positive
 from remtta.options.option import Bounds
@@ -112,7 +112,7 @@ class ViDA(Teacher[ViDAConfig]):
         folded = self._folded(self._teacher, self._new_scales)
         return (self.in_parts(lambda part: self.run(folded, part), images),)
 
-    def loss(self, images: Tensor, center: Center, teacher: Tensor) -> Loss:
+    def loss(self, images: Tensor, center: Center, teacher: Tensor) -> LossOutput:
         teacher = center(teacher)
         student = self.run({**self.student, **self._folded(self.trained, self._new_scales)}, images)
         return teacher.unsqueeze(0), symmetric_cross_entropy(center(student), teacher).mean(), len(images)

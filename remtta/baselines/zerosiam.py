@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from remtta.baselines.predictor import PredictorConfig, WithPredictor
-from remtta.methods.base import Center, Loss, Targets
+from remtta.methods.base import Center, LossOutput, Targets
 from remtta.methods.losses import entropy
 from remtta.methods.settings.base import NonNegative, Positive
 
@@ -37,7 +37,7 @@ class ZeroSiam(WithPredictor[ZeroSiamConfig]):
     def first_view(self, images: Tensor) -> Targets:
         return self.both_logits(images)
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits, predicted = map(center, self.take_first_view(images))
         log_p, log_q = logits.detach().log_softmax(-1), predicted.log_softmax(-1)
         apart = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)

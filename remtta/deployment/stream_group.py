@@ -213,7 +213,7 @@ class SharedModelRunner(StreamGroup):
                 calibration = None if estimator is None else estimator.calibration
                 chosen = replace(setup, config=context.config, calibration=calibration)
             part = interrupts.part()  # for run and turns: a stop that the run holds off ends no wait for a turn
-            context = replace(context, with_model=partial(self._with_model, weights, part), memory=memory)
+            context = replace(context, run_exclusively=partial(self._run_exclusively, weights, part), memory=memory)
             self._runs[name] = Run(context, folder, on_batch=lambda run: self._report_batch(), interrupts=part)
         super().__init__(config, {name: run.summary for name, run in self._runs.items()})
 
@@ -221,7 +221,7 @@ class SharedModelRunner(StreamGroup):
         """Log what is about to run."""
         log_context(next(iter(self._runs.values())).context)
 
-    def _with_model(self, weights: AdaptedWeights, interrupts: Interrupts, work: Callable[[], None]) -> None:
+    def _run_exclusively(self, weights: AdaptedWeights, interrupts: Interrupts, work: Callable[[], None]) -> None:
         _in_turn(self._worker, interrupts, weights.active()(work))
 
     def execute(self) -> None:

@@ -124,11 +124,10 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
     resolve_precision(method, subject, (height, width), options.batch_size)
     preset = METHOD_TABLE[subject].preset
     pipeline = assemble_pipeline(method, GuardOptions(preset.action, preset.answer))
-    learnable = torch.ones(len(images), dtype=torch.bool)
 
     def step() -> None:
         for _ in range(config.adapt_every):
-            pipeline.predict(images, update=pipeline.skip_reason(learnable) is None)
+            pipeline.predict(images)
             pipeline.learn()
 
     return Prepared(step, model, method, config.adapt_every)

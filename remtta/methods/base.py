@@ -5,17 +5,24 @@ A method defines `loss`; most of the published ones define nothing else.
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from remtta.errors import UsageError, check
-from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.settings.base import MethodConfig
-from remtta.methods.state import Config, MethodState
+from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
+from remtta.methods.optimizer import NamedOptimizer
+from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
+from remtta.models.weights import count_in, within
+
+Config = TypeVar("Config", bound=MethodConfig, covariant=True)
 
 Center = Callable[[Tensor], Tensor]
 """Centers the logits (..., C) of the adapted model; returns them unchanged if the method does not center."""
@@ -23,8 +30,10 @@ Center = Callable[[Tensor], Tensor]
 Targets = tuple[Tensor, ...]
 """Further arguments of a loss: tensors with one row per image."""
 
-Loss = tuple[Tensor, Tensor, int]
+LossOutput = tuple[Tensor, Tensor, int]
 """Logits (L, B, C) of the views, the plain one first; the scalar loss; the number of images that it averages over."""
+
+_DELTA, _UPDATES, _GENERATOR, _BUFFER = "delta.", "updates", "generator", "own."
 
 _log = logging.getLogger(__name__)
 
@@ -39,35 +48,70 @@ class _Batch:
     first_view: Targets | None = None  # with its graph, until the loss takes it
 
 
-class Method(MethodState[Config]):
+class Method(Generic[Config]):
     """A method on a model: `predict` returns logits, and `step` updates the weights by the same images.
 
     All logits are raw; the loss centers them by the function that it gets.
 
     Attributes:
+        model: The model and its adapted weights.
+        config: The method's settings.
+        trained: Tensors that the optimizer updates, by name: the adapted weights, or what learns in their place.
+        buffers: What the next update depends on besides weights, optimizer and random numbers, by name.
+        statistics: Statistics of source images; empty until `use_source`, and not part of the state.
         last_views: Logits (L, B, C) of the last batch's views as in the loss, the plain one first; None before its
             update, and without one.
         source_logits: The source model's centered logits (B, C) of the batch to learn from, set by the pipeline before
             `predict`; None if only the adapted model predicts.
+        adapts: False if batches change nothing.
+        passes_per_step: Forward and backward passes per image; the maximum if it depends on the image.
+        num_models: Number of copies of the model's weights held.
+        delta_refusal: Reason why its updates cannot be saved as a delta; None if they can.
+        max_source_images: Number of source images used at most; None for all.
     """
 
+    settings: ClassVar[type[MethodConfig]] = MethodConfig  # class of its config
+    preset: ClassVar[Preset] = PUBLISHED  # default settings and guard of a method of another package
+
+    trains: ClassVar[TrainedWeights] = "norms"  # the weights that adapt
+    calls_module: ClassVar[bool] = False  # works with any classifier, by the module's own forward pass
+    predicts_after_update: bool = False  # by `update_and_predict`: during or after the update on the same images
+    persistent_updates: ClassVar[bool] = True  # they last beyond their batch
+    needs_labels: ClassVar[bool] = False
+    needs_source_data: ClassVar[bool] = False
+
+    adapts: bool = True
+    passes_per_step: tuple[float, float] = 1, 1
+    num_models: int = 1
+    delta_refusal: str | None = None
+    max_source_images: int | None = None
+
     def __init__(self, model: AdaptedModel, config: Config) -> None:
-        super().__init__(model, config)
+        self.model, self.config = model, config
+        self.trained: Mapping[str, Tensor] = model.weights.parameters
+        self.buffers: dict[str, Tensor] = {}
+        self.statistics: Mapping[str, Tensor] = {}
         self.last_views: Tensor | None = None
         self.source_logits: Tensor | None = None
         self._batch: _Batch | None = None
+        if config.predicts_last_step and not self.needs_labels:
+            self.predicts_after_update = True
 
     # To be defined by a method.
 
-    loss: Callable[..., Loss]
+    loss: Callable[..., LossOutput]
     """`loss(images, center)` returns views, loss and count of images (B, 3, H, W), a batch or a part of one.
 
     If the loss has no gradient or the count is 0, none of these images is learned from. The result of `targets` follows
     as further arguments.
     """
 
-    update_and_predict: Callable[[Tensor], Tensor]
-    """Returns logits (B, C) from after an update by the same images; instead of `loss`, if `predicts_after_update`."""
+    def update_and_predict(self, images: Tensor) -> Tensor:
+        """Update by images (B, 3, H, W), and return their logits (B, C); the only prediction that depends on the update
+        on the same images, called if `predicts_after_update`. By default the prediction before the last of several
+        steps; methods with another override it, and then need no `loss`.
+        """
+        return self.update(images)[0]
 
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
         """Return further arguments of `loss` for a whole batch; by default the labels, if the method needs them."""
@@ -109,8 +153,6 @@ class Method(MethodState[Config]):
                 f"{type(self).__name__} learns from clean images of the source domain first: name a folder "
                 "of them with --source-data FOLDER, or give use_source what learn_source returns"
             )
-        if learn and self.config.episodic and self.adapts:
-            self.reset()
         self._batch = self.last_views = None
         self.model.batch_norms.begin_batch(len(images) if counted else 0)
         if not learn:
@@ -123,9 +165,7 @@ class Method(MethodState[Config]):
             _check_logits(name, logits, (len(images), self.model.num_classes))
             return logits
         batch = self._batch = _Batch(images)
-        if self.config.predicts_last_step and not self.needs_labels:
-            return self.update(images)[0]
-        if not (self.config.centre or latency or self.needs_labels):  # nothing else is needed for the gradients
+        if not (self.config.centre or latency or self.needs_labels):  # the loss needs nothing else
             batch.views = self.compute_gradients(images, unchanged, *self.targets(images, None))
             return batch.views[0]
         if not latency and self.keeps_graph(len(images)):
@@ -170,15 +210,35 @@ class Method(MethodState[Config]):
 
     @torch.enable_grad()
     def compute_gradients(self, images: Tensor, center: Center, *targets: Tensor) -> Tensor:
-        """Compute a batch's gradients, or none if no image counts; return its views (L, B, C)."""
+        """Compute a batch's gradients, or none if no image counts; return its views (L, B, C).
+
+        A batch of more than `part_size` images goes in parts, for less memory; the gradients are the same. Raise
+        UsageError if `loss` is not as described, or ModelError if the model has no gradients.
+        """
         self.optimizer.zero_grad()
         size = self.part_size(len(images))
-        if size < len(images):
-            return _gradients_in_parts(self, size, images, center, *targets)
-        views, loss, count = self.checked_loss(images, center, *targets)
-        if count and loss.requires_grad:
-            self.model.backward(loss)
-        return views
+        whole = size >= len(images)
+        parts = [images] if whole else images.split(size)
+        if not whole:
+            self._see_whole_batch(parts)
+        all_views, num_counted = [], 0
+        for part, *rows in zip(parts, *([each] if whole else each.split(size) for each in targets), strict=True):
+            views, loss, count = self._check_loss(part, self.loss(part, center, *rows))
+            if count and loss.requires_grad:  # the loss is a mean; sums over the parts add up to the batch's
+                self.model.backward(loss if whole else loss * count)
+            num_counted += count
+            all_views.append(views)
+        if not whole and (gradients := self.optimizer.gradients()):
+            torch._foreach_div_(gradients, float(num_counted))
+        return all_views[0] if whole else torch.cat(all_views, dim=1)
+
+    @torch.no_grad()
+    def _see_whole_batch(self, parts: Iterable[Tensor]) -> None:
+        """Let batch norms see the plain views of a whole batch, if their recent statistics wait for them."""
+        self.model.batch_norms.warn_of_parts()
+        if self.model.batch_norms.waits:  # the statistics are not those of masked views
+            for part in parts:
+                self.forward(part)
 
     def logits(self, images: Tensor) -> Tensor:
         """Return logits (B, C) for a loss; those that `predict` computed of the same images, if it kept their graph."""
@@ -212,11 +272,9 @@ class Method(MethodState[Config]):
         size = len(images) if self.model.batch_norms.mixes else self.part_size(len(images))
         return predict(images) if size >= len(images) else torch.cat([predict(part) for part in images.split(size)])
 
-    def checked_loss(self, images: Tensor, center: Center, *targets: Tensor) -> Loss:
-        """Return `loss`, with views without gradients; raise UsageError if it is not as described, or ModelError if the
-        model has no gradients.
-        """
-        name, returned = f"{type(self).__name__}.loss", self.loss(images, center, *targets)
+    def _check_loss(self, images: Tensor, returned: LossOutput) -> LossOutput:
+        """Return what `loss` returned of images, with views without gradients, if it is as described."""
+        name = f"{type(self).__name__}.loss"
         _check_returned(name, returned, (len(images), self.model.num_classes))
         views, loss, count = returned
         if count and not loss.requires_grad and (loss or not views.requires_grad):  # without, 0 changes nothing
@@ -226,7 +284,7 @@ class Method(MethodState[Config]):
 
     def _update_weights(self) -> None:
         if not self.optimizer.has_finite_gradients():
-            _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
+            _log.warning("skipped a batch: its gradients are not finite")
             return
         self.before_step()
         self.optimizer.step()
@@ -236,27 +294,125 @@ class Method(MethodState[Config]):
         self.model.batch_norms.set_running_statistics()
         self.model.weights.commit()
 
+    # The optimizer, and the adaptation state that is saved and reset together.
 
-def _gradients_in_parts(
-    method: Method[MethodConfig], size: int, images: Tensor, center: Center, *targets: Tensor
-) -> Tensor:
-    """Compute a batch's gradients from parts of at most `size` images, in less memory; return its views (L, B, C)."""
-    batch_norms = method.model.batch_norms
-    batch_norms.warn_of_parts()
-    if batch_norms.waits:  # recent statistics are those of the plain views of the whole batch, not of masked ones
-        with torch.no_grad():
-            for part in images.split(size):
-                method.forward(part)
-    all_views, num_counted = [], 0
-    for part, *rows in zip(images.split(size), *(tensor.split(size) for tensor in targets), strict=True):
-        views, loss, count = method.checked_loss(part, center, *rows)
-        if count and loss.requires_grad:  # the loss is a mean; sums over the parts add up to the batch's
-            method.model.backward(loss * count)
-        num_counted += count
-        all_views.append(views)
-    if gradients := method.optimizer.gradients():
-        torch._foreach_div_(gradients, float(num_counted))
-    return torch.cat(all_views, dim=1)
+    @cached_property
+    def optimizer(self) -> NamedOptimizer:
+        return NamedOptimizer(self.trained, self.config, self.parameter_groups())
+
+    def parameter_groups(self) -> list[dict[str, object]]:
+        """Return parameter groups for the optimizer, which may have their own learning rates."""
+        return [{"params": list(self.trained.values())}]
+
+    def use_most_memory(self) -> None:
+        """Force the worst-case memory path for the next update; the caller restores the state."""
+
+    def reset_buffers(self) -> None:
+        """Set `buffers` as before the first batch; the weights are reset already."""
+        self.buffers = {}
+
+    @torch.inference_mode(False)  # the caller may be inside one
+    def reset(self) -> None:
+        """Restore the source weights, exactly, and everything else as before the first batch."""
+        self.optimizer.zero_grad()  # the model outlives the method, and gradients are as large as weights
+        self.model.reset()
+        self.reset_learned()
+
+    @torch.no_grad()
+    def reset_learned(self) -> None:
+        """Forget everything learned except the weights."""
+        self.optimizer.restart()
+        self.reset_buffers()
+
+    @torch.inference_mode(False)
+    def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0) -> None:
+        """Start from source plus delta, with nothing else learned; raise DeltaError if it does not fit the model."""
+        self.model.weights.load(delta, num_updates)
+        self.model.batch_norms.forget()
+        self.reset_learned()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return everything that the next update depends on, on the CPU, except statistics of source images."""
+        delta, num_updates = self.model.weights.committed
+        state = {_DELTA + name: tensor.cpu().clone() for name, tensor in delta.items()}
+        state[_UPDATES] = torch.tensor(num_updates)
+        return {**state, **self.model.batch_norms.state(), **self.extra_state(), **self.optimizer.state_dict()}
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `state_dict` returned; raise DeltaError if it does not fit the model."""
+        self.load_delta(within(_DELTA, state), count_in(state, _UPDATES))
+        self.model.batch_norms.load_state(state)
+        self.load_extra_state(state)
+        self.optimizer.load_state_dict(state)
+
+    def extra_state(self) -> dict[str, Tensor]:
+        """Return copies on the CPU of `buffers` and of the random generator's state."""
+        buffers = {_BUFFER + name: tensor.detach().cpu().clone() for name, tensor in self.buffers.items()}
+        return {_GENERATOR: self.model.generator.get_state(), **buffers}
+
+    def load_extra_state(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what `extra_state` returned, among other entries."""
+        self.model.generator.set_state(state[_GENERATOR])
+        saved = within(_BUFFER, state)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(saved.pop(name))  # in place, since an optimizer may hold it
+        for name, tensor in saved.items():
+            self.buffers[name] = tensor.to(self.model.device if tensor.ndim else "cpu", copy=True)
+
+    @torch.inference_mode(False)
+    def learn_source(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return what the method learns from preprocessed source images (B, 3, H, W), for `use_source`; raise
+        ValueError if there are none.
+        """
+        transformed = map(self.model.transform, batches)
+        first = next(transformed, None)
+        if first is None:
+            raise ValueError("there are no source images to learn from")
+        return self.source_statistics(itertools.chain([first], transformed))
+
+    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
+        """Return statistics on the CPU of one or more batches of transformed source images (B, 3, H, W)."""
+        raise UsageError(f"{type(self).__name__} learns nothing from source images")
+
+    @torch.inference_mode(False)
+    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
+        """Adapt with the tensors returned by `learn_source`, of this or an equal model."""
+        self.statistics = {name: tensor.to(self.model.device) for name, tensor in statistics.items()}
+
+    @property
+    def log_classes(self) -> float:
+        """Entropy of a uniform prediction, in nats."""
+        return math.log(self.model.num_classes)
+
+    @property
+    def num_updates(self) -> int:
+        return self.model.weights.committed[1]
+
+    @property
+    def num_trained(self) -> int:
+        """Number of trained values: weights, or what learns in their place or beside them."""
+        return sum(tensor.numel() for tensor in self.trained.values())
+
+    def part_size(self, batch_size: int) -> int:
+        """Return the number of images of a batch that go forward and backward at a time."""
+        return self.model.part_size(batch_size)
+
+    def passes(self) -> tuple[float, float]:
+        """Return the number of forward and backward passes per image."""
+        forward, backward = self.passes_per_step
+        return forward * self.config.steps, backward * self.config.steps
+
+    @property
+    def keeps_updates(self) -> bool:
+        """True if updates by gradients last to the next batch."""
+        return bool(self.trained) and self.persistent_updates and not self.config.episodic
+
+    @property
+    def norms_only(self) -> bool:
+        """True if only normalisation weights change, so that a delta is small."""
+        return self.trains in ("norms", "none")
 
 
 def _check_returned(name: str, returned: object, batch: tuple[int, int]) -> None:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from remtta.errors import UsageError
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss, Method, Targets
+from remtta.methods.base import Center, LossOutput, Method, Targets
 from remtta.methods.losses import entropy
 from remtta.methods.masking import MaskedViews
 from remtta.methods.rem import masked_consistency_loss
@@ -84,7 +84,7 @@ class EnsembleREM(Method[REMConfig]):
         """Return the plain view's logits (B, C); with masked views, the patches' scores (B, N) and embedded images."""
         return self._masking.first_view(images) if self._masking else super().first_view(images)
 
-    def loss(self, images: Tensor, center: Center, *targets: Tensor) -> Loss:
+    def loss(self, images: Tensor, center: Center, *targets: Tensor) -> LossOutput:
         masked, *source = targets
         logits, *patches = self.take_first_view(images)
         centered = center(logits)

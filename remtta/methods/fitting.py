@@ -28,8 +28,8 @@ def fitting_micro_batch(
     its state is restored. The limit applies to the resident memory of the process, or to the memory allocated on the
     GPU. Raise UsageError if not even one image at a time fits, or the method cannot split a batch by images.
     """
-    if not method.updates_last or "micro_batch" in method.config.unused:
-        needs = "whole batches" if method.updates_last else "single images"
+    if not method.persistent_updates or "micro_batch" in method.config.unused:
+        needs = "whole batches" if method.persistent_updates else "single images"
         raise UsageError(f"{type(method).__name__} works on {needs}, so --max-memory cannot choose a micro-batch")
     usual = method.part_size(batch_size)
     state = method.state_dict()

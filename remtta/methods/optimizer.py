@@ -69,7 +69,7 @@ class NamedOptimizer:
             self.zero_grad()
             backward()
             if not self.has_finite_gradients():
-                _log.warning("an image gave gradients that are not finite numbers, and was not adapted to")
+                _log.warning("skipped an image: its gradients are not finite")
                 return number > 0
             self.step()
         return True

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss, Method, Targets
+from remtta.methods.base import Center, LossOutput, Method, Targets
 from remtta.methods.losses import entropy
 from remtta.methods.masking import MaskedViews, round_up_selection
 from remtta.methods.settings.rem_config import REMConfig
@@ -33,7 +33,7 @@ class REM(Method[REMConfig]):
         self._margin = config.margin * self.log_classes
         self._masking = MaskedViews(model, config)
 
-    def loss(self, images: Tensor, center: Center, *plain: Tensor) -> Loss:
+    def loss(self, images: Tensor, center: Center, *plain: Tensor) -> LossOutput:
         # The plain view, and the attention to its patches.
         logits, scores, embedded = (*plain, self._masking.embed(images)) if plain else self.take_first_view(images)
         masked = self._masking.masked_views(embedded, scores)  # Eq. 2
@@ -41,7 +41,7 @@ class REM(Method[REMConfig]):
             logits = self._with_gradients(logits, masked, embedded, center)
         return self._loss_of_views(center(torch.stack([logits, *masked])))
 
-    def _loss_of_views(self, views: Tensor) -> Loss:
+    def _loss_of_views(self, views: Tensor) -> LossOutput:
         """Return the loss (Eq. 5) of centered views (L, B, C)."""
         if self.config.confident_below is None:
             return views, self._mean_loss(views), views.shape[1]

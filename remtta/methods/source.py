@@ -8,9 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from remtta.methods.base import Center, Method
+from remtta.methods.base import Center, Config, Method
 from remtta.methods.settings.base import BATCH_NORM_SETTINGS, UPDATE_SETTINGS, BatchNorms, MethodConfig
-from remtta.methods.state import Config
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,6 @@ class Source(Method[Config]):
     _counts = False  # whether the last batch changes recent statistics
 
     def predict(self, images: Tensor, *, learn: bool = False, counted: bool = True, latency: bool = False) -> Tensor:
-        if learn and self.config.episodic and self.adapts:
-            self.reset()
         logits = super().predict(images, counted=counted)
         self._counts = learn and self.adapts and bool(torch.isfinite(logits).all())
         return logits

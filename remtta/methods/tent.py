@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from remtta.methods.base import Center, Loss, Method
+from remtta.methods.base import Center, LossOutput, Method
 from remtta.methods.losses import entropy
 from remtta.methods.settings.base import MethodConfig, Optimizer, Positive
 
@@ -27,6 +27,6 @@ class Tent(Method[TentConfig]):
     settings = TentConfig
     entropy = staticmethod(entropy)
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits = center(self.logits(images))
         return logits.unsqueeze(0), self.entropy(logits).mean(), len(images)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Annotated, Literal
 
 from remtta.errors import UsageError, check
@@ -22,6 +23,11 @@ from remtta.options.option import (
 
 DEFAULT_BATCH_SIZE = 50
 """Images per update on ImageNet-C in the paper (implementation details, appendix)."""
+
+RENAMED = {"memory": "class_history", "least": "min_frames", "renewed": "check_every"}
+"""Options of the guard as 0.5.0 named them."""
+
+_log = logging.getLogger(__name__)
 
 Action = Literal["off", "warn", "rollback", "stop"]
 Answer = Literal["adapted", "both"]
@@ -105,9 +111,9 @@ class GuardOptions:
 
     Attributes:
         window: Number of frames on which a decision is based.
-        memory: Number of frames from which a dominant class is detected.
-        least: Minimum number of frames in the window for a decision.
-        renewed: Number of new frames between decisions.
+        class_history: Number of frames from which a dominant class is detected.
+        min_frames: Minimum number of frames in the window for a decision.
+        check_every: Number of new frames between decisions.
         doubt: How far the adapted model may fall behind before it is in doubt, relative to the mutual information of
             the source model's predictions.
         alarm: How far it may fall behind before an alarm.
@@ -144,15 +150,18 @@ class GuardOptions:
         ),
     ] = 8
     window: int = 100
-    memory: int = 1000
-    least: int = 32
-    renewed: int = 10
+    class_history: int = 1000
+    min_frames: int = 32
+    check_every: int = 10
     doubt: float = 0.04
     alarm: float = 0.3
     patience: int = 500
     lr_factor: float = 0.5
     forgive_after: int = 10_000
     most_drift: float = 0.5
+    memory: InitVar[int | None] = None  # names of 0.5.0
+    least: InitVar[int | None] = None
+    renewed: InitVar[int | None] = None
 
     @property
     def acts(self) -> bool:
@@ -163,16 +172,19 @@ class GuardOptions:
         """Return a copy with the action and answer that were left open."""
         return dataclasses.replace(self, action=self.action or action, answer=self.answer or answer)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, *earlier: int | None) -> None:
+        for (old, new), value in zip(RENAMED.items(), earlier, strict=True):
+            if value is not None:
+                _log.warning("the guard's %s is now called %s", old, new)
+                object.__setattr__(self, new, value)
         check_options(self)
-        for name in ("memory", "renewed", "patience", "forgive_after"):
-            check(getattr(self, name) >= 1, f"the guard's {name.replace('_', ' ')}", getattr(self, name), ">= 1")
-        check(
-            2 <= self.least <= self.window, "the guard's least frames", self.least, f"in 2 to its {self.window} frames"
-        )
-        check(0 < self.doubt <= self.alarm, "the guard's doubt", self.doubt, "> 0 and at most its alarm")
-        check(0 < self.most_drift < math.inf, "the guard's most drift", self.most_drift, "> 0 and finite")
-        check(0 < self.lr_factor <= 1, "the guard's lr factor", self.lr_factor, "in (0, 1]")
+        for name in ("class_history", "check_every", "patience", "forgive_after"):
+            check(getattr(self, name) >= 1, f"guard {name}", getattr(self, name), ">= 1")
+        enough = 2 <= self.min_frames <= self.window
+        check(enough, "guard min_frames", self.min_frames, f"between 2 and the window ({self.window})")
+        check(0 < self.doubt <= self.alarm, "guard doubt", self.doubt, "> 0 and at most its alarm")
+        check(0 < self.most_drift < math.inf, "guard most_drift", self.most_drift, "> 0 and finite")
+        check(0 < self.lr_factor <= 1, "guard lr_factor", self.lr_factor, "in (0, 1]")
 
 
 _BY_METHOD = GuardOptions()

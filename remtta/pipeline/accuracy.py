@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from remtta.pipeline.information import largest_scale
-from remtta.pipeline.prediction import Callback, Prediction
+from remtta.pipeline.prediction import Prediction, PredictionTransform
 from remtta.pipeline.smoothing import FilterState
 
 WINDOW = 500
@@ -51,12 +51,12 @@ class Calibration:
     images: int  # number of images; 0 if only the accuracy is known
 
     @classmethod
-    def unseen(cls, accuracy: float, num_classes: int) -> Calibration:
+    def assumed(cls, accuracy: float, num_classes: int) -> Calibration:
         """Return the assumptions without images: confidence is calibrated, and classes are equally frequent."""
         return cls(accuracy, 1.0, 1.0, math.log(num_classes), 0)
 
     @classmethod
-    def seen(cls, accuracy: float, logits: Tensor) -> Calibration:
+    def fit(cls, accuracy: float, logits: Tensor) -> Calibration:
         """Calibrate on logits (B, C) of clean images."""
 
         def scale_of(each: Tensor) -> float:
@@ -82,20 +82,24 @@ def _diversity(classes: Tensor) -> float:
     return -math.log(pairs + _FEWEST_PAIRS)
 
 
-def _fewer(classes: Tensor, known: Calibration) -> float:
+def _diversity_drop(classes: Tensor, known: Calibration) -> float:
     """Return the drop in diversity from clean images, in nats, reduced by one standard error."""
     diversity = _diversity(classes)
-    errors = [_chance(diversity, len(classes)), _chance(known.diversity, known.images)] if known.images else [0.0]
+    errors = (
+        [_diversity_stderr(diversity, len(classes)), _diversity_stderr(known.diversity, known.images)]
+        if known.images
+        else [0.0]
+    )
     return diversity - known.diversity + math.hypot(*errors)
 
 
-def _chance(diversity: float, images: int) -> float:
+def _diversity_stderr(diversity: float, images: int) -> float:
     """Return the standard error of a diversity of `images` images: 1 / sqrt(number of pairs of equal classes)."""
     pairs = math.exp(-diversity) * images * (images - 1) / 2
     return 1 / math.sqrt(pairs) if pairs else math.inf
 
 
-class Estimator(Callback):
+class Estimator(PredictionTransform):
     """Estimates the accuracy of the last frames' predictions.
 
     Diversity counts only while frames are unordered: a camera that sees one class for a while is not worse. Predictions
@@ -116,11 +120,11 @@ class Estimator(Callback):
         self._filter = FilterState.initial(num_classes)
         self._weight = 1.0
 
-    def on_prediction(self, prediction: Prediction) -> None:
+    def __call__(self, prediction: Prediction) -> Prediction:
         """Record the next frames, before their predictions are smoothed; early ones come again."""
         if not prediction.early:
             self._add(prediction)
-        prediction.estimates = self.estimates
+        return replace(prediction, estimates=self.estimates)
 
     def _add(self, prediction: Prediction) -> None:
         self._weight = prediction.weight if self._adapts else 0.0
@@ -163,7 +167,7 @@ class Estimator(Callback):
 
         Where the evidence holds, also the adapted model's `gain` over the source model, and half its 95 % interval.
         """
-        found = {name: self._of(window) for name, window in self._windows.items() if len(window) >= MIN_FRAMES}
+        found = {name: self._accuracy_of(window) for name, window in self._windows.items() if len(window) >= MIN_FRAMES}
         if answering := [accuracy for name, accuracy in found.items() if self._weight > 0 or name == "source"]:
             found["answers"] = max(answering)
         return {name: round(value, 4) for name, value in (found | self._gain(found)).items()}
@@ -179,13 +183,13 @@ class Estimator(Callback):
         gain = found["adapted"] - found["source"]
         return {"gain": gain, "gain_error": 2 * math.sqrt(sampling + constant**2 + (relative * gain) ** 2)}
 
-    def _of(self, window: Tensor) -> float:
+    def _accuracy_of(self, window: Tensor) -> float:
         known = self.calibration
         likeliest, among_all = (window[:, :2].mean(0) - known.accuracy).tolist()
         if self._filter.ordered:
             change = min(0.0, _ORDERED_WEIGHT * likeliest)
         else:
-            less = min(0.0, _fewer(window[:, 2], known)) / self._log_classes
+            less = min(0.0, _diversity_drop(window[:, 2], known)) / self._log_classes
             change = min(0.0, _WEIGHTS[0] * likeliest + _WEIGHTS[1] * among_all) + _WEIGHTS[2] * less
         return min(1.0, max(0.0, float(known.accuracy + change)))
 
@@ -200,4 +204,4 @@ class Estimator(Callback):
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._windows = {name: state[name].clone() for name in _MODELS}
         self._weight, expired = state["now"].tolist()
-        self._expired, self._filter = bool(expired), FilterState.of(state)
+        self._expired, self._filter = bool(expired), FilterState.from_state(state)

@@ -1,4 +1,4 @@
-"""Build a pipeline: the method on the model, with guard and callbacks. Every caller does it here."""
+"""Build a pipeline: the method on the model, with guard and transforms of predictions. Every caller does it here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from remtta.pipeline.forward import source_logits
 from remtta.pipeline.guard import guard_for
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.precision import Resolved, recorded_precision, resolve_precision
-from remtta.pipeline.prediction import Callback
+from remtta.pipeline.prediction import PredictionTransform
 from remtta.pipeline.smoothing import Smoother
 from remtta.pipeline.temperature import TemperatureScaling
 
@@ -129,20 +129,20 @@ def build_pipeline(
         pipeline.source_record = source_record
         if delta is not None:
             check_base(delta, card.sha256)
-            pipeline.load_delta(delta.tensors, delta.updates)
+            pipeline.load_delta(delta.tensors, delta.updates, delta.frames)
         return pipeline
 
 
 def assemble_pipeline(
-    method: Method[MethodConfig], options: GuardOptions | None, *callbacks: Callback | None
+    method: Method[MethodConfig], options: GuardOptions | None, *transforms: PredictionTransform | None
 ) -> Pipeline:
-    """Put a guard, if it has something to do, temperature scaling of an ensemble, and callbacks around a method, in the
-    order in which they act.
+    """Put a guard, if it has something to do, temperature scaling of an ensemble, and other transforms of predictions
+    around a method, in the order in which they act.
     """
     guard = guard_for(method, options)
     is_ensemble = guard is not None and guard.options.answer == "both"
     scaling = TemperatureScaling(method.model.num_classes) if is_ensemble else None
-    return Pipeline(method, guard, [callback for callback in (scaling, *callbacks) if callback is not None])
+    return Pipeline(method, guard, [transform for transform in (scaling, *transforms) if transform is not None])
 
 
 @contextlib.contextmanager
@@ -207,14 +207,14 @@ def _calibration(
     if config.calibration is not None:
         return config.calibration
     if config.source_data is None:
-        return Calibration.unseen(accuracy, card.num_classes)
+        return Calibration.assumed(accuracy, card.num_classes)
     files = source_files(Path(config.source_data))
     with contextlib.closing(clean_batches(files, card.preprocessing, card.device, WINDOW, wait)) as batches:
         transform = method.model.transform
         logits = torch.cat([source_logits(method, transform(batch)).float().cpu() for batch in batches])
     if len(logits) < FEW_IMAGES:
         _log.warning("the estimate is calibrated on only %s; a few hundred are better", counted(len(logits), "image"))
-    return Calibration.seen(accuracy, logits)
+    return Calibration.fit(accuracy, logits)
 
 
 def _limit_memory(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from remtta.models.weights import within
-from remtta.pipeline import few_classes as few
+from remtta.pipeline import few_classes
 from remtta.pipeline.running_mean import RunningMean
 
 PredictShuffled = Callable[[Tensor], Tensor]
@@ -29,7 +29,7 @@ class LogitCentering:
 
     Attributes:
         offsets: The values to subtract from the logits of "source" and "adapted": (C,), or 0 before the first batch.
-        few: The fraction of the shown classes' part that stays in the logits, a scalar, 0 to 1.
+        class_fraction_kept: The fraction of the shown classes' part that stays in the logits, a scalar, 0 to 1.
 
     Args:
         active: False to leave logits as they are.
@@ -43,12 +43,14 @@ class LogitCentering:
     def reset(self) -> None:
         """Forget all images."""
         self.offsets = dict.fromkeys(("source", "adapted"), torch.zeros((), device=self._device))
-        self.few = self._mean_without_classes = torch.zeros((), device=self._double, dtype=torch.float64)
+        self.class_fraction_kept = self._mean_without_classes = torch.zeros(
+            (), device=self._double, dtype=torch.float64
+        )
         self._by_source = False  # whether the source model's predictions decide
         self._num_since_view = 0  # images since the last one seen with shuffled patches, modulo VIEW_EVERY
-        self._means = {name: RunningMean(few.HALF_LIFE) for name in ("source", "adapted", "probabilities")}
-        self._means["views"] = RunningMean(few.HALF_LIFE / few.VIEW_EVERY)
-        self._means["certainty"] = RunningMean(few.EVIDENCE_HALF_LIFE)
+        self._means = {name: RunningMean(few_classes.HALF_LIFE) for name in ("source", "adapted", "probabilities")}
+        self._means["views"] = RunningMean(few_classes.HALF_LIFE / few_classes.VIEW_EVERY)
+        self._means["certainty"] = RunningMean(few_classes.EVIDENCE_HALF_LIFE)
 
     def reset_adapted(self) -> None:
         """Continue with the source model's means for the adapted model, whose weights are the source's again."""
@@ -92,10 +94,10 @@ class LogitCentering:
             return
         z = logits.to(self._double).double()[indices.to(self._double)]
         (mean,) = self._means[model].add(z)
-        known = 1 - self._means[model].same  # few images show little
+        known = 1 - self._means[model].inverse_ess  # few images show little
         if model == "source" or not self._by_source:
             self._update_class_part(z, mean, known, self._find_shift(z, mean, indices, shuffled))
-        offset = known * torch.lerp(mean, self._mean_without_classes, self.few)
+        offset = known * torch.lerp(mean, self._mean_without_classes, self.class_fraction_kept)
         self.offsets[model] = offset.to(self._device, torch.float32)
 
     def _update_class_part(self, z: Tensor, mean: Tensor, known: float, shift: Tensor) -> None:
@@ -103,20 +105,20 @@ class LogitCentering:
         p, centered = (z - shift).softmax(-1), (z - known * mean).softmax(-1)
         (mean_p,) = self._means["probabilities"].add(p)
         pp, cc = self._means["certainty"].add(p.square().sum(-1), centered.square().sum(-1))
-        self._mean_without_classes = mean - few.class_part(mean_p)
-        self.few = few.fraction_kept(pp, cc, len(mean))
+        self._mean_without_classes = mean - few_classes.class_part(mean_p)
+        self.class_fraction_kept = few_classes.fraction_kept(pp, cc, len(mean))
 
     def _find_shift(self, z: Tensor, mean: Tensor, indices: Tensor, shuffled: PredictShuffled | None) -> Tensor:
         """Return the offset of the shift alone (C,), by views with shuffled patches; 0 without any."""
         views = self._means["views"]
         if shuffled is not None:
-            chosen = torch.arange(len(z))[-self._num_since_view % few.VIEW_EVERY :: few.VIEW_EVERY]
-            self._num_since_view = (self._num_since_view + len(z)) % few.VIEW_EVERY
+            chosen = torch.arange(len(z))[-self._num_since_view % few_classes.VIEW_EVERY :: few_classes.VIEW_EVERY]
+            self._num_since_view = (self._num_since_view + len(z)) % few_classes.VIEW_EVERY
             w = shuffled(indices[chosen]).to(z) if len(chosen) else z[:0]
             if (finite := torch.isfinite(w).all(1)).any():
                 v, w = z[chosen.to(z.device)][finite], w[finite]
                 views.add(v, w, v.square().sum(-1), (v * w).sum(-1))
-        return few.find_shift(mean, *views.values) if views.values else torch.zeros_like(mean)
+        return few_classes.find_shift(mean, *views.values) if views.values else torch.zeros_like(mean)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that the next offsets depend on, on the CPU."""
@@ -124,7 +126,7 @@ class LogitCentering:
             return {}
         state = {f"offset.{name}": offset for name, offset in self.offsets.items()}
         state |= {
-            "few": self.few,
+            "few": self.class_fraction_kept,
             "mean_without_classes": self._mean_without_classes,
             "by_source": torch.tensor(self._by_source),
         }
@@ -138,7 +140,7 @@ class LogitCentering:
         if not self.active:
             return
         self.offsets = {name: state[f"offset.{name}"].to(self._device) for name in self.offsets}
-        self.few = state["few"].to(self._double)
+        self.class_fraction_kept = state["few"].to(self._double)
         self._mean_without_classes = state["mean_without_classes"].to(self._double)
         self._by_source, self._num_since_view = bool(state["by_source"]), int(state["num_since_view"])
         for name, mean in self._means.items():

@@ -6,7 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,16 +17,27 @@ from remtta.methods.source import CentredSource, Source
 from remtta.models.weights import AdaptedWeights
 from remtta.options import GuardOptions
 from remtta.pipeline.information import PredictionWindow, information_gap_of
-from remtta.pipeline.prediction import Prediction
 
 _log = logging.getLogger(__name__)
+
+_STORED = {"disabled": "retired"}
+"""Names in states of fields of `HarmStatus` that were renamed since."""
 
 NOT_FINITE = "outputs that are not finite numbers"
 
 
+class Verdict(NamedTuple):
+    """The guard's decision on a batch before it is learned from."""
+
+    weight: float  # the adapted model's in the batch's predictions, 0 to 1
+    harmful: bool  # whether the source model predicts, and its weights are to be restored instead of an update
+
+
 @dataclass
 class HarmStatus:
-    unjudged: int = 0  # frames since the last verdict
+    """What the guard knows of the stream; its state."""
+
+    unjudged: int = 0  # frames since the last comparison
     lead: float = 0.0  # relative lead of the adapted model at the last verdict
     alarms: int = 0  # not yet forgiven
     total_alarms: int = 0
@@ -34,7 +45,7 @@ class HarmStatus:
     doubted: int = 0  # frames since the doubt began
     doubting: bool = False
     warned: bool = False  # of the current alarm
-    retired: bool = False  # adaptation has ended for good
+    disabled: bool = False  # adaptation has ended for good
 
 
 def guard_for(method: Method[MethodConfig], options: GuardOptions | None) -> Guard | None:
@@ -64,22 +75,20 @@ class Guard:
         options: Its options, with all defaults filled in.
         watches: Whether it does more than weight predictions.
         window: The last frames, as both models predict them.
-        status: Its counts and verdict so far.
-        restores: Whether the source weights are to be restored after the batch last judged.
+        status: Its counts and judgment so far.
     """
 
     def __init__(self, options: GuardOptions) -> None:
         self.options = options.filled()
         self.watches = self.options.action != "off"
-        self.window = PredictionWindow(self.options.window, self.options.memory)
+        self.window = PredictionWindow(self.options.window, self.options.class_history)
         self.status = HarmStatus()
         self._events: list[dict[str, Any]] = []
-        self.restores = False
 
     @property
     def weight(self) -> float:
         """The adapted model's present weight in predictions."""
-        if self.status.retired:
+        if self.status.disabled:
             return 0.0
         if self.options.answer == "both":
             return 0.5
@@ -89,23 +98,19 @@ class Guard:
     def lr_scale(self) -> float:
         return self.options.lr_factor**self.status.alarms
 
-    def judge(self, prediction: Prediction, adapted: Tensor, weights: AdaptedWeights) -> None:
-        """Judge a batch before it is learned from: set the prediction's `weight` and `harmful`.
+    def judge(self, source: Tensor, adapted: Tensor, weights: AdaptedWeights) -> Verdict:
+        """Judge a batch before it is learned from.
 
         Args:
-            prediction: With the source model's prediction.
-            adapted: The adapted model's centered logits (B, C).
+            source: The source model's centered logits (B, C).
+            adapted: The adapted model's centered logits of the same frames.
             weights: The adapted weights.
         """
-        assert prediction.source is not None
-        learned = prediction.learned.to(adapted.device)
-        source, adapted = prediction.source[learned], adapted[learned]
         if self.watches and not torch.isfinite(adapted).all():
-            prediction.harmful, self.restores = True, self.alarm(NOT_FINITE)
+            harmful = self.alarm(NOT_FINITE)
         else:
-            drift = weights.drift() if self.watches else 0.0
-            prediction.harmful = self.restores = self.compare(source, adapted, drift)
-        prediction.weight = 0.0 if prediction.harmful else self.weight
+            harmful = self.compare(source, adapted, weights.drift() if self.watches else 0.0)
+        return Verdict(0.0 if harmful else self.weight, harmful)
 
     def rejects(self, weights: AdaptedWeights) -> bool:
         """Return whether an update moved weights too far from the source's, which are to be restored then."""
@@ -116,12 +121,12 @@ class Guard:
 
     def max_bytes(self, num_classes: int) -> int:
         """Return the approximate size of its state once the window is full."""
-        return self.options.window * 4 * num_classes + 4 * self.options.memory
+        return self.options.window * 4 * num_classes + 4 * self.options.class_history
 
     @property
     def verdict(self) -> str:
         """Judgment of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
-        return "retired" if self.status.retired else "doubt" if self.status.doubting else "trust"
+        return "retired" if self.status.disabled else "doubt" if self.status.doubting else "trust"
 
     def compare(self, source: Tensor, adapted: Tensor, drift: float) -> bool:
         """Reach a verdict; return True to restore the source weights, and predict with them.
@@ -136,7 +141,7 @@ class Guard:
         status.unjudged += len(source)
         status.calm += len(source)
         status.doubted += len(source) * status.doubting
-        if len(self.window.source) < options.least or status.unjudged < options.renewed:
+        if len(self.window.source) < options.min_frames or status.unjudged < options.check_every:
             return False
         status.unjudged = 0
         evidence = information_gap_of(self.window)
@@ -172,9 +177,9 @@ class Guard:
             return False
         status.total_alarms += 1
         status.alarms, status.calm = status.alarms + 1, 0
-        status.retired = status.alarms > self.options.retries
+        status.disabled = status.alarms > self.options.retries
         self.reset()
-        self._note("retired" if status.retired else "rollback", reason=reason, **numbers)
+        self._note("retired" if status.disabled else "rollback", reason=reason, **numbers)
         return True
 
     def reset(self) -> None:
@@ -186,7 +191,7 @@ class Guard:
 
     def start_new_stream(self) -> None:
         """Forget all frames and alarms, for an independent stream; only the number of alarms remains."""
-        self.window = PredictionWindow(self.options.window, self.options.memory)
+        self.window = PredictionWindow(self.options.window, self.options.class_history)
         self.status = HarmStatus(total_alarms=self.status.total_alarms)
 
     def events(self) -> list[dict[str, Any]]:
@@ -194,12 +199,13 @@ class Guard:
         return events
 
     def state_dict(self) -> dict[str, Tensor]:
-        own = {name: torch.tensor(value, dtype=torch.float64) for name, value in asdict(self.status).items()}
-        return {**own, **self.window.state_dict()}
+        own = asdict(self.status).items()
+        numbers = {_STORED.get(name, name): torch.tensor(value, dtype=torch.float64) for name, value in own}
+        return {**numbers, **self.window.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         kinds = {name: type(value) for name, value in asdict(HarmStatus()).items()}
-        self.status = HarmStatus(**{name: kind(state[name].item()) for name, kind in kinds.items()})
+        self.status = HarmStatus(**{name: kind(state[_STORED.get(name, name)].item()) for name, kind in kinds.items()})
         self.window.load_state_dict(state)
 
     def _note(self, event: str, **details: Any) -> None:

@@ -24,18 +24,18 @@ class PredictionWindow:
 
     Args:
         size: Number of frames whose log-probabilities are kept, in half precision.
-        memory: Number of frames whose classes are kept.
+        class_history: Number of frames whose classes are kept.
     """
 
-    def __init__(self, size: int, memory: int) -> None:
-        self._size, self._memory = size, memory
+    def __init__(self, size: int, class_history: int) -> None:
+        self._size, self._class_history = size, class_history
         self.source = torch.empty(0, 0, dtype=torch.float16)
         self.adapted = torch.empty(0, 0, dtype=torch.float16)
         self.votes = torch.empty(0, dtype=torch.int32)
 
     def add(self, source: Tensor, adapted: Tensor) -> None:
         """Add frames by both models' logits (B, C), and drop the oldest."""
-        self.votes = torch.cat([self.votes, source.argmax(1).to("cpu", torch.int32)])[-self._memory :]
+        self.votes = torch.cat([self.votes, source.argmax(1).to("cpu", torch.int32)])[-self._class_history :]
         both = [each.float().log_softmax(-1).clamp(min=_LEAST).to("cpu", torch.float16) for each in (source, adapted)]
         self.source, self.adapted = (
             torch.cat([kept if len(kept) else new[:0], new])[-self._size :]

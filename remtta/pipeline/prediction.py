@@ -1,4 +1,4 @@
-"""A batch's predictions on their way through the pipeline, and callbacks that may change them."""
+"""A batch's predictions, what came of the update, and transforms of predictions."""
 
 from __future__ import annotations
 
@@ -6,40 +6,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-_NONE = torch.empty(0)
 
-
-@dataclass
+@dataclass(frozen=True)
 class Prediction:
-    """The predictions of one batch.
+    """The predictions of one batch, from before the update that `learn` makes.
 
     Attributes:
         logits: Logits of the predictions, shape (B, C).
+        learned: Which images `learn` updates by, unless the prediction is harmful; shape (B,), on the CPU.
+        num_updates: Number of updates that the adapted weights had seen since the start or a reset.
+        weight: The adapted model's weight in the predictions, 0 to 1.
+        harmful: Whether the guard found harm, so that the source model predicts, and `learn` restores its weights.
+        skipped: Reason why no image of the batch is learned from, if it is the schedule; else None.
         source: The source model's own prediction, centered logits (B, C), if it predicted.
-        adapted: The adapted model's own prediction, from before the update, likewise.
+        adapted: The adapted model's own prediction, likewise.
         raw_source: The source model's logits (B, C), not centered.
         raw_adapted: The adapted model's logits, likewise; of interpolated weights if both models predict in one pass.
-        weight: The adapted model's weight in the predictions, 0 to 1.
-        learned: Which images the method learns from, shape (B,), on the CPU.
         early: Whether the images come again, with the rest of their batch.
-        harmful: Whether the batch showed harm, so that the source model predicts, without an update; or its update did.
         unsmoothed: `logits` before smoothing; None without it.
         temperature: By which `logits` were divided; None if they are not scaled.
         estimates: Estimated accuracies of the last frames, including these.
     """
 
-    logits: Tensor = _NONE
+    logits: Tensor
+    learned: Tensor
+    num_updates: int = 0
+    weight: float = 1.0
+    harmful: bool = False
+    skipped: str | None = None
     source: Tensor | None = None
     adapted: Tensor | None = None
     raw_source: Tensor | None = None
     raw_adapted: Tensor | None = None
-    weight: float = 1.0
-    learned: Tensor = _NONE
     early: bool = False
-    harmful: bool = False
     unsmoothed: Tensor | None = None
     temperature: float | None = None
     estimates: Mapping[str, float] = field(default_factory=dict)
@@ -52,8 +53,21 @@ class Prediction:
         return (self.logits != self.unsmoothed).any(1).tolist()
 
 
-class Callback:
-    """Receives a batch's predictions, and may change them. Every hook has a default.
+@dataclass(frozen=True)
+class Update:
+    """What came of the images of a prediction: updates of the weights, a reset, or neither.
+
+    Attributes:
+        num_steps: Updates of the weights, without those that the guard undid.
+        reset: Whether the source weights were restored, by the guard or by the method itself.
+    """
+
+    num_steps: int = 0
+    reset: bool = False
+
+
+class PredictionTransform:
+    """Changes or completes a batch's prediction. Every hook has a default.
 
     Attributes:
         prefix: Of the names of its state among those of the pipeline.
@@ -61,8 +75,9 @@ class Callback:
 
     prefix: ClassVar[str]
 
-    def on_prediction(self, prediction: Prediction) -> None:
-        """Handle a batch's predictions, and change them if needed."""
+    def __call__(self, prediction: Prediction) -> Prediction:
+        """Return the prediction, changed if needed."""
+        return prediction
 
     def on_reset(self) -> None:
         """Handle that the source weights were restored, by `reset` or for a new stream."""

@@ -37,7 +37,7 @@ class RunningMean:
         return [total / max(self.weight, _TINY) for total in self._sums]
 
     @property
-    def same(self) -> float:
+    def inverse_ess(self) -> float:
         """Inverse effective sample size: probability that two draws by the weights are the same image."""
         return (2 / self.weight - (1 - self._keep)) / (1 + self._keep)
 

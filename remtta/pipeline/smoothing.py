@@ -21,19 +21,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from remtta.pipeline.prediction import Callback, Prediction
+from remtta.pipeline.prediction import Prediction, PredictionTransform
 
 _STAYS = 0.7  # assumed probability that the next frame shows the same class, for the test of order
 _MAX_STAYS = 0.98  # upper bound of that probability in predictions
 _COMPARED = 0.01  # weight of the newest frame in the rate of repeats: about the last 100 frames
 _RENEWED = 0.02  # weight of the newest frame in the class frequencies: about the last 50 frames
-_UNKNOWN = 5  # number of frames by which the uniform prior counts at the start
+_PRIOR_FRAMES = 5  # number of frames by which the uniform prior counts at the start
 _ENOUGH = 20.0  # nats of evidence for order: exceeded by chance once in e^20 streams
 _MAX, _LEAST = 40.0, -10.0  # bounds in nats, so that a change is noticed soon
 _FLOOR = 1e-9  # minimum probability
@@ -49,8 +49,8 @@ class FilterState:
     previous: np.ndarray  # the last frame's probabilities, shape (C,)
     evidence: float = 0.0  # evidence for order, in nats
     frames: int = 0  # number of frames
-    once: float = 0.0  # recent share of predictions equal to that of the frame before
-    twice: float = 0.0  # of those equal to that of two frames before
+    repeat_rate_lag1: float = 0.0  # recent share of predictions equal to that of the frame before
+    repeat_rate_lag2: float = 0.0  # of those equal to that of two frames before
     doubt: float = 0.0  # recent mean of 1 - sum p^2
     before: int = -1  # prediction for the frame before the last one; -1: none
 
@@ -78,14 +78,22 @@ class FilterState:
 
     def state_dict(self) -> dict[str, Tensor]:
         vectors = torch.from_numpy(np.stack([self.usual, self.expected, self.belief, self.previous]))
-        numbers = [self.evidence, self.frames, self.once, self.twice, self.doubt, self.last, self.before]
+        numbers = [
+            self.evidence,
+            self.frames,
+            self.repeat_rate_lag1,
+            self.repeat_rate_lag2,
+            self.doubt,
+            self.last,
+            self.before,
+        ]
         return {"classes": vectors, "numbers": torch.tensor(numbers, dtype=torch.float64)}
 
     @classmethod
-    def of(cls, state: Mapping[str, Tensor]) -> FilterState:
+    def from_state(cls, state: Mapping[str, Tensor]) -> FilterState:
         usual, expected, belief, previous = state["classes"].double().numpy()
-        evidence, frames, once, twice, doubt, _, before = state["numbers"].tolist()
-        return cls(usual, expected, belief, previous, evidence, int(frames), once, twice, doubt, int(before))
+        evidence, frames, lag1, lag2, doubt, _, before = state["numbers"].tolist()
+        return cls(usual, expected, belief, previous, evidence, int(frames), lag1, lag2, doubt, int(before))
 
     def _step(self, probs: np.ndarray) -> FilterState:
         """Return the state after one more frame with predicted probabilities (C,), all above 0."""
@@ -96,11 +104,12 @@ class FilterState:
         prior = np.sqrt(self.usual) / np.sqrt(self.usual).sum()
         change = np.abs(probs - self.previous).sum() / 2
         # 1 for different images, near 0 for nearly equal ones.
-        independence = min((1 - self.once) / self.doubt, 1.0) ** 2 if self.doubt > 0 else 1.0
-        persistence = min(self.twice / self.once, _MAX_STAYS) ** 2 if self.once > 0 else 0.0
+        lag1, lag2 = self.repeat_rate_lag1, self.repeat_rate_lag2
+        independence = min((1 - lag1) / self.doubt, 1.0) ** 2 if self.doubt > 0 else 1.0
+        persistence = min(lag2 / lag1, _MAX_STAYS) ** 2 if lag1 > 0 else 0.0
         stays = persistence * (1 - (1 - independence) * change)
         belief = (stays * self.belief + (1 - stays) * prior) * (probs / prior) ** max(independence, change)
-        newest = max(_RENEWED, 1 / (self.frames + 1 + _UNKNOWN))
+        newest = max(_RENEWED, 1 / (self.frames + 1 + _PRIOR_FRAMES))
         prediction, compared = probs.argmax(), max(_COMPARED, 1 / (self.frames + 1))
         return FilterState(
             usual=(1 - newest) * self.usual + newest * probs,
@@ -109,14 +118,14 @@ class FilterState:
             previous=probs,
             evidence=min(max(self.evidence + math.log(ratio), _LEAST), _MAX),
             frames=self.frames + 1,
-            once=(1 - compared) * self.once + compared * (prediction == self.last),
-            twice=(1 - compared) * self.twice + compared * (prediction == self.before),
+            repeat_rate_lag1=(1 - compared) * self.repeat_rate_lag1 + compared * (prediction == self.last),
+            repeat_rate_lag2=(1 - compared) * self.repeat_rate_lag2 + compared * (prediction == self.before),
             doubt=(1 - compared) * self.doubt + compared * (1 - float(probs @ probs)),
             before=self.last,
         )
 
 
-class Smoother(Callback):
+class Smoother(PredictionTransform):
     """Smooths predictions with earlier frames while frames come in order; else leaves them unchanged, bit for bit."""
 
     prefix = "smooth."
@@ -124,17 +133,18 @@ class Smoother(Callback):
     def __init__(self, num_classes: int) -> None:
         self._filter = self._early_filter = FilterState.initial(num_classes)
 
-    def on_prediction(self, prediction: Prediction) -> None:
-        prediction.unsmoothed = raw = prediction.logits.cpu()
+    def __call__(self, prediction: Prediction) -> Prediction:
+        raw = prediction.logits.cpu()
         state_now = self._early_filter if prediction.early else self._filter
-        prediction.logits = raw.clone()
+        smoothed = raw.clone()
         for place, now in enumerate(state_now.after(raw)):
             state_now = now
             if now.ordered and torch.isfinite(raw[place]).all():
-                prediction.logits[place] = torch.from_numpy(np.log(now.belief))
+                smoothed[place] = torch.from_numpy(np.log(now.belief))
         self._early_filter = state_now
         if not prediction.early:
             self._filter = state_now
+        return replace(prediction, logits=smoothed, unsmoothed=raw)
 
     def on_new_stream(self) -> None:
         self._filter = self._early_filter = FilterState.initial(len(self._filter.usual))
@@ -143,4 +153,4 @@ class Smoother(Callback):
         return self._filter.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._filter = self._early_filter = FilterState.of(state)
+        self._filter = self._early_filter = FilterState.from_state(state)

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from remtta.pipeline.prediction import Callback, Prediction
+from remtta.pipeline.prediction import Prediction, PredictionTransform
 
 _HALF_LIFE = 200.0  # in images
 _GAIN = 3.0  # a mean confidence falls by about a third if the temperature rises e-fold
@@ -28,7 +29,7 @@ _MAX_LOG = 1.0  # bound on the logarithm of the temperature sought
 _MANY_CLASSES = 1000
 
 
-class TemperatureScaling(Callback):
+class TemperatureScaling(PredictionTransform):
     """Divides the ensemble's logits by one temperature, which follows the stream; no class changes."""
 
     prefix = "temperature."
@@ -42,11 +43,10 @@ class TemperatureScaling(Callback):
         """The divisor of the ensemble's logits."""
         return math.exp(self._log_sought if self._log_sought > 0 else self._share * self._log_sought)
 
-    def on_prediction(self, prediction: Prediction) -> None:
+    def __call__(self, prediction: Prediction) -> Prediction:
         if prediction.adapted is None or prediction.weight == 0:  # the source model predicts alone
-            return
-        logits, prediction.temperature = prediction.logits, self.temperature
-        prediction.logits = logits / self.temperature
+            return prediction
+        logits, temperature = prediction.logits, self.temperature
         if prediction.source is not None and prediction.learned.any() and not prediction.harmful:
             learned = prediction.learned.to(logits.device)
             source, adapted = prediction.source[learned], prediction.adapted[learned]
@@ -57,6 +57,7 @@ class TemperatureScaling(Callback):
             step = _GAIN * newest * (confidence - agree - self._share * gained)
             if math.isfinite(step):
                 self._log_sought = min(max(self._log_sought + step, -_MAX_LOG), _MAX_LOG)
+        return replace(prediction, logits=logits / temperature, temperature=temperature)
 
     def on_reset(self) -> None:
         self._log_sought = 0.0

@@ -22,8 +22,6 @@ _MEMORY = 0.3  # weight of the newest batch in the expected duration of an updat
 _SHORTEST_S, _LONGEST_S, _BINS = 1e-4, 1e4, 512  # range of latencies, on a logarithmic scale: exact to within 4 %
 _EDGES_S = [_SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS) for number in range(1, _BINS + 1)]
 
-_PASSES = {"remtta": 4.2, "rem": 5.0, "rem-n1": 4.0, "tent": 3.0, "light": 2.0, "fast": 1.0, "source": 1.0}
-"""Approximate cost of an image in forward passes (docs/performance.md)."""
 _FASTER = {"--method remtta --adapt-every 2": 2.0, "--method fast": 1.0}
 """Options of less cost, in forward passes."""
 _FRAMES_MEASURED, _BATCHES_MEASURED = 8, 2
@@ -115,11 +113,15 @@ class TimeBudget:
 class RateCheck:
     """Warns once, after the first batches, if a live source gives frames faster than the method takes them; only of
     predictions if it `skips_updates` to keep up.
+
+    Args:
+        method: Name of the method.
+        passes: Its cost of an image in plain forward passes.
+        stride: Frames of the source per frame used.
     """
 
-    def __init__(self, method: str, stride: int, *, adapt_every: int = 1, skips_updates: bool = False) -> None:
-        self._method, self._stride, self._skips_updates = method, stride, skips_updates
-        self._passes = _PASSES.get(method, 0.0) if adapt_every == 1 else 2.0
+    def __init__(self, method: str, passes: float, stride: int, *, skips_updates: bool = False) -> None:
+        self._method, self._passes, self._stride, self._skips_updates = method, passes, stride, skips_updates
         self._first: DecodedFrame | None = None  # of the frames measured, after a first batch, which is slower
         self._batches, self._frames, self._seconds = 0, 0, 0.0
 

@@ -18,7 +18,7 @@ from remtta.errors import DeltaError, NotFiniteError, UsageError
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.pipeline.pipeline import Pipeline
-from remtta.pipeline.prediction import Prediction
+from remtta.pipeline.prediction import Prediction, Update
 from remtta.streams.batches import Batch
 
 OUT_OF_TIME = "out of time"
@@ -49,8 +49,7 @@ class BatchResult:
     batch: Batch
     # Predictions of the K readable frames, from before the update; their logits are finite, on the CPU.
     prediction: Prediction
-    update: int  # number of updates since the last reset at the time of the prediction
-    adapted: bool = False  # whether the batch led to an update
+    adapted: bool = False  # whether the batch led to an update; assumed until then
     # Reasons why readable frames were excluded from updates, by frame index.
     excluded: Mapping[int, str] = field(default_factory=dict)
     prediction_seconds: float = 0.0  # until the predictions are there; includes the update without `latency`
@@ -62,7 +61,7 @@ class BatchResult:
         return len(self.batch.readable) - len(self.excluded) if self.adapted else 0
 
 
-WithModel = Callable[[Callable[[], None]], None]
+RunExclusively = Callable[[Callable[[], None]], None]
 """Calls a function that uses the model, while nothing else uses it."""
 
 Snapshot = tuple[Counts, Mapping[str, Tensor]]
@@ -100,7 +99,7 @@ class AdaptationLoop:
 
     On a stop, a batch that takes under 2 s is completed; of a slower one, the state from before is saved. Frames of a
     `live` stream do not come again after a failure, so its state is copied before every batch, not only before slow
-    ones. `with_model` uses a model that others use, too.
+    ones. `run_exclusively` uses a model that others use, too.
     """
 
     def __init__(
@@ -116,12 +115,12 @@ class AdaptationLoop:
         adapt_for: int | None = None,
         latency: bool = False,
         live: bool = False,
-        with_model: WithModel = call,
+        run_exclusively: RunExclusively = call,
     ) -> None:
         self.pipeline, self.counts, self._card = pipeline, counts, card
         self._policy, self._callback, self._interrupts = policy, callback, interrupts
         self._reset_every, self._adapt_for, self._latency = reset_every, adapt_for, latency
-        self._live, self._with_model = live, with_model
+        self._live, self._run_exclusively = live, run_exclusively
         self.last_batch_was_fast = False  # whether the last batch was fast enough for a stop to wait for another
         self._in_batch = False  # whether a batch is in progress
         self._before: Snapshot | None = None  # the end of the last finished batch, if it was copied
@@ -133,7 +132,7 @@ class AdaptationLoop:
     def run(self, batches: Iterable[Batch]) -> None:
         """Process batches; raise Stopped on a signal (save `snapshot` then), NotFiniteError for outputs like NaN."""
         for batch in batches:
-            self._with_model(partial(self._predict_early if batch.early else self._process, batch))
+            self._run_exclusively(partial(self._predict_early if batch.early else self._process, batch))
 
     def _process(self, batch: Batch) -> None:
         """Predict a batch, and update on it."""
@@ -149,11 +148,13 @@ class AdaptationLoop:
                     self._write_and_count(result)
                     self._callback.deliver(result)
                 # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
-            result = self._learn(result, started)
+            learning = time.monotonic()
+            update = self.pipeline.learn(None if batch.labels is None else batch.labels.to(self._card.device))
+            result = self._timed(result, update, started, learning)
             with self._interrupts.held():
                 if not self._latency:
                     self._write_and_count(result)
-                self._finish(result)
+                self._finish(result, update)
                 if not self._latency:
                     self._callback.deliver(result)
 
@@ -170,17 +171,18 @@ class AdaptationLoop:
         """Return the predictions of a batch."""
         frames = batch.readable
         self._freeze_or_reset(batch)
-        update = self.pipeline.method.num_updates
         if not frames:
-            return BatchResult(batch, Prediction(), update)
+            none = torch.empty(0, self._card.num_classes), torch.empty(0, dtype=torch.bool)
+            return BatchResult(batch, Prediction(*none, num_updates=self.pipeline.method.num_updates))
         images = torch.stack([frame.image for frame in frames if frame.image is not None])
         pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
-        learnable, excluded, skipped = self._exclusions(batch, pixels)
+        learn = batch.learn and self.pipeline.adapts
+        excluded = self._policy.excluded(batch, pixels) if learn else {}
+        learnable = torch.tensor([learn and excluded.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
+        in_time = OUT_OF_TIME not in excluded.values()
         started = time.monotonic()
-        prediction = self.pipeline.predict(
-            pixels, learnable, update=not skipped, latency=self._latency, early=batch.early
-        )
-        prediction.logits = prediction.logits.cpu()
+        prediction = self.pipeline.predict(pixels, learnable, update=in_time, latency=self._latency, early=batch.early)
+        prediction = replace(prediction, logits=prediction.logits.cpu())
         if not torch.isfinite(prediction.logits).all():
             # Neither state nor weights are worth saving, so `snapshot` must give none.
             self._before, self._in_batch, self.committed = None, True, (({}, 0), 0)
@@ -189,20 +191,18 @@ class AdaptationLoop:
                 "use a lower --lr, or check the checkpoint"
             )
         seconds = time.monotonic() - started
-        adapted = bool(prediction.learned.any()) and not prediction.harmful  # assumed, until the update
-        return BatchResult(batch, prediction, update, adapted, excluded, prediction_seconds=seconds, seconds=seconds)
+        if reason := prediction.skipped if in_time else OUT_OF_TIME:
+            excluded = {**{frame.index: reason for frame in frames}, **excluded}
+        adapted = bool(prediction.learned.any()) and not prediction.harmful
+        return BatchResult(batch, prediction, adapted, excluded, prediction_seconds=seconds, seconds=seconds)
 
-    def _learn(self, result: BatchResult, started: float) -> BatchResult:
-        """Update on a predicted batch, if it is to be used; return the result with what came of it."""
-        learning = time.monotonic()
-        labels = result.batch.labels
-        self.pipeline.learn(None if labels is None else labels.to(self._card.device))
+    def _timed(self, result: BatchResult, update: Update, started: float, learning: float) -> BatchResult:
+        """Return a batch's result with what came of its update, and its durations."""
         now = time.monotonic()
         self.last_batch_was_fast = now - started < PATIENCE_S
         predicted = result.prediction_seconds + (0.0 if self._latency else now - learning)
         seconds, self._early_seconds = now - started + self._early_seconds, 0.0
-        before, after = result.update, self.pipeline.method.num_updates
-        adapted = after > before or 0 < after < before  # some methods reset themselves
+        adapted = update.num_steps > 0 and self.pipeline.method.num_updates > 0  # some methods reset themselves
         return replace(result, adapted=adapted, prediction_seconds=predicted, seconds=seconds)
 
     def _freeze_or_reset(self, batch: Batch) -> None:
@@ -211,19 +211,9 @@ class AdaptationLoop:
         if self._adapt_for is not None and counts.frames >= self._adapt_for:
             self.pipeline.frozen = True
         due = self._reset_every is not None and self.counts.frames_since_reset >= self._reset_every
-        due = due and batch.learn and not self.pipeline.frozen
-        if batch.readable and (self.pipeline.method.config.episodic or due):
+        if due and batch.readable and batch.learn and not self.pipeline.frozen:
             self.pipeline.reset()
-            self.counts.frames_in_delta = self.counts.frames_since_reset = 0
-
-    def _exclusions(self, batch: Batch, pixels: Tensor) -> tuple[Tensor, Mapping[int, str], bool]:
-        """Return which readable frames are learnable (K,), why others are not, and whether the batch is skipped."""
-        frames = batch.readable
-        learn = batch.learn and self.pipeline.method.adapts and not self.pipeline.frozen
-        excluded = self._policy.excluded(batch, pixels) if learn else {}
-        learnable = torch.tensor([learn and excluded.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])
-        reason = OUT_OF_TIME if OUT_OF_TIME in excluded.values() else self.pipeline.skip_reason(learnable)
-        return learnable, {**{frame.index: reason for frame in frames if reason}, **excluded}, reason is not None
+            self.counts.frames_since_reset = 0
 
     def _write_and_count(self, result: BatchResult) -> None:
         self._callback.on_prediction(result)
@@ -235,15 +225,14 @@ class AdaptationLoop:
         counts.by_both += num_readable * (0 < prediction.weight < 1)
         counts.smoothed += sum(prediction.smoothed[result.batch.num_reported_readable :])
 
-    def _finish(self, result: BatchResult) -> None:
+    def _finish(self, result: BatchResult, update: Update) -> None:
         """Count a batch."""
-        counts, made = self.counts, self.pipeline.method.num_updates - result.update
-        if made < 0:  # a reset
-            counts.frames_in_delta = counts.frames_since_reset = 0
-        counts.frames_in_delta += result.num_learned
+        counts = self.counts
+        if update.reset or self.pipeline.method.config.episodic:
+            counts.frames_since_reset = 0
         counts.frames_since_reset += result.num_learned
-        if not result.prediction.harmful:
-            counts.updates += made if made >= 0 else bool(result.prediction.learned.any())
+        counts.frames_in_delta = self.pipeline.frames_in_delta
+        counts.updates += update.num_steps
         counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
         self._set_committed()
@@ -264,7 +253,8 @@ class AdaptationLoop:
         """Resume from the state in a file, before the first batch; raise UsageError if it is not this loop's."""
         if state:
             try:
-                self._with_model(partial(load_whole, state, self.pipeline))
+                self._run_exclusively(partial(load_whole, state, self.pipeline))
+                self.pipeline.frames_in_delta = self.counts.frames_in_delta
             except ValueError as error:
                 raise other_version(path) from error
             self._set_committed()

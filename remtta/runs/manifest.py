@@ -27,12 +27,13 @@ from remtta.models.tensor_files import json_sha256
 from remtta.models.weights import Committed
 from remtta.options import RunOptions
 from remtta.options.option import fixed_fields
+from remtta.options.run_options import RENAMED
 from remtta.pipeline.accuracy import Estimator
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import Latencies
 from remtta.runs.folder import RECORD, check_same_settings
-from remtta.runs.loop import Counts, WithModel
+from remtta.runs.loop import Counts, RunExclusively
 from remtta.runs.summary import RunSummary
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
@@ -53,7 +54,7 @@ class RunContext:
     start: Delta | None = None  # the delta from which it starts, if any
     memory: Budget | None = None  # decoding budget, if shared with other runs
     earlier: Mapping[str, Any] | None = None  # the record of the run that it resumes, if any
-    with_model: WithModel = call
+    run_exclusively: RunExclusively = call
 
     @property
     def config(self) -> MethodConfig:
@@ -184,7 +185,7 @@ def guard_record(pipeline: Pipeline, counts: Counts) -> dict[str, Any] | None:
     lead = pipeline.guard.status.lead
     return {
         "alarms": pipeline.total_alarms,
-        "retired": pipeline.retired,
+        "retired": pipeline.disabled,
         **({"lead": round(lead, 4)} if math.isfinite(lead) else {}),
         "answered_by_source": counts.by_source,
         "answered_by_both": counts.by_both,
@@ -234,5 +235,5 @@ def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
         "source_statistics": (record.get("source_statistics") or {}).get("tensors_sha256"),
         "method": method,
         **{name: options.get(name, default) for name, default in fixed_fields(RunOptions).items() if name != "guard"},
-        "guard": options.get("guard"),
+        "guard": (guard := options.get("guard")) and {RENAMED.get(name, name): guard[name] for name in guard},
     }

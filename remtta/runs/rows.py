@@ -54,7 +54,7 @@ class RowFormat:
 def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
     """Return a row per frame whose prediction was not reported early, in order, and one per gap before a frame."""
     prediction, start = result.prediction, result.batch.num_reported_readable
-    common: Row = {"update": result.update, "adapted": result.adapted}
+    common: Row = {"update": prediction.num_updates, "adapted": result.adapted}
     if prediction.weight == 0:
         common |= {"update": 0, "answered_by": "source"}
     elif prediction.weight < 1:

@@ -69,8 +69,8 @@ class Run:
                 TimeBudget(options.max_ms, options.realtime),
                 RateCheck(
                     context.method,
+                    context.pipeline.passes_per_image,
                     context.stream.options.frame_stride,
-                    adapt_every=context.pipeline.method.config.adapt_every,
                     skips_updates=options.realtime or options.max_ms is not None,
                 ),
             ),
@@ -80,7 +80,7 @@ class Run:
             adapt_for=options.adapt_for,
             latency=options.latency,
             live=context.stream.live,
-            with_model=context.with_model,
+            run_exclusively=context.run_exclusively,
         )
         self._stream_batches = Batches(context.stream.live_source, options, context.card.preprocessing, context.memory)
         self._saver = Saver(context, self.summary, self.record, self._loop)
@@ -197,7 +197,7 @@ class Run:
 
     def _stop_if_ended(self) -> None:
         guard = self.context.pipeline.guard
-        if guard is not None and guard.status.retired and guard.options.action == "stop":
+        if guard is not None and guard.status.disabled and guard.options.action == "stop":
             raise GuardStop
 
     def _close(self, *, refused: bool) -> None:

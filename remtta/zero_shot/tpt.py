@@ -48,7 +48,7 @@ class TPT(Method[TPTConfig]):
 
     settings = TPTConfig
     trains = "none"
-    updates_last = False
+    persistent_updates = False
     predicts_after_update = True
     delta_refusal = "TPT tunes words for every image, which are not weights of the model"
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from remtta.errors import ModelError
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Center, Loss, Method, unchanged
+from remtta.methods.base import Center, LossOutput, Method, unchanged
 from remtta.methods.losses import transductive_loss
 from remtta.methods.masking import MaskedViews
 from remtta.methods.rem import rem_loss
@@ -93,7 +93,7 @@ class TemplateAverage(Method[Config]):
             self.model.weights.commit()
         else:
             self.model.weights.put(before.items())
-            _log.warning("a batch gave gradients that are not finite numbers, and was not adapted to")
+            _log.warning("skipped a batch: its gradients are not finite")
         return self.forward(images)
 
     def _round(self, images: Tensor, *, first: bool) -> bool:
@@ -125,7 +125,7 @@ class WATT(TemplateAverage[WATTConfig]):
 
     settings = WATTConfig
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         with self.head.embedding():
             image = F.normalize(self.model.logits(images), dim=-1)
         logits = self.head.logits(image)
@@ -149,7 +149,7 @@ class REMWATT(TemplateAverage[REMWATTConfig]):
         views = super().passes()[1] * len(self.config.mask_ratios)
         return views + 1, views
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits, scores, embedded = self._masking.first_view(images)
         views = center(torch.stack([logits, *self._masking.masked_views(embedded, scores)]))
         return views, rem_loss(views, self.config.ranking_weight), len(images)
@@ -196,7 +196,7 @@ class CLIPArTT(Method[CLIPArTTConfig]):
         self.update(images)
         return self.forward(images)
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         with self._head.embedding():
             image = F.normalize(self.model.logits(images), dim=-1)
         logits = self._head.logits(image)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.errors import ModelError, UsageError
-from remtta.methods.base import Center, Loss, Method
+from remtta.methods.base import Center, LossOutput, Method
 from remtta.methods.settings.base import MethodConfig
 from tests.conftest import random_images, tiny_vit
 from tests.methods.making import pipeline_of
@@ -17,7 +17,7 @@ from tests.methods.making import pipeline_of
 class Confident(Method[MethodConfig]):
     """Maximise the mean log-probability of the predicted classes."""
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits = center(self.logits(images))
         return logits.unsqueeze(0), -logits.log_softmax(-1).amax(-1).mean(), len(images)
 
@@ -61,8 +61,8 @@ def test_a_loss_that_returns_something_else_is_refused_in_a_line(
     wrong: Callable[[Tensor], Any], told: str, settings: dict[str, Any]
 ) -> None:
     class Wrong(Method[MethodConfig]):
-        def loss(self, images: Tensor, center: Center) -> Loss:
-            return cast(Loss, wrong(self.logits(images)))
+        def loss(self, images: Tensor, center: Center) -> LossOutput:
+            return cast(LossOutput, wrong(self.logits(images)))
 
     pipeline = pipeline_of(Wrong, tiny_vit(), MethodConfig(**settings))
     with pytest.raises(UsageError, match=r"Wrong\.loss .*" + told) as caught:
@@ -85,7 +85,7 @@ def test_a_prediction_after_the_update_has_a_row_for_every_image() -> None:
 
 def test_a_model_without_gradients_is_named_and_a_loss_of_zero_is_none() -> None:
     class Zero(Method[MethodConfig]):
-        def loss(self, images: Tensor, center: Center) -> Loss:
+        def loss(self, images: Tensor, center: Center) -> LossOutput:
             logits = self.logits(images)
             return logits[None], logits.new_zeros(()), len(images)
 

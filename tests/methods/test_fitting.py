@@ -10,7 +10,7 @@ from torch import Tensor
 from remtta import RunOptions, adapt_stream
 from remtta.errors import UsageError
 from remtta.methods import fitting
-from remtta.methods.base import Center, Loss
+from remtta.methods.base import Center, LossOutput
 from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.rem import REM
 from remtta.methods.settings.rem_config import REMConfig
@@ -91,7 +91,7 @@ def test_a_run_keeps_to_it_and_gives_the_same(frames: Path, tmp_path: Path, monk
     seen: list[int] = []
     loss = REM.loss
 
-    def counted(self: REM, images: Tensor, center: Center, *targets: Tensor) -> Loss:
+    def counted(self: REM, images: Tensor, center: Center, *targets: Tensor) -> LossOutput:
         seen.append(len(images))
         return loss(self, images, center, *targets)
 

@@ -18,7 +18,7 @@ from remtta.files import cache_folder
 from remtta.lab.evaluation.datasets import open_dataset
 from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions
-from remtta.methods.base import Center, Loss
+from remtta.methods.base import Center, LossOutput
 from remtta.methods.build import build_method
 from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.settings.spec import MethodSpec
@@ -43,7 +43,7 @@ class Anchored(Tent):
         probs = torch.cat([self.forward(images).softmax(-1).detach() for images in batches])
         return {"mean": probs.mean(0)}
 
-    def loss(self, images: Tensor, center: Center) -> Loss:
+    def loss(self, images: Tensor, center: Center) -> LossOutput:
         views, loss, count = super().loss(images, center)
         return views, loss - (self.statistics["mean"] * views[0].log_softmax(-1)).sum(-1).mean(), count
 

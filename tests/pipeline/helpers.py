@@ -1,18 +1,19 @@
-"""Run callbacks and pipelines on a single batch."""
+"""Run transforms and pipelines on a single batch."""
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from remtta.pipeline.pipeline import Pipeline
-from remtta.pipeline.prediction import Callback, Prediction
+from remtta.pipeline.prediction import Prediction, PredictionTransform
 
 
-def notify(callback: Callback, logits: Tensor, **fields: Any) -> Tensor:
-    """Pass logits (B, C) of the next frames to a callback; return the logits that it leaves."""
-    prediction = Prediction(**{"logits": logits, "raw_adapted": logits, **fields})
-    callback.on_prediction(prediction)
-    return prediction.logits
+def transformed(transform: PredictionTransform, logits: Tensor, **fields: Any) -> Tensor:
+    """Return logits (B, C) of the next frames as a transform changes them."""
+    learned = torch.ones(len(logits), dtype=torch.bool)
+    prediction = Prediction(**{"logits": logits, "learned": learned, "raw_adapted": logits, **fields})
+    return transform(prediction).logits
 
 
 def predict_and_learn(pipeline: Pipeline, images: Tensor, learnable: Tensor | None = None) -> Prediction:

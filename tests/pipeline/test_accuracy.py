@@ -14,7 +14,7 @@ from remtta.pipeline.accuracy import WINDOW, Calibration, Estimator
 from remtta.pipeline.guard import describe
 from remtta.runs.reading import shown_estimates
 from tests.conftest import draw_folder
-from tests.pipeline.helpers import notify
+from tests.pipeline.helpers import transformed
 from tests.records import json_of, record_of, rows_of
 from tests.runs.tiny import adapt_tiny, stop_after
 
@@ -35,7 +35,7 @@ def accuracy(logits: Tensor, classes: Tensor) -> float:
 
 def calibrated() -> Calibration:
     logits, classes = seen(1000, seed=1)
-    return Calibration.seen(accuracy(logits, classes), 3 * logits)  # of a model that is too sure by a factor of 3
+    return Calibration.fit(accuracy(logits, classes), 3 * logits)  # of a model that is too sure by a factor of 3
 
 
 def new_estimator(expire_below: float | None = None) -> Estimator:
@@ -52,7 +52,7 @@ def test_a_calibration_finds_the_scale_of_the_logits() -> None:
 def test_an_estimate_falls_with_the_accuracy(signal: float) -> None:
     logits, classes = seen(500, signal=signal)
     estimator = new_estimator()
-    notify(estimator, 3 * logits)
+    transformed(estimator, 3 * logits)
     assert estimator.estimates["answers"] <= accuracy(logits, classes) + 0.05
     assert estimator.estimates["adapted"] == estimator.estimates["answers"]
 
@@ -62,10 +62,10 @@ def test_fewer_classes_by_chance_alone_cost_nothing() -> None:
     classes = torch.from_numpy(np.random.default_rng(3).integers(many, size=700))
     logits = 20.0 * torch.nn.functional.one_hot(classes, many)  # sure, and known to be right in eight of ten
     for calibrating in (200, 1):
-        estimator = Estimator(Calibration.seen(0.8, logits[:calibrating]), many)
-        notify(estimator, logits[200:])
+        estimator = Estimator(Calibration.fit(0.8, logits[:calibrating]), many)
+        transformed(estimator, logits[200:])
         assert 0.79 <= estimator.estimates["answers"] <= 0.8
-    notify(estimator, logits[200].expand(WINDOW, -1))
+    transformed(estimator, logits[200].expand(WINDOW, -1))
     assert estimator.estimates["answers"] == 0.8  # a single image estimator nothing of how diverse classes are
 
 
@@ -74,16 +74,16 @@ def test_a_model_that_collapses_to_a_class_with_certainty_is_reported() -> None:
     collapsed = logits.clone()
     collapsed[:, 0] += 50
     estimator = new_estimator()
-    notify(estimator, logits, weight=0.5, raw_adapted=collapsed, raw_source=logits)
+    transformed(estimator, logits, weight=0.5, raw_adapted=collapsed, raw_source=logits)
     assert estimator.estimates["adapted"] < 0.4 < 0.8 < estimator.estimates["source"] == estimator.estimates["answers"]
-    notify(estimator, logits, weight=0.0, raw_adapted=collapsed, raw_source=logits)
+    transformed(estimator, logits, weight=0.0, raw_adapted=collapsed, raw_source=logits)
     assert estimator.estimates["answers"] == estimator.estimates["source"]
 
 
 def test_labels_that_persist_are_no_collapse() -> None:
     logits, classes = seen(500, labels=np.repeat([1, 5, 1, 5, 1, 5, 1, 5, 1, 5], 50))
     estimator = new_estimator()
-    notify(estimator, 3 * logits)
+    transformed(estimator, 3 * logits)
     assert estimator.estimates["answers"] == pytest.approx(accuracy(logits, classes), abs=0.05)
 
 
@@ -104,8 +104,8 @@ def test_a_gain_is_reported_only_where_the_evidence_holds(
     labels = np.sort(labels) if order == "by class" else labels
     adapted, classes = seen(count, labels=labels)
     logits = seen(count, signal=source, labels=labels, seed=1)[0]
-    estimator = Estimator(calibrated() if images else Calibration.unseen(0.9, CLASSES), CLASSES)
-    notify(estimator, 3 * adapted, raw_adapted=3 * adapted, raw_source=3 * logits, weight=0.5)
+    estimator = Estimator(calibrated() if images else Calibration.assumed(0.9, CLASSES), CLASSES)
+    transformed(estimator, 3 * adapted, raw_adapted=3 * adapted, raw_source=3 * logits, weight=0.5)
     found = estimator.estimates
     text = shown_estimates(found).partition(" %")[2]
     assert text.startswith(told) if told[-1] in "+(" else text == told
@@ -116,7 +116,7 @@ def test_a_gain_is_reported_only_where_the_evidence_holds(
 
 def test_there_is_no_estimate_of_a_few_frames() -> None:
     estimator = new_estimator()
-    notify(estimator, seen(99)[0])
+    transformed(estimator, seen(99)[0])
     assert estimator.estimates == {} and estimator.events() == []
 
 
@@ -128,15 +128,15 @@ def test_clean_streams_raise_no_alarm_and_bad_ones_one() -> None:
         estimator = new_estimator(limit)
         order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))
         for batch in (3 * photographs[order]).split(500):
-            notify(estimator, batch)
+            transformed(estimator, batch)
         assert estimator.events() == []
     for _ in range(3):
-        notify(estimator, 3 * seen(500, signal=2.0)[0])
+        transformed(estimator, 3 * seen(500, signal=2.0)[0])
     (event,) = estimator.events()
     assert event["event"] == "expired" and event["estimate"] < event["expire_below"] == limit
     assert "consider training the model again" in describe(event)
-    notify(estimator, 3 * photographs[:500])
-    notify(estimator, 3 * seen(500, signal=2.0)[0])
+    transformed(estimator, 3 * photographs[:500])
+    transformed(estimator, 3 * seen(500, signal=2.0)[0])
     assert len(estimator.events()) == 1  # anew, once it was better
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from remtta import REM, Adapter, REMConfig
 from remtta.errors import UsageError
 from remtta.methods.build import build_method
 from remtta.methods.table import method_config
@@ -14,6 +15,7 @@ from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions
 from remtta.pipeline.guard import Guard
 from remtta.pipeline.pipeline import BETWEEN_UPDATES, Pipeline
+from remtta.pipeline.prediction import Update
 from tests.conftest import draw_folder, raising, random_images, same_tensors, tiny_vit
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_in_parts, adapt_tiny
@@ -38,6 +40,14 @@ def test_every_third_batch_is_learned_from_and_a_run_continues_bit_for_bit(frame
     assert (parts / "predictions.jsonl").read_bytes() == (whole / "predictions.jsonl").read_bytes()
 
 
+def test_every_caller_follows_the_schedule() -> None:
+    pipeline, adapter = REM(tiny_vit(), REMConfig(adapt_every=2)), Adapter(tiny_vit(), batch_size=4, adapt_every=2)
+    for number in range(4):
+        pipeline(random_images(4, number))
+        adapter(random_images(4, number))
+    assert (pipeline.method.num_updates, adapter.pipeline.method.num_updates) == (2, 2)
+
+
 def test_the_first_batch_after_a_reset_is_learned_from(frames: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"batch_size": 2, "reset_every": 4}  # frames that were learned from
     adapt_tiny(frames, tmp_path / "run", "tent", config=CONFIG, options=options)
@@ -51,9 +61,10 @@ def test_what_is_only_predicted_takes_one_forward_pass(name: str, monkeypatch: p
     pipeline = Pipeline(method, Guard(GuardOptions(answer="both")))
     images = random_images(4)
     pipeline(images)
+    assert pipeline.learn() == Update()
     num_source_predictions, adapted = pipeline.num_source_predictions, pipeline.delta()
     monkeypatch.setattr(method.model, "source_logits", raising(AssertionError("a second forward pass")))
-    prediction = pipeline.predict(images, update=False)
+    prediction = pipeline.predict(images)
     assert prediction.weight == 0.5 and pipeline.num_source_predictions == num_source_predictions
     assert same_tensors(pipeline.delta(), adapted)
     other = Pipeline(build_method(name, tiny_vit(), config))

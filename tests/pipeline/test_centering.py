@@ -1,3 +1,4 @@
+import dataclasses
 from typing import Any, cast
 
 import pytest
@@ -132,17 +133,17 @@ def test_the_first_image_keeps_its_class_and_is_no_evidence() -> None:
     logits, centering = 4 * torch.randn(60, 1000, generator=torch.Generator().manual_seed(0)), LogitCentering(CPU)
     assert torch.equal(center(centering, logits[:1], batch_size=1), logits[:1])
     center(centering, logits[1:], batch_size=1)
-    assert centering.few == 0  # one image is no evidence of few classes
+    assert centering.class_fraction_kept == 0  # one image is no evidence of few classes
 
 
 def test_images_that_agree_by_chance_are_little_evidence_and_sorted_classes_are() -> None:
     found = []
     for seed in range(40):
         center(centering := LogitCentering(CPU), logits_of(shuffled(20, seed), seed))
-        found.append(float(centering.few))
+        found.append(float(centering.class_fraction_kept))
     assert sum(found) / len(found) < 0.2
     center(centering := LogitCentering(CPU), logits_of(torch.arange(1800) // 20 % CLASSES))
-    assert centering.few == 1
+    assert centering.class_fraction_kept == 1
 
 
 def test_logits_that_are_not_finite_do_not_count() -> None:
@@ -280,7 +281,8 @@ def test_after_a_rollback_both_models_are_centered_by_the_sources_means() -> Non
     pipeline(random_images(6, 2))
     prediction = pipeline.predict(images)
     assert not torch.equal(offsets["adapted"], offsets["source"])
-    prediction.harmful = guard.restores = True
+    assert not prediction.harmful
+    pipeline._prediction = dataclasses.replace(prediction, harmful=True)
     pipeline.learn()
     assert torch.equal(offsets["adapted"], offsets["source"]) and float(offsets["source"].norm()) > 0
     torch.testing.assert_close(

@@ -24,7 +24,7 @@ from tests.lab.evaluation.trees import open_tree, write_tree
 from tests.pipeline.helpers import predict_and_learn
 from tests.records import lines_of, record_of
 
-QUICK: dict[str, Any] = {"window": 24, "least": 12, "renewed": 1, "doubt": 0.01, "alarm": 0.02}
+QUICK: dict[str, Any] = {"window": 24, "min_frames": 12, "check_every": 1, "doubt": 0.01, "alarm": 0.02}
 QUICK |= {"most_drift": 1e9, "memory": 1}  # a memory so short never takes a camera for parked
 
 
@@ -71,7 +71,7 @@ def test_harm_is_undone_until_adaptation_ends() -> None:
     events = pipeline.events()
     assert [event["event"] for event in events].count("rollback") == 2
     assert events[-1]["event"] == guard.verdict == "retired"
-    assert pipeline.retired and pipeline.total_alarms == 3
+    assert pipeline.disabled and pipeline.total_alarms == 3
     assert {event["lr_scale"] for event in events if event["event"] == "rollback"} == {0.5, 0.25}
     with torch.no_grad():
         torch.testing.assert_close(predictions[-1], tiny_vit()(random_images(8, 159)), rtol=0, atol=1e-5)
@@ -140,7 +140,7 @@ def test_the_influence_of_batch_statistics_is_not_harm() -> None:
 
 
 def test_outputs_that_are_not_finite_are_never_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline, _ = guarded_tent(lr=1e38, window=200, least=200)
+    pipeline, _ = guarded_tent(lr=1e38, window=200, min_frames=200)
     monkeypatch.setattr(pipeline.method.model.weights, "drift", lambda: 0.0)  # which would notice before any output
     assert all(torch.isfinite(logits).all() for logits in run(pipeline, 4))
     assert "not finite" in pipeline.events()[0]["reason"]
@@ -181,7 +181,13 @@ def test_it_continues_from_its_state_as_if_it_had_not_stopped() -> None:
 
 
 def test_options_out_of_range_are_refused() -> None:
-    for value in ({"action": "none"}, {"answer": "none"}, {"memory": 0}, {"least": 1}, {"most_drift": math.inf}):
+    for value in (
+        {"action": "none"},
+        {"answer": "none"},
+        {"class_history": 0},
+        {"min_frames": 1},
+        {"most_drift": math.inf},
+    ):
         with pytest.raises(UsageError, match=r"guard|answer|action"):
             GuardOptions(**value)
     with pytest.raises(UsageError, match="guard must be GuardOptions or None, got off"):

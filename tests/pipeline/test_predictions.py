@@ -99,7 +99,7 @@ def test_a_mixture_is_that_of_the_probabilities() -> None:
 
 def pipeline_of(name: str, answer: Answer, action: Action = "off", **settings: Any) -> Pipeline:
     method = build_method(name, tiny_vit(), dataclasses.replace(METHOD_TABLE[name].config(), **settings))
-    guard = guard_for(method, GuardOptions(action=action, answer=answer, least=4, renewed=1))
+    guard = guard_for(method, GuardOptions(action=action, answer=answer, min_frames=4, check_every=1))
     assert guard is not None
     return Pipeline(method, guard)
 
@@ -187,7 +187,7 @@ def test_the_source_model_sees_shifted_images_only_if_both_models_predict() -> N
         torch.testing.assert_close(prediction.source, logits, rtol=0, atol=1e-5)
     retired = pipeline_of("rem", "both", action="rollback")
     assert retired.guard is not None
-    retired.guard.status.retired = True
+    retired.guard.status.disabled = True
     torch.testing.assert_close(retired(images), source(images), rtol=0, atol=1e-5)  # alone, it predicts as deployed
     assert retired.num_source_predictions == 0  # the only pass of each image
     model = timm.create_model("test_efficientnet", num_classes=5).eval()
@@ -301,7 +301,7 @@ def test_a_methods_name_selects_its_settings(
 
 def test_a_doubt_ends_within_its_patience() -> None:
     """Either the adapted model is trusted again, or it starts again; that is no alarm, and costs no learning rate."""
-    detector = Guard(GuardOptions(answer="both", least=10, window=20, renewed=1, patience=60, memory=1))
+    detector = Guard(GuardOptions(answer="both", min_frames=10, window=20, check_every=1, patience=60, class_history=1))
     noise = torch.randn(20, 5, generator=torch.Generator().manual_seed(0))
     source = noise + logits_of([number % 5 for number in range(20)])
     behind = source.clone()

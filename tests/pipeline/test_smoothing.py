@@ -18,7 +18,7 @@ from remtta.runs.summary import RunSummary
 from tests.conftest import draw_folder, draw_image, tiny_vit
 from tests.lab.evaluation.trees import CLASSES as CLASS_NAMES
 from tests.lab.evaluation.trees import open_tree
-from tests.pipeline.helpers import notify
+from tests.pipeline.helpers import transformed
 from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny, stop_after
 
@@ -48,13 +48,13 @@ def error(logits: Tensor, labels: np.ndarray) -> float:
 def test_persisting_labels_are_predicted_better(prefers: float, gain: float) -> None:
     labels = in_runs()
     logits = guesses(labels, prefers=prefers)
-    assert error(notify(Smoother(CLASSES), logits), labels) < error(logits, labels) - gain
+    assert error(transformed(Smoother(CLASSES), logits), labels) < error(logits, labels) - gain
 
 
 @pytest.mark.parametrize("prefers", [0.0, 3.0, 6.0])
 def test_predictions_of_unordered_frames_stay_bit_for_bit(prefers: float) -> None:
     logits = guesses(np.random.default_rng(0).integers(CLASSES, size=FRAMES), prefers=prefers)
-    assert torch.equal(notify(Smoother(CLASSES), logits), logits)
+    assert torch.equal(transformed(Smoother(CLASSES), logits), logits)
 
 
 def test_nearly_equal_frames_count_as_little_more_than_one() -> None:
@@ -63,7 +63,7 @@ def test_nearly_equal_frames_count_as_little_more_than_one() -> None:
     logits = 1.4 * guesses(labels, noise=1.2).repeat_interleave(25, 0)  # calibrated; 25 frames of each image
     logits += 0.6 * torch.from_numpy(rng.standard_normal(logits.shape)).float()
     labels = labels.repeat(25)
-    answers = notify(Smoother(CLASSES), logits)
+    answers = transformed(Smoother(CLASSES), logits)
     assert error(answers, labels) < error(logits, labels)
     confidence, accuracy = answers.softmax(1).amax(1).mean(), 1 - error(answers, labels)
     assert confidence - accuracy < 0.15
@@ -74,7 +74,7 @@ def test_classes_in_turn_that_look_alike_are_not_taken_for_one_that_stays() -> N
     labels = np.repeat(np.arange(400), rng.integers(1, 3, size=400))
     own, alike = np.eye(400)[labels], np.arange(400) // 4 == labels[:, None] // 4
     logits = torch.from_numpy(1.5 * rng.standard_normal((len(labels), 400)) + 4 * own + 3 * alike)
-    answers = notify(Smoother(400), logits)
+    answers = transformed(Smoother(400), logits)
     assert not torch.equal(answers, logits)  # there is an order
     assert error(answers, labels) < error(logits, labels) + 0.01
 
@@ -83,19 +83,19 @@ def test_it_ends_soon_after_the_order_does() -> None:
     rng = np.random.default_rng(1)
     labels = np.concatenate([in_runs(), rng.integers(CLASSES, size=FRAMES)])
     logits = guesses(labels)
-    answers = notify(Smoother(CLASSES), logits)
+    answers = transformed(Smoother(CLASSES), logits)
     assert not torch.equal(answers[:FRAMES], logits[:FRAMES])
     assert torch.equal(answers[FRAMES + 200 :], logits[FRAMES + 200 :])
 
 
 def test_predictions_do_not_depend_on_batches_nor_on_early_ones() -> None:
     logits = guesses(in_runs()[:300])
-    whole = notify(Smoother(CLASSES), logits)
+    whole = transformed(Smoother(CLASSES), logits)
     smoother, answers = Smoother(CLASSES), []
     for start in range(0, 300, 30):
         part = logits[start : start + 30]
-        early = [notify(smoother, piece, early=True) for piece in part.split(7)]
-        answers.append(notify(smoother, part))
+        early = [transformed(smoother, piece, early=True) for piece in part.split(7)]
+        answers.append(transformed(smoother, part))
         assert torch.equal(torch.cat(early), answers[-1])
         after = Smoother(CLASSES)
         after.load_state_dict(smoother.state_dict())
@@ -107,7 +107,7 @@ def test_certain_predictions_stay_finite() -> None:
     logits = torch.full((500, CLASSES), -1e4)
     logits[torch.arange(500), torch.from_numpy(in_runs()[:500])] = 1e4
     logits[200] = torch.nan  # one frame that is not predicted
-    assert torch.isfinite(notify(Smoother(CLASSES), logits)).all(1).tolist() == [
+    assert torch.isfinite(transformed(Smoother(CLASSES), logits)).all(1).tolist() == [
         progress != 200 for progress in range(500)
     ]
 

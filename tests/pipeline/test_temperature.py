@@ -38,7 +38,7 @@ def test_confidences_approach_the_accuracy_and_classes_stay() -> None:
     for _ in range(60):
         prediction, labels = predict(generator, 0.8)
         before = prediction.logits
-        scaling.on_prediction(prediction)
+        prediction = scaling(prediction)
         assert prediction.logits.argmax(1).equal(before.argmax(1))
         assert prediction.temperature is not None
         torch.testing.assert_close(prediction.logits * prediction.temperature, before)
@@ -54,7 +54,7 @@ def test_models_that_disagree_are_less_confident() -> None:
     generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES)
     prediction, _ = predict(generator, 3.0)
     assert prediction.adapted is not None
-    scaling.on_prediction(replace(prediction, adapted=prediction.adapted.roll(1, 1)))
+    scaling(replace(prediction, adapted=prediction.adapted.roll(1, 1)))
     assert scaling.temperature > 1
 
 
@@ -65,7 +65,7 @@ def test_where_the_source_model_is_ruined_confidences_follow_what_the_adapted_on
         assert prediction.adapted is not None
         source = torch.randn(BATCH, CLASSES, generator=generator)
         prediction = replace(prediction, source=source, logits=mixture(prediction.adapted, source, 0.5))
-        scaling.on_prediction(prediction)
+        prediction = scaling(prediction)
     assert (prediction.logits.argmax(1) == labels).float().mean() > 0.5
     assert scaling.temperature < 1
 
@@ -80,9 +80,9 @@ def test_only_both_models_on_learned_images_count() -> None:
         {"harmful": True},
         {"logits": prediction.logits * math.nan},
     ):
-        scaling.on_prediction(replace(prediction, **change))
+        scaling(replace(prediction, **change))
         assert scaling.temperature == 1
-    scaling.on_prediction(prediction)
+    scaling(prediction)
     assert scaling.temperature != 1
 
 
@@ -92,7 +92,7 @@ def test_the_state_is_restored_and_a_reset_leads_back_to_one() -> None:
         TemperatureScaling(CLASSES),
         TemperatureScaling(CLASSES),
     )
-    scaling.on_prediction(predict(generator, 3.0)[0])
+    scaling(predict(generator, 3.0)[0])
     restored.load_state_dict(scaling.state_dict())
     assert restored.temperature == scaling.temperature != 1
     restored.load_state_dict({})  # of a run of 0.5.0

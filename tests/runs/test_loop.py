@@ -32,7 +32,9 @@ from tests.lab.evaluation.trees import write_tree
 from tests.records import assert_same_results, lines_of, record_of, rows_of
 from tests.runs.tiny import adapt_tiny, camera
 
-QUICK = GuardOptions("rollback", window=16, renewed=1, memory=1, least=4, doubt=1e-6, alarm=2e-6, retries=2)
+QUICK = GuardOptions(
+    "rollback", window=16, check_every=1, class_history=1, min_frames=4, doubt=1e-6, alarm=2e-6, retries=2
+)
 METHODS: dict[str, tuple[MethodConfig, GuardOptions | None]] = {
     "rem": (REMConfig(lr=0.01), None),
     "rem+guard": (REMConfig(lr=0.05), QUICK),
@@ -89,7 +91,7 @@ def test_a_stop_in_a_slow_batch_keeps_what_was_learned_before_it(
     kind: str, guarded: bool, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, whole = tmp_path / "run", tmp_path / "whole"
-    guard = GuardOptions(action="warn", window=16, renewed=1, memory=1, least=4) if guarded else None
+    guard = GuardOptions(action="warn", window=16, check_every=1, class_history=1, min_frames=4) if guarded else None
 
     def go(folder: Path, **more: Any) -> Any:
         options = RunOptions(batch_size=3, guard=guard, save_every=100, **more)

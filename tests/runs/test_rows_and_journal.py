@@ -41,8 +41,9 @@ def _unreadable(index: int) -> DecodedFrame:
 def _rows(frames: list[DecodedFrame], predicted: torch.Tensor | None, **changes: Any) -> list[dict[str, Any]]:
     excluded, weight = changes.pop("excluded", {}), changes.pop("weight", 1.0)
     form = RowFormat(**{"labels": ["cat", "dog", "owl"], "topk": 2, **changes})
-    prediction = Prediction(torch.empty(0) if predicted is None else predicted, weight=weight)
-    result = BatchResult(Batch(frames), prediction, 3, adapted=True, excluded=excluded)
+    logits = torch.empty(0) if predicted is None else predicted
+    prediction = Prediction(logits, torch.ones(len(logits), dtype=torch.bool), num_updates=3, weight=weight)
+    result = BatchResult(Batch(frames), prediction, adapted=True, excluded=excluded)
     return prediction_rows(result, form)
 
 

@@ -90,7 +90,7 @@ class Trial(LoopCallback):
         if state:
             self._loop.resume_from(self._writer.folder / PROGRESS, state)
         elif context.start:
-            self._pipeline.load_delta(context.start.tensors, context.start.updates)
+            self._pipeline.load_delta(context.start.tensors, context.start.updates, context.start.frames)
             position.frames_in_delta = context.start.frames
         start_peak(context.card.device)
         _log.info("%s, seed %d", self._name, self._seed)

@@ -133,7 +133,7 @@ def test_a_rank_counts_the_classes_that_are_likelier(tree: Dataset) -> None:
     frames = [DecodedFrame(number, "", None, None, torch.zeros(1)) for number in range(4)]
     tied = int(logits[3].topk(1).indices)
     labels = torch.tensor([0, 2, 0, 2 - tied])
-    result = BatchResult(Batch(frames, labels), Prediction(logits), update=0)
+    result = BatchResult(Batch(frames, labels), Prediction(logits, torch.zeros(len(logits), dtype=torch.bool)))
     domain = replace(tree.domains[0], labels=labels.numpy())
     rows = evaluation_rows(result, replace(tree, domains=[domain]), [(0, n) for n in range(4)], RowFormat(None), None)
     # Of two that are equally likely one is predicted, and the other is the second.

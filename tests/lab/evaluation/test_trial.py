@@ -25,7 +25,9 @@ from tests.conftest import tiny_vit
 from tests.lab.evaluation.trees import evaluate_tiny, open_tree, write_tree
 from tests.records import parsed, rows_of
 
-SOON_RETIRED = GuardOptions(window=24, renewed=1, memory=1, least=12, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0)
+SOON_RETIRED = GuardOptions(
+    window=24, check_every=1, class_history=1, min_frames=12, most_drift=0.1, doubt=0.01, alarm=0.02, retries=0
+)
 
 
 @pytest.fixture
