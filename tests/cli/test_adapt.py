@@ -4,14 +4,14 @@ import io
 import os
 import re
 import sys
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from remtta.cli.reporting import run_progress
+from remtta.cli import reporting
 from remtta.runs.summary import RunProgress, RunSummary
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, draw_image, draw_video
@@ -22,10 +22,10 @@ def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="remtta")
-    clock = iter((0.0, 29.0, 31.0, 31.0, 60.0, 62.0, 62.0))
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    with run_progress(500, hidden=False) as advance:
-        for frames in (50, 100, 150, 200):
+    now = 0.0
+    monkeypatch.setattr(reporting, "time", SimpleNamespace(monotonic=lambda: now))
+    with reporting.run_progress(500, hidden=False) as advance:
+        for now, frames in ((29.0, 50), (31.0, 100), (60.0, 150), (62.0, 200)):  # noqa: B007 - the clock reads it
             advance(RunSummary(Path("run"), RunProgress(frames=frames, updates=frames // 50, seconds=10)))
     assert caplog.messages == [
         "100 of 500 frames, 2 updates, 10.0 images/s",
@@ -42,7 +42,7 @@ def test_on_a_terminal_a_bar_tells_it_without_colours_if_they_are_not_wanted(
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with run_progress(500, hidden=False) as advance:
+    with reporting.run_progress(500, hidden=False) as advance:
         advance(RunSummary(Path("run"), RunProgress(frames=50, updates=1, seconds=10)))
     assert "50/500" in terminal.getvalue() and "1 update" in terminal.getvalue()
     assert bool(re.search(r"\x1b\[[\d;]*m", terminal.getvalue())) == coloured

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from remtta import RunOptions, adapt_stream
 from remtta.files import FolderLock
@@ -23,8 +24,11 @@ def test_a_run_with_class_names_is_inspected(
     assert capfd.readouterr().out == ""
     rows = rows_of(run)
     assert len(rows) == 12
-    assert rows[0]["label"] == f"name {rows[0]['class']}"
-    assert sum(entry["prob"] for entry in rows[0]["topk"]) <= 1.00001
+    for row in rows:
+        best = torch.tensor(row["logits"]).softmax(0).topk(5)
+        assert [entry["class"] for entry in row["topk"]] == best.indices.tolist()
+        assert [entry["prob"] for entry in row["topk"]] == pytest.approx(best.values.tolist(), abs=1e-6)
+        assert [entry["label"] for entry in row["topk"]] == [f"name {number}" for number in best.indices.tolist()]
     assert remtta_here("inspect", run, "--json") == 0
     content = json.loads(capfd.readouterr().out)
     assert content["predictions"]["predicted"] == 12
