@@ -13,7 +13,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as T
 
-from remtta.methods.pixels import Augmentation
+from remtta.methods.pixels import Augmentation, flipped, integer, random_view, uniform
 
 _BILINEAR = InterpolationMode.BILINEAR
 _BORDER = [128 / 255, 0.0, 0.0]  # beyond an image's edges in AugMix: what Pillow makes of MEMO's official 128
@@ -23,14 +23,6 @@ def spawn(generator: torch.Generator, device: torch.device) -> torch.Generator:
     """Return a generator on a device, seeded by a draw from another; only the latter's state needs to be saved."""
     seed = int(torch.randint(2**62, (), generator=generator))
     return torch.Generator(device).manual_seed(seed)
-
-
-def uniform(generator: torch.Generator, low: float, high: float) -> float:
-    return low + (high - low) * float(torch.rand((), dtype=torch.float64, generator=generator))
-
-
-def integer(generator: torch.Generator, low: int, high: int) -> int:
-    return int(torch.randint(low, high + 1, (), generator=generator))
 
 
 def without_low_frequencies(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
@@ -68,7 +60,7 @@ def jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
     pixels = _moved(_recoloured(pixels, generator), generator, edges="edge")
     sigma = uniform(generator, 0.001, 0.5)
     pixels = T.gaussian_blur(pixels, kernel_size=[5, 5], sigma=[sigma, sigma])
-    pixels = _flipped(T.center_crop(pixels, size), generator)
+    pixels = flipped(T.center_crop(pixels, size), generator)
     drawn_by = spawn(generator, pixels.device)
     noise = torch.randn(pixels.shape, generator=drawn_by, device=pixels.device, dtype=pixels.dtype)
     return (pixels + 0.005 * noise).clamp(0, 1)
@@ -78,7 +70,7 @@ def clean_jitter(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """Apply `jitter` without blur and noise, and with mirrored edges: the augmented view of ROID and CMF."""
     height, width = pixels.shape[-2:]
     pixels = _moved(_recoloured(pixels, generator), generator, edges="reflect")
-    return _flipped(T.center_crop(pixels, [height, width]), generator).clamp(0, 1)
+    return flipped(T.center_crop(pixels, [height, width]), generator).clamp(0, 1)
 
 
 def _recoloured(pixels: Tensor, generator: torch.Generator) -> Tensor:
@@ -109,10 +101,6 @@ def _moved(pixels: Tensor, generator: torch.Generator, edges: str) -> Tensor:
     )
 
 
-def _flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    return pixels.flip(-1) if integer(generator, 0, 1) else pixels
-
-
 def augmix(pixels: Tensor, generator: torch.Generator) -> Tensor:
     """Apply AugMix at severity 1 to a random crop and flip of an image (3, H, W) in [0, 1].
 
@@ -130,24 +118,6 @@ def augmix(pixels: Tensor, generator: torch.Generator) -> Tensor:
             chain = OPERATIONS[integer(generator, 0, len(OPERATIONS) - 1)](chain, generator)
         mixed += weight * chain
     return torch.lerp(crop, mixed, uniform(generator, 0, 1))
-
-
-def random_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a random crop of an image (3, H, W), resized to its size and flipped with probability 1/2."""
-    return _flipped(_random_crop(pixels, generator), generator)
-
-
-def _random_crop(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a crop of 8-100 % of the area with an aspect ratio of 3/4-4/3, resized to the image's size."""
-    height, width = pixels.shape[-2:]
-    for _ in range(10):
-        area = height * width * uniform(generator, 0.08, 1)
-        ratio = math.exp(uniform(generator, math.log(3 / 4), math.log(4 / 3)))
-        high, wide = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
-        if 0 < high <= height and 0 < wide <= width:
-            top, left = integer(generator, 0, height - high), integer(generator, 0, width - wide)
-            return T.resized_crop(pixels, top, left, high, wide, [height, width], antialias=True)
-    return pixels
 
 
 def _level(generator: torch.Generator) -> float:

@@ -1,7 +1,8 @@
-"""Pixels of preprocessed images, and images with shuffled patches. Imports no torchvision, which takes seconds."""
+"""Pixels of preprocessed images, shuffled patches, and random views. Imports no torchvision, which takes seconds."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -47,3 +48,38 @@ def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Te
     patches = patches[torch.arange(len(images), device=images.device).unsqueeze(1), orders]
     rows = patches.unflatten(1, (grid, grid)).permute(0, 3, 1, 4, 2, 5)  # (B, 3, grid, h, grid, w)
     return rows.flatten(4, 5).flatten(2, 3)
+
+
+def random_view(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a random crop of an image (3, H, W), resized to its size and flipped with probability 1/2."""
+    return flipped(_random_crop(pixels, generator), generator)
+
+
+def flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Return an image, mirrored with probability 1/2."""
+    return pixels.flip(-1) if integer(generator, 0, 1) else pixels
+
+
+def _random_crop(pixels: Tensor, generator: torch.Generator) -> Tensor:
+    """Return a crop of 8-100 % of the area with an aspect ratio of 3/4-4/3, resized to the image's size."""
+    from torchvision.transforms.v2 import functional as T
+
+    height, width = pixels.shape[-2:]
+    for _ in range(10):
+        area = height * width * uniform(generator, 0.08, 1)
+        ratio = math.exp(uniform(generator, math.log(3 / 4), math.log(4 / 3)))
+        high, wide = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
+        if 0 < high <= height and 0 < wide <= width:
+            top, left = integer(generator, 0, height - high), integer(generator, 0, width - wide)
+            return T.resized_crop(pixels, top, left, high, wide, [height, width], antialias=True)
+    return pixels
+
+
+def uniform(generator: torch.Generator, low: float, high: float) -> float:
+    """Return a number from a uniform distribution over [low, high)."""
+    return low + (high - low) * float(torch.rand((), dtype=torch.float64, generator=generator))
+
+
+def integer(generator: torch.Generator, low: int, high: int) -> int:
+    """Return a whole number from low to high, both included."""
+    return int(torch.randint(low, high + 1, (), generator=generator))

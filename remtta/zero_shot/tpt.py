@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from remtta.baselines.augmentations import random_view
 from remtta.errors import ModelError
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Method
 from remtta.methods.losses import entropy, marginal_entropy
+from remtta.methods.pixels import random_view
 from remtta.methods.settings.base import NO_NORMS, Count, FixedBatchNorms, MethodConfig, Positive, PositiveShare
 from remtta.zero_shot.classifier import zero_shot_head
 from remtta.zero_shot.prompts import PLACE, filled

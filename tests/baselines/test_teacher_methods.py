@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torchvision.transforms.v2 import functional
 
 from remtta.baselines import augmentations
-from remtta.baselines.augmentations import clean_jitter, integer, jitter
+from remtta.baselines.augmentations import clean_jitter, jitter
 from remtta.baselines.cotta import PETAL, CoTTA, CoTTAConfig, PETALConfig, published_confidence
 from remtta.baselines.vdp import VDP, VDPConfig
 from remtta.methods.base import unchanged
-from remtta.methods.pixels import Augmentation, PixelSpace
+from remtta.methods.pixels import Augmentation, PixelSpace, integer
 from remtta.methods.table import method_config
 from remtta.pipeline.pipeline import Pipeline
 from tests.backbones.tiny_models import tiny

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.backbones.lookup import backbone_of
-from remtta.baselines.augmentations import random_view
 from remtta.errors import ModelError, UsageError
 from remtta.methods.masking import keep_indices
+from remtta.methods.pixels import random_view
 from remtta.methods.rem import rem_loss
 from remtta.methods.table import method_config
 from remtta.models.loading import load_model
