@@ -25,7 +25,7 @@ from remtta.files import writing
 from remtta.models.card import card_of
 from remtta.options import RunOptions
 from remtta.options.run_options import Engine
-from remtta.pipeline.build import AdaptationConfig, decide_precision
+from remtta.pipeline.build import AdaptationConfig
 from remtta.runs.folder import RECORD
 from remtta.runs.reading import read_object, read_record
 from remtta.runs.summary import RunProgress, RunSummary
@@ -79,7 +79,6 @@ class WorkerPoolRunner(StreamGroup):
         self._shares: list[_Share] = [(number, names[number::jobs]) for number in range(jobs)]
         before = {name: _run_in(folder / name) for name in streams}
         pickled = pickle.dumps(config.model)
-        setup = replace(setup, precision=decide_precision(config.model, card_of(config.model), setup))
         self._common = _Common(pickled, reopen, folder, setup, before)
         self._reports: dict[str, StreamReport] = {}
         self._written: list[str] | None = None  # states of the streams as written to `site.json`

@@ -121,7 +121,7 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
         settings["mask_ratios"] = options.mask_ratios
     config = method_config(subject, settings, batch_size=options.batch_size)
     method = build_method(subject, model, config)
-    resolve_precision(method, subject, (height, width), options.batch_size)
+    resolve_precision(method, subject)
     preset = METHOD_TABLE[subject].preset
     pipeline = assemble_pipeline(method, GuardOptions(preset.action, preset.answer))
 

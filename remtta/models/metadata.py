@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from weakref import ReferenceType, WeakKeyDictionary
 
 from torch import Tensor, nn
@@ -52,7 +52,6 @@ class ModelMetadata:
     trace: Trace | None = None
     traced_modules: Sequence[int] = ()  # ids of the modules that the model had then
     bf16_weights: Bf16Weights = field(default_factory=dict)  # shared by all methods on it
-    precisions: dict[int, Literal["fp32", "bf16"]] = field(default_factory=dict)  # the faster, by number of images
     source_sha256: str | None = None  # of its weights when it was first adapted
     adapter: ReferenceType[object] | None = None  # the last Adapter made of it
 

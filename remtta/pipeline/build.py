@@ -48,7 +48,6 @@ class AdaptationConfig:
         delta: Adapted weights to start from.
         source_data: Clean source images or their statistics, for methods that need them and for the accuracy estimate.
         calibration: Of the estimate, if another stream has made it from the same images.
-        precision: What "auto" is, if it was decided for another stream.
     """
 
     method: str = "remtta"
@@ -57,7 +56,6 @@ class AdaptationConfig:
     delta: Delta | None = None
     source_data: str | Path | None = None
     calibration: Calibration | None = None
-    precision: Resolved | None = None
 
     def with_guard(self) -> AdaptationConfig:
         """Return the same with the method's default guard action and answer, where they are left open."""
@@ -170,26 +168,19 @@ def _check_method(method: Method[MethodConfig], config: AdaptationConfig) -> Non
     check_source_data([name], config.source_data, calibrates=options.estimate is not None)
 
 
-def decide_precision(model: nn.Module, card: ModelCard, config: AdaptationConfig) -> Resolved:
-    """Return the precision of runs on a model at its source weights, to be the same in all workers."""
-    settings = settings_of(config.method, config.config, batch_size=config.options.batch_size)
-    method = build_method(config.method, model, settings)
-    _resolve_precision(method, card, config, None)
-    return recorded_precision(vars(method.config))
-
-
 def _resolve_precision(
     method: Method[MethodConfig], card: ModelCard, config: AdaptationConfig, earlier: Mapping[str, Any] | None
 ) -> None:
     """Resolve "auto": a resumed run keeps its precision, and one that starts from a delta that of the delta's run."""
-    chosen, delta = config.precision, config.delta
+    chosen: Resolved | None = None
+    delta = config.delta
     if earlier is not None:
         chosen = recorded_precision(earlier.get("method", {}))
     elif isinstance(delta, Delta) and delta.method == config.method:
         recorded = delta.hyperparameters.get("precision")
         if recorded == "fp32" or (recorded == "bf16" and multiplies_bf16(card.device)):
             chosen = recorded_precision(delta.hyperparameters)
-    resolve_precision(method, config.method, card.preprocessing.input_size, config.options.batch_size, chosen)
+    resolve_precision(method, config.method, chosen)
 
 
 def _calibration(

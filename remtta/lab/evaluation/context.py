@@ -114,13 +114,12 @@ class EvaluationContext:
         Args:
             earlier: The settings of the methods in the evaluation to resume.
         """
-        methods, input_size = {}, self.card.preprocessing.input_size
+        methods = {}
         for name in self.methods:
             try:
                 with self.pipeline(name) as pipeline:
                     chosen = recorded_precision(earlier[name]) if name in earlier else None
-                    method, batch_size = self.variants[name].method, self.options.batch_size
-                    resolve_precision(pipeline.method, method, input_size, batch_size, chosen)
+                    resolve_precision(pipeline.method, self.variants[name].method, chosen)
                     methods[name] = pipeline.method.config
             except UsageError as error:
                 raise type(error)(f"{name}: {error}") from None
