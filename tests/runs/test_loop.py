@@ -22,6 +22,7 @@ from remtta.methods.source import SourceConfig
 from remtta.methods.table import method_config
 from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.prediction import Update
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.saving import load_position
 from remtta.runs.summary import RunProgress, RunSummary
@@ -73,14 +74,14 @@ def stop_in(batch: int, patch: pytest.MonkeyPatch) -> None:
     """Send a signal in the middle of a batch's update, as if it took long."""
     learn, calls = Pipeline.learn, 0
 
-    def slow(pipeline: Pipeline, *args: Any) -> None:
+    def slow(pipeline: Pipeline, *args: Any) -> Update:
         nonlocal calls
         calls += 1
         if calls == batch:
             weights = pipeline.method.model.weights.parameters["blocks.0.norm1.weight"]
             weights.data.add_(1.0)  # a step is half done
             os.kill(os.getpid(), signal.SIGTERM)
-        learn(pipeline, *args)
+        return learn(pipeline, *args)
 
     patch.setattr(Pipeline, "learn", slow)
     patch.setattr("remtta.runs.loop.PATIENCE_S", 0.0)
@@ -131,11 +132,11 @@ def test_predictions_are_out_before_the_update_and_stay_the_same(
     out_before: list[int] = []
     learn = Pipeline.learn
 
-    def watched(pipeline: Pipeline, *args: Any) -> None:
+    def watched(pipeline: Pipeline, *args: Any) -> Update:
         on_disk = (tmp_path / "early" / PREDICTIONS).read_bytes()
         assert on_disk == echo.getvalue()
         out_before.append(on_disk.count(b"\n"))
-        learn(pipeline, *args)
+        return learn(pipeline, *args)
 
     monkeypatch.setattr(Pipeline, "learn", watched)
     adapt_tiny(frames, tmp_path / "early", echo=echo, options={"guard": None, "latency": True})
