@@ -66,7 +66,7 @@ class DataOptions:
     labels_file: Annotated[
         Path | None,
         data_option(
-            "Evaluate the images in this list as one domain; path<TAB>class, path,class or path class per line.",
+            "Evaluate the images in this list as one domain; a CSV or TSV of paths and classes.",
             metavar="FILE",
             common=True,
             more="evaluation.md#a-few-labelled-frames-of-a-stream",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
-import re
+import os
 import tarfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,10 @@ import numpy as np
 from PIL import Image
 
 from remtta.errors import FrameError, StreamError, UsageError
-from remtta.files import read_text
 from remtta.lab.corruptions.parameters import SEVERITIES
 from remtta.lab.evaluation.class_maps import composed, restricted_set, wnids
 from remtta.lab.evaluation.domains import Dataset, Domain, image_sizes
+from remtta.lab.evaluation.label_files import read_label_file
 from remtta.streams.images import is_clutter, natural_key
 from remtta.streams.pillow import formats
 
@@ -29,7 +29,6 @@ LABELS = "labels.npy"
 _IMAGE, _CLASS = ".input.jpg", ".output.cls"
 _LONGEST_CLASS = 20  # bytes
 _FIRST = 10  # members of an archive that show whether it is a stream
-_SPACE = re.compile(r"^([^\t,]+) (\d+|n\d{8})$")  # between path and class, as in many lists
 
 _log = logging.getLogger(__name__)
 
@@ -191,11 +190,10 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     file cannot be read, an image is missing, or a class is unknown.
 
     Args:
-        file: A line `path<TAB>class`, `path,class` or `path class` per image, the class as a number, a wnid or, after a
-            tab or comma, a name.
+        file: A line per image with its path and its class, a number, a wnid or a name; see `read_label_file`.
         root: Folder to which relative paths refer.
     """
-    entries = _entries(file)
+    entries = read_label_file(file, "--labels-file", lambda image: os.path.isfile(root / image))
     names = list(map(composed, names or ()))
     counts = Counter(names)
     numbers = wnids(num_classes) | {name: number for number, name in enumerate(names) if counts[name] == 1}
@@ -220,18 +218,3 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
         sizes=image_sizes(sources),
         restricted_to=restricted_set(class_texts) if len(class_numbers) < num_classes else None,
     )
-
-
-def _entries(file: Path) -> list[tuple[str, str]]:
-    """Return the path and class of each line."""
-    text = read_text(file, "--labels-file", "surrogateescape")
-    lines = [_SPACE.sub(r"\1\t\2", line.strip()) for line in text.split("\n") if line.strip()]
-    entries = [line.partition("\t" if "\t" in line else ",") for line in lines]
-    invalid = next((image for image, _, label in entries if not (image.strip() and label.strip())), None)
-    if invalid is not None or not entries:
-        raise UsageError(f'--labels-file: {file} needs lines such as frames/1.png,3, got "{invalid or ""}"')
-    pairs = [(image.strip(), label.strip()) for image, _, label in entries]
-    last_label = dict(pairs)
-    if repeated := next((image for image, label in pairs if last_label[image] != label), None):
-        raise UsageError(f"--labels-file: {file} lists {repeated} with two classes")
-    return pairs

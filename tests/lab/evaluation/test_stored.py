@@ -185,6 +185,28 @@ def test_a_list_gives_the_images_their_classes_and_the_order(tmp_path: Path) -> 
     assert len(open_tree(tmp_path, labels_file=listed, labels=NAMES, limit=2).domains[0].sources) == 2
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "path,label\na, b.png,name 1\nc.png,2\n",
+        '"image_path","class_name"\n"a, b.png","name 1"\n"c.png","2"\n',
+        "File;Class ID\na, b.png;1\nc.png;2\n",
+        "a, b.png;1\r\nc.png;2\r\n",
+        "1,a, b.png\n2,c.png\n",
+        "2 c.png\n1\ta, b.png\n",
+        'id,split,target,file\n0,val,1,"a, b.png"\n1,val,2,c.png\n',
+        "\ufeffname 1;a, b.png\n2;c.png\n",
+    ],
+)
+def test_a_list_may_be_any_csv(text: str, tmp_path: Path) -> None:
+    for name in ("a, b.png", "c.png"):
+        draw_image(0).save(tmp_path / name)
+    (tmp_path / "mine.csv").write_text(text, encoding="utf-8", newline="")
+    (domain,) = open_tree(tmp_path, labels_file=tmp_path / "mine.csv", labels=NAMES).domains
+    found = zip(domain.sources, domain.labels.tolist(), strict=True)
+    assert {Path(source).name: label for source, label in found} == {"a, b.png": 1, "c.png": 2}
+
+
 @pytest.mark.parametrize(("label", "expected"), [("name 1", "1 class by class name"), ("1", "1 class by number")])
 def test_the_report_says_how_a_list_names_its_classes(label: str, expected: str, tmp_path: Path) -> None:
     (image,) = draw_folder(tmp_path / "frames", range(1)).iterdir()
@@ -209,6 +231,10 @@ def test_a_list_may_name_wnids(tmp_path: Path) -> None:
         ("0.png,7\n", 'the model has no class "7"; it has 7 classes, from 0'),
         ("0.png,twice\n", 'the model has no class "twice".* has a comma, separate'),
         ("0.png,1\n0.png,2\n", "lists 0.png with two classes"),
+        ("photo,species\n0.png,1\n", 'begins with "photo,species", which names no image; .* class or label'),
+        ("class_1.png,1\n0.png,1\n", 'begins with "class_1.png,1", which names no image'),
+        ("path,label\n0.png\n", 'needs lines such as frames/1.png,3, got "0.png"'),
+        ("path,label\n", "needs lines such as"),
         ("1.png,1\n2.png,1\n", "2 images of .* are missing, such as .*1.png"),
     ],
 )
