@@ -119,17 +119,6 @@ def test_json_is_written_for_people_and_machines_and_never_holds_nan(tmp_path: P
     assert (tmp_path / "run.json").read_text(encoding="utf-8") == text
 
 
-def test_a_reserve_holds_its_room_until_it_is_released(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.reserve_space(10_000)
-    assert (tmp_path / ".reserve").stat().st_size == 10_000
-    folder.release()
-    folder.release()
-    assert os.listdir(tmp_path) == []
-    with pytest.raises(OutputError, match="cannot be written: No such file"):
-        RunFolder(tmp_path / "absent").reserve_space(1)
-
-
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.ENOSYS])
 def test_a_file_system_without_locks_takes_a_run(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", raising(OSError(code, os.strerror(code))))
@@ -168,7 +157,7 @@ def test_every_file_of_a_run_is_documented(frames: Path, tmp_path: Path) -> None
     seen: set[str] = set()
     adapt_stream(tiny_vit(), frames, tmp_path / "run", on_batch=lambda _: seen.update(os.listdir(tmp_path / "run")))
     seen.update(os.listdir(tmp_path / "run"))
-    assert len(seen) == 7
+    assert len(seen) == 6
     text = (Path(__file__).parent.parent / "docs" / "files.md").read_text()
     assert [name for name in seen if f"`{name}`" not in text] == []
 
@@ -218,7 +207,7 @@ def test_a_run_removes_what_a_killed_one_was_writing(options: Any, frames: Path,
     assert kept.name.startswith(".mine.txt.")
 
 
-@pytest.mark.parametrize("name", [".reserve", ".lock", "predictions.jsonl", ".run.json.{pid}.tmp"])
+@pytest.mark.parametrize("name", [".lock", "predictions.jsonl", ".run.json.{pid}.tmp"])
 def test_a_planted_link_is_not_written_through(name: str, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("mine")
     folder = tmp_path / "run"
@@ -226,7 +215,6 @@ def test_a_planted_link_is_not_written_through(name: str, tmp_path: Path) -> Non
     (folder / name.format(pid=os.getpid())).symlink_to(tmp_path / "precious")
     held = RunFolder(folder)
     held.lock()
-    held.reserve_space(1000)
     RowWriter(folder / "predictions.jsonl").close()
     write_json(folder / "run.json", {})
     assert (tmp_path / "precious").read_text() == "mine"

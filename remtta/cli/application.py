@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -48,7 +48,7 @@ def add_commands(to: typer.Typer) -> None:
     warnings = list(refused.values())
     for name, extension in others.items():
         try:
-            to.command(name, cls=Command)(flatten(extension.load()))
+            to.command(name, cls=Command)(flatten(cast(Any, extension.load())))
         except UsageError as error:  # the package cannot be imported
             warnings.append(str(error))
         except Exception as error:  # a foreign object may be anything

@@ -119,10 +119,6 @@ class Guard:
         drift = weights.drift()
         return drift > self.options.most_drift and self.alarm("weights far from the source's", drift=drift)
 
-    def max_bytes(self, num_classes: int) -> int:
-        """Return the approximate size of its state once the window is full."""
-        return self.options.window * 4 * num_classes + 4 * self.options.class_history
-
     @property
     def verdict(self) -> str:
         """Judgment of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""

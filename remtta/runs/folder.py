@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from remtta.deltas import DELTA
-from remtta.errors import OutputError, UsageError
+from remtta.errors import UsageError
 from remtta.files import IN_USE, LOCK, FolderLock, check_can_hold, is_locked, remove_leftovers, writing
 from remtta.runs.reading import read_record
 
@@ -21,10 +21,10 @@ RESULTS = "results.json"  # of an evaluation
 STATE = "state.safetensors"
 EVENTS = "events.jsonl"
 MQTT = "mqtt.json"  # how many bytes of the predictions the broker has confirmed
-RESERVE = ".reserve"
+_RESERVE = ".reserve"  # of runs by 0.5.0
 SITE = "site.json"  # of many streams that share a model, with their folders beside it
 
-OWN_FILES = (PREDICTIONS, DELTA, RECORD, RESULTS, STATE, EVENTS, MQTT, SITE, RESERVE, LOCK)
+OWN_FILES = (PREDICTIONS, DELTA, RECORD, RESULTS, STATE, EVENTS, MQTT, SITE, _RESERVE, LOCK)
 """Files that only runs write."""
 
 _KINDS = {
@@ -138,18 +138,18 @@ def _differences(earlier: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 class RunFolder:
-    """The folder of a run in progress: its lock, and disk space set aside for the last files."""
+    """The folder of a run in progress: and its lock."""
 
     def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
         self.path = path
         self._overwrite, self._resume = overwrite, resume
         self._lock: FolderLock | None = None
-        self._reserves = False
 
     def lock(self) -> None:
         """Create the folder if needed, and lock it for this process; raise UsageError if another run writes to it."""
         self._lock = FolderLock(self.path)
         remove_leftovers(self.path, OWN_FILES)
+        (self.path / _RESERVE).unlink(missing_ok=True)
 
     def claim(self) -> None:
         """Prepare the folder for a new run; raise UsageError if it holds one that may not be replaced."""
@@ -160,26 +160,7 @@ class RunFolder:
             for name in (DELTA, STATE, EVENTS, MQTT):
                 (self.path / name).unlink(missing_ok=True)
 
-    def reserve_space(self, num_bytes: int) -> None:
-        """Set disk space aside for the last files on a full disk; raise OutputError if there is none."""
-        self._reserves = True
-        try:
-            with writing(self.path / RESERVE):
-                (self.path / RESERVE).unlink(missing_ok=True)  # do not write through a link
-                with open(self.path / RESERVE, "xb") as file:
-                    file.write(bytes(num_bytes))
-        except OutputError:
-            self.free_space()
-            raise
-
-    def free_space(self) -> None:
-        """Free the space for the last files."""
-        if self._reserves:
-            with contextlib.suppress(OSError):  # if the disk is gone, there is no space to free
-                (self.path / RESERVE).unlink(missing_ok=True)
-
     def release(self) -> None:
         """Unlock the folder."""
-        self.free_space()
         if self._lock:
             self._lock.release()

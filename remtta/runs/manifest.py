@@ -38,9 +38,6 @@ from remtta.runs.summary import RunSummary
 from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
 
-_HEADER_BYTES = 65_536  # more than run.json or the header of a delta or state takes
-_MAX_BYTES = 64 * 1024**2  # a method that changes all weights would need gigabytes
-
 
 @dataclass(frozen=True)
 class RunContext:
@@ -60,15 +57,6 @@ class RunContext:
     def config(self) -> MethodConfig:
         """The method's settings."""
         return self.pipeline.method.config
-
-    @property
-    def last_bytes(self) -> int:
-        """Approximate size of the files that a run writes last."""
-        # The optimizer's state appears with its first step, with up to two more values per weight; the guard's grows
-        # with its frames.
-        tensors = [*3 * [*self.pipeline.committed[0].values()], *self.pipeline.state_dict().values()]
-        guard = self.pipeline.guard.max_bytes(self.card.num_classes) if self.pipeline.guard else 0
-        return min(sum(tensor.nbytes for tensor in tensors) + guard + 3 * _HEADER_BYTES, _MAX_BYTES)
 
 
 def delta_of(

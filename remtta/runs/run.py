@@ -148,7 +148,6 @@ class Run:
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.resume_from(earlier)
         self._writer.begin(resume=True)
-        self._folder.reserve_space(self.context.last_bytes)
         frames, updates = counted(progress.frames, "frame"), counted(progress.updates, "update")
         _log.info("resuming %s after %s and %s", folder, frames, updates)
         if self._echoes:  # a reader that stopped may have lost rows
@@ -158,7 +157,6 @@ class Run:
         if not self._writer.begun:
             self._folder.claim()
             self._writer.begin()
-            self._folder.reserve_space(self.context.last_bytes)
 
     def _wait(self) -> None:
         """Save what is due while no frame is ready; raise Stopped on a signal."""
@@ -209,7 +207,6 @@ class Run:
             if refused or not (self._writer.begun or records):
                 return
             self._claim()
-            self._folder.free_space()
             last.callback(self._write_last_record)
             try:
                 self._saver.finish()
