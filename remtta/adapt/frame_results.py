@@ -11,8 +11,8 @@ import numpy as np
 from PIL import Image
 
 from remtta.adapt.adapter import Adapter
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
+from remtta.interrupts import Interrupts
 from remtta.runs.budget import LearnableFrames, TimeBudget
 from remtta.runs.loop import AdaptationLoop, BatchResult, LoopCallback
 from remtta.runs.summary import RunProgress

@@ -17,8 +17,8 @@ from remtta.deltas.delta import Delta
 from remtta.deployment.health import HealthFile, check_health_path, vitals
 from remtta.deployment.metrics import Metrics, sample
 from remtta.deployment.publishing import ModelPublisher
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
+from remtta.interrupts import Interrupts
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.chosen import default_method
 from remtta.methods.table import METHOD_TABLE

@@ -17,9 +17,9 @@ from remtta.deployment.annotated import AnnotatedVideo, check_video
 from remtta.deployment.health import check_health_path
 from remtta.deployment.mqtt import Publisher, parse_topic
 from remtta.deployment.publishing import ModelPublisher
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError, check_installed
 from remtta.files import check_not_input
+from remtta.interrupts import Interrupts
 from remtta.methods.settings.chosen import MethodOptions, default_method
 from remtta.methods.table import METHOD_TABLE
 from remtta.options import DEFAULT_MODEL, ModelOptions, RunOptions, StreamOptions

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, TextIO
 
 import typer
 
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError, counted
 from remtta.files import to_json
+from remtta.interrupts import Interrupts, Stopped
 from remtta.runs.reading import printable
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from remtta.cli.reporting import command, print_message, progress
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError, check_installed
 from remtta.files import cache_folder, check_target, to_json
+from remtta.interrupts import Interrupts
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Option, output_option
 from remtta.zero_shot.prompts import is_zero_shot

@@ -13,8 +13,8 @@ from remtta.deployment.metrics import Metrics
 from remtta.deployment.stream_group import SharedModelRunner, StreamGroup, StreamGroupConfig, StreamGroupSummary
 from remtta.deployment.worker_pool import WorkerPoolRunner
 from remtta.engines.cluster import connected
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
+from remtta.interrupts import Interrupts
 from remtta.methods.settings.chosen import default_method
 from remtta.models.card import card_of
 from remtta.options.run_options import Engine

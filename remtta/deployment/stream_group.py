@@ -24,9 +24,9 @@ from torch import nn
 from remtta.adapt.one_stream import log_context, prepare_run
 from remtta.deployment.health import vitals
 from remtta.deployment.metrics import Sample, sample
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError, UsageError
 from remtta.files import FolderLock, remove_leftovers, write_json
+from remtta.interrupts import Interrupts, Stopped
 from remtta.models.card import card_of
 from remtta.models.weights import AdaptedWeights
 from remtta.options import RunOptions

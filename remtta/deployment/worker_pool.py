@@ -18,10 +18,10 @@ import torch
 from remtta.deployment.health import HealthFile
 from remtta.deployment.stream_group import SharedModelRunner, StreamGroup, StreamGroupConfig, StreamReport
 from remtta.engines.cluster import on_ray
-from remtta.engines.interrupts import Stopped, WorkerInterrupts
 from remtta.engines.processes import DIED, WorkersDied, in_processes
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.files import writing
+from remtta.interrupts import Stopped, WorkerInterrupts
 from remtta.models.card import card_of
 from remtta.options import RunOptions
 from remtta.options.run_options import Engine

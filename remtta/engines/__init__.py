@@ -1,1 +1,1 @@
-"""Run tasks in processes of this machine or of a cluster, and stop them."""
+"""Work in processes or on a Ray cluster, for the parts; the core runs in one process."""

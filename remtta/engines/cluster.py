@@ -10,9 +10,9 @@ from collections.abc import Generator, Sequence
 from types import ModuleType
 from typing import Any
 
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import DIED, RETRIES, Died, R, S, T, Work, WorkersDied, warn_of_death
 from remtta.errors import RemttaError, first_line, needed
+from remtta.interrupts import Interrupts, Stopped
 
 _SECONDS_BETWEEN_CHECKS = 0.2  # for signals, while waiting
 _SECONDS_TO_END = 30.0  # after they are asked to stop

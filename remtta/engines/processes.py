@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from multiprocessing.context import BaseContext
 from typing import TypeVar
 
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import RemttaError
+from remtta.interrupts import Interrupts, Stopped
 
 RETRIES = 2
 """Number of times a task is restarted if its worker dies."""

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import DeltaError, NotFiniteError, UsageError
+from remtta.interrupts import Interrupts
 from remtta.models.card import ModelCard
 from remtta.models.weights import Committed
 from remtta.pipeline.pipeline import Pipeline

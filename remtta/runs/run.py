@@ -14,8 +14,8 @@ from typing import BinaryIO
 from PIL.Image import Image
 from torch import Tensor
 
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import FrameError, OutputError, StreamError, UsageError, counted
+from remtta.interrupts import Interrupts, Stopped
 from remtta.pipeline.accuracy import WINDOW
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import LearnableFrames, RateCheck, TimeBudget

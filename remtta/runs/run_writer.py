@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import BinaryIO
 
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import counted
+from remtta.interrupts import Interrupts
 from remtta.methods.losses import entropy
 from remtta.pipeline.guard import log_event
 from remtta.runs.folder import EVENTS, PREDICTIONS

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from remtta.deltas import DELTA
-from remtta.engines.interrupts import Stopped
 from remtta.errors import RemttaError, counted
+from remtta.interrupts import Stopped
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.loop import Counts
 from remtta.runs.reading import Row, shown_estimates

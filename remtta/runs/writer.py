@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import OutputError, UsageError, counted
 from remtta.files import from_json, to_json, writing
+from remtta.interrupts import Interrupts
 from remtta.runs.reading import Row
 
 READER_PATIENCE_S = 2.0  # for the reader to take the rest, after a signal

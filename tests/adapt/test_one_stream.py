@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from remtta import REMConfig, RunOptions, adapt_stream, apply_delta, load_base, load_delta
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import DeltaError, OutputError, StreamError, UsageError
+from remtta.interrupts import Interrupts
 from remtta.methods import ensemble_rem
 from remtta.methods.losses import entropy
 from remtta.runs.summary import RunSummary

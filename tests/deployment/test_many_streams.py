@@ -18,9 +18,9 @@ from remtta.deployment.health import HealthFile
 from remtta.deployment.inspection import inspect_streams
 from remtta.deployment.many_streams import adapt_streams
 from remtta.deployment.stream_group import StreamGroupSummary
-from remtta.engines.interrupts import Interrupts
 from remtta.engines.processes import DIED, WorkersDied
 from remtta.errors import OutputError, RemttaError, UsageError
+from remtta.interrupts import Interrupts
 from remtta.methods.table import METHOD_TABLE
 from remtta.models.tensor_files import state_sha256
 from remtta.options import RunOptions

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from remtta.engines.cluster import get_result, on_ray
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.engines.processes import DIED, RETRIES, WorkersDied, in_processes
 from remtta.errors import RemttaError
+from remtta.interrupts import Interrupts, Stopped
 from remtta.lab.corruptions.options import CorruptOptions
 from remtta.lab.corruptions.tree import corrupt_tree
 from remtta.lab.evaluation.evaluating import evaluate
@@ -103,7 +103,7 @@ def test_without_ray_or_its_cluster_a_line_says_so_and_nothing_is_touched(
 
 _SENDS = """
 import os, signal, sys, time
-from remtta.engines.interrupts import Interrupts
+from remtta.interrupts import Interrupts
 with Interrupts() as interrupts, interrupts.finishing():
     for name in sys.argv[1:]:
         time.sleep(0.6) if name == "later" else os.kill(os.getpid(), getattr(signal, name))

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import OutputError, RemttaError, UsageError
+from remtta.interrupts import Interrupts, Stopped
 from remtta.models.tensor_files import read_tensors, save_tensors
 from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from remtta import RunOptions, load_delta
-from remtta.engines.interrupts import Interrupts
+from remtta.interrupts import Interrupts
 from remtta.models.preprocessing import preprocessing_of
 from remtta.runs.folder import PREDICTIONS, STATE
 from remtta.runs.saving import load_position

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import UsageError
+from remtta.interrupts import Interrupts
 from remtta.options import LiveOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.inspection import describe_run

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from remtta import adapt_stream, load_delta
-from remtta.engines.interrupts import Interrupts
+from remtta.interrupts import Interrupts
 from remtta.lab.evaluation.datasets import open_dataset
 from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions

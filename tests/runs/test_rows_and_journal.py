@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from remtta.engines.interrupts import Interrupts
 from remtta.errors import OutputError
 from remtta.files import from_json, to_json
+from remtta.interrupts import Interrupts
 from remtta.pipeline.prediction import Prediction
 from remtta.runs.folder import run_folder
 from remtta.runs.loop import BatchResult

@@ -16,7 +16,7 @@ import pytest
 from torch import nn
 
 from remtta import adapt_stream
-from remtta.engines.interrupts import Interrupts
+from remtta.interrupts import Interrupts
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.table import method_config

@@ -9,7 +9,7 @@ import typer
 
 from remtta.cli.reporting import progress, signal_exit_code
 from remtta.cli.running import RunningOptions
-from remtta.engines.interrupts import Stopped
+from remtta.interrupts import Stopped
 from remtta.lab.corruptions.options import CorruptOptions
 from remtta.options.option import Subset
 

@@ -19,9 +19,9 @@ from PIL import Image
 from remtta.adapt.one_stream import adapt_stream
 from remtta.deltas import DELTA
 from remtta.deltas.delta import load_delta
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import UsageError
 from remtta.files import write_atomically, writing
+from remtta.interrupts import Interrupts, Stopped
 from remtta.lab.demo.embedded import CLASS_NAMES, EMBEDDED
 from remtta.lab.demo.signs import CONDITIONS, render_sign
 from remtta.lab.drawing import COLOURS, STYLE, running_error

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from remtta.deltas.delta import Delta, check_base
 from remtta.engines.cluster import connected, on_ray
-from remtta.engines.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.engines.processes import in_processes
 from remtta.errors import RemttaError, UsageError, counted, first_line
 from remtta.files import FolderLock, remove_leftovers, write_json, writing
+from remtta.interrupts import Interrupts, Stopped, WorkerInterrupts
 from remtta.lab.evaluation.class_maps import map_classes
 from remtta.lab.evaluation.context import EvaluationContext, read_earlier
 from remtta.lab.evaluation.domains import Dataset

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from remtta.deltas.delta import save_delta
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import StreamError
 from remtta.files import writing
+from remtta.interrupts import Interrupts, Stopped
 from remtta.lab.evaluation.context import EvaluationContext
 from remtta.lab.evaluation.domains import Dataset, title_of
 from remtta.lab.evaluation.scenarios import TimeConstrainedPolicy, Visit, plan_visits

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from remtta import REMConfig, adapt_stream
-from remtta.engines.interrupts import Interrupts, Stopped
 from remtta.errors import UsageError
+from remtta.interrupts import Interrupts, Stopped
 from remtta.lab.evaluation.domains import Dataset
 from remtta.methods import rem as rem_module
 from remtta.methods.rem import rem_loss
