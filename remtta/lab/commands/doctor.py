@@ -13,7 +13,7 @@ from remtta.options.option import Subset
 from remtta.runs.reading import aligned, printable
 
 if TYPE_CHECKING:
-    from remtta.lab.evaluation.preprocessing import Diagnosis
+    from remtta.lab.doctor import Diagnosis
 
 _DOES_NOT_FIT = 3  # exit code
 _LIMIT = 100
@@ -50,8 +50,8 @@ def doctor(
         from remtta.streams.sources import open_stream
 
         opened = open_stream(source)  # reports a wrong path at once
-        load_torch("remtta.lab.evaluation.preprocessing", model)
-        from remtta.lab.evaluation.preprocessing import examine
+        load_torch("remtta.lab.doctor", model)
+        from remtta.lab.doctor import examine
 
         running.set_threads()
         classifier = running.load_classifier(model)
