@@ -34,7 +34,14 @@ _BUILT_IN: dict[Point, dict[str, str]] = {
     },
     "backbones": {},
     "loaders": {},
-    "callbacks": {},
+    "callbacks": {
+        "streams": "remtta.deployment.streams_command:ManyStreams",
+        "health": "remtta.deployment.health:Health",
+        "metrics": "remtta.deployment.metrics:Metrics",
+        "annotate": "remtta.deployment.annotated:AnnotatedVideo",
+        "mqtt": "remtta.deployment.mqtt:Publisher",
+        "publish": "remtta.deployment.publishing:ModelPublisher",
+    },
     "commands": {
         "export": "remtta.formats.commands:export",
         "text-embed": "remtta.zero_shot.commands:text_embed",

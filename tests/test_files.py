@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from remtta import RunOptions, adapt_stream
+from remtta.deployment.health import Health
 from remtta.errors import OutputError, UsageError
 from remtta.files import FolderLock, check_target, from_json, is_locked, remove_leftovers, write_atomically, write_json
 from remtta.runs.folder import RunFolder
 from remtta.runs.writer import RowWriter
 from tests.conftest import raising, tiny_vit
+from tests.runs.tiny import Each
 
 
 def test_the_file_does_not_appear_before_it_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +157,9 @@ def test_a_folder_in_use_is_reported_before_anything_else(options: Any, frames: 
 
 def test_every_file_of_a_run_is_documented(frames: Path, tmp_path: Path) -> None:
     seen: set[str] = set()
-    adapt_stream(tiny_vit(), frames, tmp_path / "run", on_batch=lambda _: seen.update(os.listdir(tmp_path / "run")))
+    adapt_stream(
+        tiny_vit(), frames, tmp_path / "run", callbacks=[Each(lambda _: seen.update(os.listdir(tmp_path / "run")))]
+    )
     seen.update(os.listdir(tmp_path / "run"))
     assert len(seen) == 6
     text = (Path(__file__).parent.parent / "docs" / "files.md").read_text()
@@ -202,7 +206,7 @@ def test_a_run_removes_what_a_killed_one_was_writing(options: Any, frames: Path,
     adapt_stream(tiny_vit(), frames, folder)
     killed_while_writing(folder / "state.safetensors", folder / "mqtt.json", folder / "mine.txt", health)
     assert len(list(tmp_path.rglob(".*.tmp"))) == 4
-    adapt_stream(tiny_vit(), frames, folder, options=RunOptions(**options), health=health)
+    adapt_stream(tiny_vit(), frames, folder, options=RunOptions(**options), callbacks=[Health(health)])
     [kept] = tmp_path.rglob(".*.tmp")
     assert kept.name.startswith(".mine.txt.")
 

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from torch import nn
 
 from remtta.adapt.image_inputs import warn_of_guess
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta
-from remtta.deployment.health import HealthFile, check_health_path, vitals
-from remtta.deployment.metrics import Metrics, sample
-from remtta.deployment.publishing import ModelPublisher
 from remtta.errors import UsageError
+from remtta.extensions import built_in
 from remtta.interrupts import Interrupts
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.chosen import default_method
@@ -25,11 +21,12 @@ from remtta.methods.table import METHOD_TABLE
 from remtta.models.card import ModelCard, card_of, warn_of_change
 from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
+from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.folder import RECORD, check_folder, run_folder
 from remtta.runs.manifest import RunContext
+from remtta.runs.pipe import RowPipe
 from remtta.runs.reading import read_record
 from remtta.runs.run import Run
-from remtta.runs.run_writer import Viewer
 from remtta.runs.summary import RunSummary
 from remtta.streams.images import log_ignored
 from remtta.streams.sources import Source, Stream, open_stream
@@ -47,13 +44,9 @@ def adapt_stream(
     options: RunOptions | None = None,
     delta: Delta | None = None,
     source_data: str | Path | None = None,
-    echo: BinaryIO | None = None,
-    health: str | Path | None = None,
-    metrics: Metrics | None = None,
-    on_batch: Callable[[RunSummary], None] | None = None,
-    viewers: Sequence[Viewer] = (),
-    publisher: ModelPublisher | None = None,
+    callbacks: Sequence[Callback] = (),
     interrupts: Interrupts | None = None,
+    **hooks: Any,
 ) -> RunSummary:
     """Predict every frame of a stream, and adapt the model to the frames.
 
@@ -73,14 +66,10 @@ def adapt_stream(
         delta: Start from these adapted weights.
         source_data: Clean source images (a folder), or statistics computed from some (a file), for methods that need
             them, and for the accuracy estimate.
-        echo: A binary stream that receives the prediction lines as well.
-        health: A JSON file that is replaced every few seconds with the run's state.
-        metrics: Serves the counts during the run.
-        on_batch: Called after every batch with the counts so far.
-        viewers: Called with the frames and rows of every batch.
-        publisher: Writes the model now and then during the run.
+        callbacks: See the run, in this order: each batch's frames and rows, and its end.
         interrupts: Turns signals into a clean stop while it is entered (`with Interrupts() as interrupts`). Without it,
             a KeyboardInterrupt is raised once everything is saved, and other signals end the program.
+        hooks: The keywords of 0.5 that `callbacks` replaces, for one release.
 
     Returns:
         The counts and the reason why the run ended. A closed pipe, or a signal that `interrupts` receives, ends it
@@ -94,11 +83,10 @@ def adapt_stream(
         OutputError: If results cannot be written.
     """
     options, interrupts = options or RunOptions(), interrupts or Interrupts()
+    if hooks:
+        callbacks = [*callbacks, *_callbacks_of_hooks(**hooks)]
     stream = source if isinstance(source, Stream) else open_stream(source)
-    with contextlib.ExitStack() as during:
-        folder = during.enter_context(run_folder(output))
-        if health is not None:
-            check_health_path(Path(health), folder)
+    with run_folder(output) as folder:
         if options.realtime and stream.num_frames is not None:
             raise UsageError(f"--realtime needs the times of a video or a live source, and {stream.name} has none")
         check_folder(folder, overwrite=options.overwrite, resume=options.resume)
@@ -107,28 +95,37 @@ def adapt_stream(
         setup = AdaptationConfig(method or default_method(card.name), config, options, delta, source_data)
         context = prepare_run(model, card, stream, folder, setup, interrupts.check)
         log_context(context)
-
-        def finish_batch(summary: RunSummary) -> None:
-            if publisher is not None:
-                publisher.after_batch()
-            if on_batch is not None:
-                on_batch(summary)
-
-        run = Run(context, folder, pipe=echo, on_batch=finish_batch, viewers=viewers, interrupts=interrupts)
-        if health is not None:
-            during.enter_context(contextlib.closing(HealthFile(Path(health), partial(vitals, run))))
-        if metrics is not None:
-            metrics.watch = lambda: {"": sample(run)}
-        if publisher is not None:
-            publisher.follow(run)
-        summary = run.execute()
-        if publisher is not None and summary.exit_reason == "completed":
-            publisher.publish()
+        summary = Run(context, folder, interrupts, callbacks).execute()
     log_ignored(stream.name, stream.left_out)
     few = summary.exit_reason == "completed" and 1 < summary.num_predicted <= options.batch_size
     if few and context.pipeline.method.keeps_updates and summary.num_updates:
         _log.info("all frames fit in one batch, so none was predicted after an update; use a smaller --batch-size")
     return summary
+
+
+class _Hooks(Callback):
+    """Calls the functions that the keywords `viewers` and `on_batch` of 0.5 took."""
+
+    def __init__(self, viewers: Sequence[Callable[..., object]], summary: Callable[..., object] | None) -> None:
+        self._viewers, self._summary = viewers, summary
+
+    def on_batch(self, report: BatchReport) -> None:
+        for view in self._viewers:
+            view(report)
+        if self._summary:
+            self._summary(report.summary)
+
+
+def _callbacks_of_hooks(
+    echo: Any = None, health: Any = None, metrics: Any = None, on_batch: Any = None, viewers: Any = ()
+) -> list[Callback]:
+    """Return callbacks that do what the keywords of 0.5 did."""
+    _log.warning("adapt_stream now takes callbacks=[...]; echo, health, metrics, on_batch and viewers will be removed")
+    made = [RowPipe(echo)] if echo else []
+    if health:
+        make: Any = built_in("callbacks")["health"].load()
+        made.append(make(health))
+    return [*made, *([metrics] if metrics else []), _Hooks(viewers, on_batch)]
 
 
 def prepare_run(

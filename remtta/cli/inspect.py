@@ -11,14 +11,14 @@ from remtta.cli.running import PrintOptions, RunningOptions
 from remtta.errors import UsageError
 from remtta.extensions import load_of_part
 from remtta.options.option import Subset
-from remtta.runs.folder import RESULTS, SITE
+from remtta.runs.folder import RESULTS, STREAM_GROUP
 from remtta.runs.reading import printable, reading
 
 if TYPE_CHECKING:
     from remtta.runs.inspection import Inspection
 
 _OF_PARTS = {
-    SITE: ("the runs of many streams", "remtta.deployment.inspection:inspect_streams"),
+    STREAM_GROUP: ("the runs of many streams", "remtta.deployment.inspection:inspect_streams"),
     RESULTS: ("an evaluation", "remtta.lab.report.evaluations:inspect_evaluation"),
 }
 """Folders that a part of remtta describes, by the file that identifies them."""

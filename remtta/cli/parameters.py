@@ -18,6 +18,7 @@ from remtta.options.option import (
     PANELS,
     Option,
     OptionField,
+    OptionGroups,
     PassedSettings,
     Subset,
     option_field,
@@ -54,10 +55,20 @@ def flatten(command: Callable[..., None]) -> Callable[..., None]:
     return flat_command
 
 
+def option_names(group: type) -> set[str]:
+    """Return the names of all options of a group, and their flags: {"output", "--output", "-o"}."""
+    options = {field.name: field.option for field in _expand(option_field("group", group))}
+    flags = {flag for option in options.values() if option for all_ in option.flags for flag in all_.split("/")}
+    return {*options, *flags}
+
+
 def _expand(field: OptionField) -> Iterator[OptionField]:
     """Yield the options and arguments in a parameter of a command, or in a field of a group."""
     if passed := field.first(PassedSettings):
         yield from (replace(setting, command_default=None) for setting in _settings(passed))
+    elif extensions := field.first(OptionGroups):
+        for name, group in extensions.groups.items():
+            yield from _expand(option_field(name, group))
     elif field.is_group:
         options = [option for nested in option_fields(field.type) for option in _expand(nested)]
         subset = field.first(Subset) or Subset(*(option.name for option in options))
@@ -79,6 +90,8 @@ def _build(field: OptionField, values: Mapping[str, object]) -> object:
     if passed := field.first(PassedSettings):
         settings = [setting for setting in _settings(passed) if values.get(setting.name) is not None]
         return {setting.name: _read(setting, values[setting.name]) for setting in settings}
+    if extensions := field.first(OptionGroups):
+        return {name: _build(option_field(name, group), values) for name, group in extensions.groups.items()}
     if not field.is_group:
         return _read(field, values[field.name])
     members = {option.name for option in _expand(field)}

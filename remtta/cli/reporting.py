@@ -18,11 +18,11 @@ import typer
 
 from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError, counted
 from remtta.files import to_json
-from remtta.interrupts import Interrupts, Stopped
+from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.reading import printable
 
 if TYPE_CHECKING:
-    from remtta.deployment.stream_group import StreamGroupSummary
+    from remtta.runs.run import Run
     from remtta.runs.summary import RunSummary
 
 EXIT_CODES: dict[type[RemttaError], int] = {UsageError: 2, CheckpointError: 4, DeltaError: 4}
@@ -170,13 +170,22 @@ def print_version(requested: bool) -> None:
     raise typer.Exit
 
 
-@contextlib.contextmanager
-def run_progress(
-    num_frames: int | None, *, hidden: bool, lines: bool = False
-) -> Iterator[Callable[[RunSummary | StreamGroupSummary], None]]:
-    """Yield a function that shows the counts of a run so far; with `lines`, never as a bar."""
-    with progress("adapting", "frames", hidden=hidden, lines=lines) as show:
-        yield lambda run: show(run.num_frames, num_frames, counted(run.num_updates, "update"), run.images_per_s)
+class ProgressBar(Callback):
+    """Shows the counts of a run so far on standard error; with `lines`, never as a bar."""
+
+    def __init__(self, *, hidden: bool, lines: bool = False) -> None:
+        self._hidden, self._lines = hidden, lines
+
+    def on_start(self, run: Run) -> None:
+        self._num_frames, self._shown = run.context.stream.num_frames, contextlib.ExitStack()
+        self._show = self._shown.enter_context(progress("adapting", "frames", hidden=self._hidden, lines=self._lines))
+
+    def on_batch(self, report: BatchReport) -> None:
+        run = report.summary
+        self._show(run.num_frames, self._num_frames, counted(run.num_updates, "update"), run.images_per_s)
+
+    def on_end(self, summary: RunSummary) -> None:
+        self._shown.close()
 
 
 @contextlib.contextmanager

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Self
 
 from remtta.errors import needed
-from remtta.files import check_target, writing
+from remtta.files import check_not_input, check_target, writing
+from remtta.options.option import output_option
+from remtta.runs.callbacks import BatchReport, Callback, PlannedRun
 
 if TYPE_CHECKING:
     from av.container import OutputContainer
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from remtta.runs.reading import Row
-    from remtta.runs.run_writer import View
+    from remtta.runs.summary import RunSummary
     from remtta.streams.prefetch import DecodedFrame
 
 MIN_WIDTH = 320
@@ -41,11 +44,27 @@ def check_video(path: Path, folder: Path, *, overwrite: bool, resume: bool) -> P
     return part
 
 
-class AnnotatedVideo:
+@dataclass(frozen=True)
+class AnnotateOptions:
+    """The annotated video."""
+
+    annotate: Annotated[
+        Path | None,
+        output_option(
+            "Write a video of the frames with label, probability, predicting model and guard state.",
+            metavar="FILE.mp4",
+            more="reliability.md#annotated-video",
+        ),
+    ] = None
+
+
+class AnnotatedVideo(Callback):
     """Writes each readable frame as the model saw it, with label, probability, answering model and the guard's state.
 
     H.264 in a fragmented MP4. Frames of a video keep their times; others last a tenth of a second.
     """
+
+    options = AnnotateOptions
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -53,13 +72,22 @@ class AnnotatedVideo:
         self._last_ms = -_FRAME_MS
         self._shift_ms, self._previous_ms = 0, 0.0  # of the source's times
 
-    def __call__(self, view: View) -> None:
-        with writing(self._path):
-            for frame, row in zip(view.frames, view.rows, strict=True):
-                if frame.image is not None:
-                    self._add(self._picture(frame, row, view.guard), frame.time_s)
+    @classmethod
+    def from_options(cls, options: AnnotateOptions, run: PlannedRun) -> Self | None:
+        if options.annotate is None:
+            return None
+        path = check_video(options.annotate, run.folder, overwrite=run.options.overwrite, resume=run.options.resume)
+        if run.options.overwrite:
+            check_not_input(options.annotate, "--annotate", [run.source])
+        return cls(path)
 
-    def close(self) -> None:
+    def on_batch(self, report: BatchReport) -> None:
+        with writing(self._path):
+            for frame, row in zip(report.frames, report.rows, strict=True):
+                if frame.image is not None:
+                    self._add(self._picture(frame, row, report.guard), frame.time_s)
+
+    def on_end(self, summary: RunSummary) -> None:
         """Flush the encoder and finish the file."""
         if self._video:
             container, stream = self._video

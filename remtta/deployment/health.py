@@ -8,16 +8,23 @@ import json
 import os
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Self
 
+from remtta.deployment.group_callback import GroupCallback
 from remtta.errors import OutputError, UsageError
 from remtta.files import remove_leftovers, to_json, write_atomically, writing
+from remtta.options.option import output_option
+from remtta.runs.callbacks import PlannedRun
 from remtta.runs.folder import OWN_FILES
 
 if TYPE_CHECKING:
+    from remtta.deployment.stream_group import StreamGroup, StreamGroupSummary
     from remtta.runs.run import Run
+    from remtta.runs.summary import RunSummary
 
 EVERY_S = 2.0
 _MAX_BYTES = 65_536  # far more than it ever holds
@@ -75,6 +82,52 @@ def vitals(run: Run) -> dict[str, object]:
         "estimate": summary.estimates or None,
         **run.record.live_counts,
     }
+
+
+@dataclass(frozen=True)
+class HealthOptions:
+    """The health file."""
+
+    health: Annotated[
+        Path | None,
+        output_option(
+            "Status file (JSON), rewritten every few seconds: time, state, frames, updates.",
+            metavar="FILE",
+            more="reliability.md#as-a-service",
+        ),
+    ] = None
+
+
+class Health(GroupCallback):
+    """Keeps a health file of a run, or of those of many streams, from before the first frame to the end."""
+
+    options = HealthOptions
+
+    def __init__(self, path: str | Path, every_s: float = EVERY_S) -> None:
+        self.path, self._every_s = Path(path), every_s
+
+    @classmethod
+    def from_options(cls, options: HealthOptions, run: PlannedRun) -> Self | None:
+        if options.health is None:
+            return None
+        check_health_path(options.health, run.folder)
+        return cls(options.health)
+
+    def on_start(self, run: Run) -> None:
+        self._open(run.summary.output, partial(vitals, run))
+
+    def on_end(self, summary: RunSummary) -> None:
+        self._file.close()
+
+    def on_group_start(self, group: StreamGroup) -> None:
+        self._open(group.folder, group.vitals)
+
+    def on_group_end(self, summary: StreamGroupSummary) -> None:
+        self._file.close()
+
+    def _open(self, folder: Path, report: Callable[[], Mapping[str, object]]) -> None:
+        check_health_path(self.path, folder)
+        self._file = HealthFile(self.path, report, self._every_s)
 
 
 class HealthFile:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from remtta.errors import counted
 from remtta.files import is_locked
-from remtta.runs.folder import RECORD, SITE
+from remtta.runs.folder import RECORD, STREAM_GROUP
 from remtta.runs.inspection import Content, Inspection, read_content, state_of
 from remtta.runs.reading import aligned
 
@@ -15,7 +15,7 @@ _COUNTS = ("frames", "skipped", "updates")
 
 def inspect_streams(folder: Path) -> Inspection:
     """Describe each stream, preferring the record of its own folder, which is newer; use it within `reading`."""
-    site, streams = read_content(folder / SITE), {}
+    site, streams = read_content(folder / STREAM_GROUP), {}
     for name, recorded in site["streams"].items():
         stream = {field: recorded[field] for field in ("source", "exit_reason", *_COUNTS)}
         if stream["exit_reason"] == "running" and (folder / name / RECORD).is_file():

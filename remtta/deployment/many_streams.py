@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import nn
 
-from remtta.deployment.health import HealthFile, check_health_path
-from remtta.deployment.metrics import Metrics
+from remtta.deployment.group_callback import GroupCallback
 from remtta.deployment.stream_group import SharedModelRunner, StreamGroup, StreamGroupConfig, StreamGroupSummary
+from remtta.deployment.stream_lists import check_group_folder
 from remtta.deployment.worker_pool import WorkerPoolRunner
 from remtta.engines.cluster import connected
 from remtta.errors import UsageError
@@ -19,7 +19,7 @@ from remtta.methods.settings.chosen import default_method
 from remtta.models.card import card_of
 from remtta.options.run_options import Engine
 from remtta.pipeline.build import AdaptationConfig
-from remtta.runs.folder import check_site, run_folder
+from remtta.runs.folder import run_folder
 from remtta.streams.sources import Stream
 
 
@@ -31,9 +31,7 @@ def adapt_streams(
     *,
     engine: Engine = "processes",
     jobs: int = 1,
-    health: str | Path | None = None,
-    metrics: Metrics | None = None,
-    on_batch: Callable[[StreamGroupSummary], None] | None = None,
+    callbacks: Sequence[GroupCallback] = (),
     interrupts: Interrupts | None = None,
 ) -> StreamGroupSummary:
     """Adapt one model to many streams, to each as if it were alone.
@@ -50,10 +48,7 @@ def adapt_streams(
         setup: How the model is adapted; by default as `remtta adapt` does. The method may change only norms.
         engine: Where workers run: "processes" of this machine, or "ray" for a cluster.
         jobs: Number of workers; with one process, everything runs in this process.
-        health: A JSON file that is replaced every few seconds with the state of each run.
-        metrics: Serves the counts during the runs.
-        on_batch: Called with the counts after every batch, or from time to time; from any thread, but never
-            concurrently.
+        callbacks: See the runs together.
         interrupts: Turns signals into a clean stop of all streams.
 
     Returns:
@@ -72,19 +67,16 @@ def adapt_streams(
         connected()  # before a folder is touched
     with contextlib.ExitStack() as during:
         folder = during.enter_context(run_folder(output))
-        check_site(folder, streams, overwrite=setup.options.overwrite, resume=setup.options.resume)
-        if health is not None:
-            check_health_path(Path(health), folder)
-        config = StreamGroupConfig(model, streams, folder, setup, interrupts, on_batch)
+        check_group_folder(folder, streams, overwrite=setup.options.overwrite, resume=setup.options.resume)
+        config = StreamGroupConfig(model, streams, folder, setup, interrupts, callbacks)
         if engine == "processes" and min(jobs, len(streams)) == 1:
             site: StreamGroup = (together := SharedModelRunner(config))
             together.log_context()
         else:
             site = WorkerPoolRunner(config, engine, jobs)
         during.enter_context(site.locked())
-        if health is not None:
-            during.enter_context(contextlib.closing(HealthFile(Path(health), site.vitals)))
-        if metrics is not None:
-            metrics.watch = site.samples
+        for callback in callbacks:
+            callback.on_group_start(site)
+            during.callback(callback.on_group_end, site.summary)
         site.execute()
     return site.summary

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from remtta._version import __version__
+from remtta.deployment.group_callback import GroupCallback
 from remtta.errors import UsageError, needed
+from remtta.options.option import output_option
+from remtta.runs.callbacks import PlannedRun
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric
 
+    from remtta.deployment.stream_group import StreamGroup
     from remtta.runs.budget import Latencies
     from remtta.runs.run import Run
 
@@ -46,12 +51,28 @@ def parse_metrics_address(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-class Metrics:
-    """Serves the counts of runs while they run.
+@dataclass(frozen=True)
+class MetricsOptions:
+    """The metrics."""
+
+    metrics: Annotated[
+        str | None,
+        output_option(
+            "Serve Prometheus metrics: 9108 for this machine only, 0.0.0.0:9108 for every host.",
+            metavar="[HOST:]PORT",
+            more="reliability.md#metrics",
+        ),
+    ] = None
+
+
+class Metrics(GroupCallback):
+    """Serves the counts of runs until it is closed.
 
     Values are read on request, from another thread, at no cost to the run. Raise UsageError if prometheus-client is
     missing, or the port is unavailable.
     """
+
+    options = MetricsOptions
 
     def __init__(self, address: tuple[str, int]) -> None:
         prometheus_client = needed("prometheus_client", "metrics", "--metrics")
@@ -67,6 +88,16 @@ class Metrics:
         self._server.RequestHandlerClass = type("_", (self._server.RequestHandlerClass,), {"timeout": IDLE_TIMEOUT_S})
         self._server.verify_request = lambda request, address: _num_clients() < MAX_CLIENTS
         self._server.handle_error = lambda request, address: None
+
+    @classmethod
+    def from_options(cls, options: MetricsOptions, run: PlannedRun) -> Self | None:
+        return None if options.metrics is None else cls(parse_metrics_address(options.metrics))
+
+    def on_start(self, run: Run) -> None:
+        self.watch = lambda: {"": sample(run)}
+
+    def on_group_start(self, group: StreamGroup) -> None:
+        self.watch = group.samples
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric of every run, for prometheus_client."""

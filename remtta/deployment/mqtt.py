@@ -11,18 +11,20 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Self
 from urllib.parse import unquote, urlsplit
 
 from remtta.errors import OutputError, UsageError, needed
 from remtta.files import write_json
+from remtta.options.option import output_option
+from remtta.runs.callbacks import BatchReport, Callback, PlannedRun
 from remtta.runs.folder import MQTT, PREDICTIONS
 
 if TYPE_CHECKING:
     from paho.mqtt.reasoncodes import ReasonCode
 
-    from remtta.runs.run_writer import View
+    from remtta.runs.run import Run
+    from remtta.runs.summary import RunSummary
 
 PATIENCE_S = 5.0  # for the broker to take the rest at the end
 _POLL_S, _SAVE_EVERY_S = 0.05, 1.0
@@ -67,17 +69,33 @@ def parse_topic(text: str) -> Topic:
     return Topic(host, port or _PORTS[url.scheme], name, url.scheme == "mqtts", user, password)
 
 
-class Publisher:
+@dataclass(frozen=True)
+class MqttOptions:
+    """The MQTT broker."""
+
+    mqtt: Annotated[
+        str | None,
+        output_option(
+            "Also send predictions to an MQTT broker, each at least once; mqtts:// for TLS.",
+            metavar="mqtt://HOST/TOPIC",
+            more="reliability.md#mqtt",
+        ),
+    ] = None
+
+
+class Publisher(Callback):
     """Publishes the lines of a run's predictions file from a thread, so that the broker delays no prediction.
 
     The run's folder records how much the broker has confirmed, and a resumed run continues from there.
     """
 
-    def __init__(self, topic: Topic, folder: Path, *, resume: bool) -> None:
+    options = MqttOptions
+
+    def __init__(self, topic: Topic) -> None:
         from paho.mqtt.client import Client
         from paho.mqtt.enums import CallbackAPIVersion
 
-        self._topic, self._folder, self._resume = topic, folder, resume
+        self._topic = topic
         self._started, self._closing = threading.Event(), threading.Event()
         self._in_flight: deque[tuple[int, int]] = deque()  # message ids, and where their lines end
         self._confirmed: set[int] = set()
@@ -93,21 +111,32 @@ class Publisher:
         self._client.on_connect_fail = lambda client, data: self._warn(f"cannot be reached ({sys.exception()})")
         self._client.on_disconnect = lambda client, data, flags, reason, more: self._warn(f"is lost ({reason})")
         self._client.on_publish = lambda client, data, message, *more: self._confirmed.add(message)
-        self._client.connect_async(topic.host, topic.port)
+
+    @classmethod
+    def from_options(cls, options: MqttOptions, run: PlannedRun) -> Self | None:
+        return None if options.mqtt is None else cls(parse_topic(options.mqtt))
+
+    def on_start(self, run: Run) -> None:
+        """Connect to the broker."""
+        self._folder, self._resume = run.summary.output, run.context.options.resume
+        self._client.connect_async(self._topic.host, self._topic.port)
         self._client.loop_start()
         self._thread = threading.Thread(target=self._work, name="remtta-mqtt", daemon=True)
         self._thread.start()
 
-    def __call__(self, view: View | None = None) -> None:
+    def on_batch(self, report: BatchReport) -> None:
+        self._start()
+
+    def _start(self) -> None:
         """Start publishing: the file now belongs to this run."""
         if not self._started.is_set():
             self._read = self._sent = self._saved = self._sent_before() if self._resume else 0
             self._started.set()
 
-    def close(self) -> None:
+    def on_end(self, summary: RunSummary) -> None:
         """Publish the rest, as far as the broker accepts it within a few seconds."""
         if self._resume:  # the rest of an earlier part, if no frame followed
-            self()
+            self._start()
         self._closing.set()
         self._thread.join()
         self._client.on_disconnect = None

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from contextvars import ContextVar, copy_context
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +22,7 @@ from typing import Any
 from torch import nn
 
 from remtta.adapt.one_stream import log_context, prepare_run
+from remtta.deployment.group_callback import GroupCallback
 from remtta.deployment.health import vitals
 from remtta.deployment.metrics import Sample, sample
 from remtta.errors import RemttaError, UsageError
@@ -32,7 +33,8 @@ from remtta.models.weights import AdaptedWeights
 from remtta.options import RunOptions
 from remtta.pipeline.accuracy import Estimator
 from remtta.pipeline.build import AdaptationConfig
-from remtta.runs.folder import RECORD, SITE
+from remtta.runs.callbacks import BatchReport, Callback
+from remtta.runs.folder import RECORD, STREAM_GROUP
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.streams.batches import decoding_budget
@@ -100,7 +102,7 @@ class StreamGroupSummary:
         width = max(map(len, self.streams))
         lines = [f"{name:<{width}}  {run.report().partition(chr(10))[0]}" for name, run in self.streams.items()]
         again = [f"continue with --output {self.output} --resume"] if self.signum else []
-        return "\n".join([*lines, str(self.output / SITE), *again])
+        return "\n".join([*lines, str(self.output / STREAM_GROUP), *again])
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class StreamGroupConfig:
     folder: Path  # parent of the streams' folders
     setup: AdaptationConfig
     interrupts: Interrupts
-    on_batch: Callable[[StreamGroupSummary], None] | None = None  # called after every batch, or from time to time
+    callbacks: Sequence[GroupCallback] = ()
 
 
 class StreamGroup(abc.ABC):
@@ -135,7 +137,7 @@ class StreamGroup(abc.ABC):
         """Hold the folder's lock; create the folder if needed, and remove it again if it stays empty."""
         made = not self.folder.exists()
         lock = FolderLock(self.folder)
-        remove_leftovers(self.folder, (SITE,))
+        remove_leftovers(self.folder, (STREAM_GROUP,))
         try:
             yield
         finally:
@@ -153,13 +155,18 @@ class StreamGroup(abc.ABC):
         """Return the values for the metrics."""
         return {name: report["metrics"] for name, report in self.reports().items()}
 
+    def report(self) -> None:
+        """Report the counts so far to the callbacks."""
+        for callback in self._config.callbacks:
+            callback.on_group_batch(self.summary)
+
     def write(self) -> None:
         """Replace `site.json`."""
         streams = {
             name: {"source": stream.name, "kind": stream.kind, **self.summary.streams[name].figures()}
             for name, stream in self._config.streams.items()
         }
-        write_json(self.folder / SITE, {"exit_reason": self.summary.exit_reason, "streams": streams})
+        write_json(self.folder / STREAM_GROUP, {"exit_reason": self.summary.exit_reason, "streams": streams})
 
 
 def _in_turn(worker: Executor, interrupts: Interrupts, work: Callable[[], object]) -> None:
@@ -180,6 +187,16 @@ def _in_turn(worker: Executor, interrupts: Interrupts, work: Callable[[], object
     turn.result()
 
 
+class _Reporter(Callback):
+    """Reports the batches of a stream to its group, in the one thread that uses the model."""
+
+    def __init__(self, group: StreamGroup) -> None:
+        self._group = group
+
+    def on_batch(self, report: BatchReport) -> None:
+        self._group.report()
+
+
 class SharedModelRunner(StreamGroup):
     """The runs of streams that share a model. Raise UsageError if the method changes more than norms, or a stream
     cannot use it; DeltaError if the delta does not fit the model.
@@ -191,7 +208,6 @@ class SharedModelRunner(StreamGroup):
     def __init__(self, config: StreamGroupConfig, options_of: Callable[[str], RunOptions] | None = None) -> None:
         setup, interrupts = config.setup, config.interrupts
         self._worker = ThreadPoolExecutor(1, "remtta-model")
-        self._reporting = threading.Lock()
         self._write_site = self.write if options_of is None else lambda: None
         self._runs: dict[str, Run] = {}
         card = card_of(config.model)
@@ -214,7 +230,7 @@ class SharedModelRunner(StreamGroup):
                 chosen = replace(setup, config=context.config, calibration=calibration)
             part = interrupts.part()  # for run and turns: a stop that the run holds off ends no wait for a turn
             context = replace(context, run_exclusively=partial(self._run_exclusively, weights, part), memory=memory)
-            self._runs[name] = Run(context, folder, on_batch=lambda run: self._report_batch(), interrupts=part)
+            self._runs[name] = Run(context, folder, part, [_Reporter(self)])
         super().__init__(config, {name: run.summary for name, run in self._runs.items()})
 
     def log_context(self) -> None:
@@ -258,11 +274,6 @@ class SharedModelRunner(StreamGroup):
             }
             for name, run in self._runs.items()
         }
-
-    def _report_batch(self) -> None:
-        with self._reporting:
-            if self._config.on_batch:
-                self._config.on_batch(self.summary)
 
 
 @contextlib.contextmanager

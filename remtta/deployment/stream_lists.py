@@ -1,24 +1,17 @@
-"""Lists of sources: files of names and addresses, and paths on standard input."""
+"""Lists of streams: files of names and addresses, and the folder of their runs. Imports no torch."""
 
 from __future__ import annotations
 
-import codecs
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from remtta.errors import UsageError
-from remtta.files import UTF16_MARKS, read_text
+from remtta.files import read_text
+from remtta.runs.folder import STREAM_GROUP, check_folder
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FORM = "name=address on each line"
-
-_PIPE_CHUNK_BYTES = 65_536
-_MAX_PATH_BYTES = 32_768  # well over any system's limit
-_CONTROL = re.compile(rb"[\x01-\x08\x0e-\x1f]")  # characters of image files, hardly ever of paths
-_SIGNATURE = re.compile(rb"\x89PNG|\xff\xd8\xff|.{257}ustar", re.DOTALL)  # of PNG, JPEG and tar
-_NO_PATHS = "standard input holds no paths; give an image or a video by its name"
 
 
 def read_sources(path: Path) -> dict[str, str]:
@@ -51,54 +44,8 @@ def read_sources(path: Path) -> dict[str, str]:
     return sources
 
 
-def read_paths(descriptor: int, null_separated: bool = False) -> Iterator[str]:
-    """Yield paths from a pipe as soon as they are complete; bytes that are not UTF-8 are preserved, and UTF-16 with a
-    byte order mark is read as well.
-
-    The descriptor is read without Python's buffering, whose lock would hang the interpreter's exit.
-    """
-    separator = b"\0" if null_separated else b"\n"
-    rest, separated, first = b"", False, True
-    utf16 = None
-    while chunk := _read(descriptor):
-        if first and _SIGNATURE.match(chunk):
-            raise UsageError(_NO_PATHS)
-        if first and chunk.startswith(UTF16_MARKS):  # from PowerShell
-            utf16 = codecs.getincrementaldecoder("utf-16")("replace")
-        chunk = chunk.removeprefix(codecs.BOM_UTF8) if first else chunk
-        chunk = utf16.decode(chunk).encode("utf-8", "surrogatepass") if utf16 else chunk
-        first = False
-        *complete, rest = (rest + chunk).split(separator)
-        separated |= bool(complete)
-        yield from _decoded(complete, null_separated)
-        _check_separator(rest, null_separated)
-    if null_separated and not separated and rest.endswith(b"\n"):
-        raise UsageError("the paths on standard input end in newline, not in NUL; leave -0 out")
-    yield from _decoded([rest], null_separated)
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, _PIPE_CHUNK_BYTES)
-    except OSError as error:
-        raise UsageError(f"standard input cannot be read ({error.strerror}); pipe paths into it") from error
-
-
-def _decoded(paths: Sequence[bytes], null_separated: bool) -> Iterator[str]:
-    for path in paths:
-        path = path if null_separated else path.removesuffix(b"\r")
-        _check_separator(path, null_separated)
-        if path:
-            yield os.fsdecode(path)
-
-
-def _check_separator(path: bytes, null_separated: bool) -> None:
-    if b"\0" in path and _CONTROL.search(path):
-        raise UsageError(_NO_PATHS)
-    if b"\0" in path:
-        raise UsageError(
-            "the paths on standard input end in NUL, not in newline; add -0 (if they are UTF-16, write them as UTF-8)"
-        )
-    if len(path) > _MAX_PATH_BYTES:
-        advice = "do they end in newline? Then leave -0 out" if null_separated else "write one per line"
-        raise UsageError(f"a path on standard input is longer than {_MAX_PATH_BYTES} bytes; {advice}")
+def check_group_folder(folder: Path, names: Iterable[str], *, overwrite: bool, resume: bool) -> None:
+    """Raise if a folder cannot hold the runs of these streams, each in a folder of its own; changes nothing."""
+    check_folder(folder, STREAM_GROUP, overwrite=overwrite, resume=resume)
+    for name in names:
+        check_folder(folder / name, overwrite=overwrite, resume=resume)

@@ -162,8 +162,7 @@ class WorkerPoolRunner(StreamGroup):
                 with contextlib.suppress(OutputError):  # a failure of the last write is raised
                     self.write()
                     self._written = states
-            if self._config.on_batch:
-                self._config.on_batch(self.summary)
+            self.report()
 
 
 class _Tail:

@@ -105,6 +105,13 @@ class PassedSettings:
 
 
 @dataclass(frozen=True)
+class OptionGroups:
+    """Marks a mapping that holds groups of options by name, of extensions."""
+
+    groups: Mapping[str, type]
+
+
+@dataclass(frozen=True)
 class OptionField:
     """A field of a dataclass of options, or a parameter of a command."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,15 @@ STATE = "state.safetensors"
 EVENTS = "events.jsonl"
 MQTT = "mqtt.json"  # how many bytes of the predictions the broker has confirmed
 _RESERVE = ".reserve"  # of runs by 0.5.0
-SITE = "site.json"  # of many streams that share a model, with their folders beside it
+STREAM_GROUP = "site.json"  # of many streams that share a model, with their folders beside it
 
-OWN_FILES = (PREDICTIONS, DELTA, RECORD, RESULTS, STATE, EVENTS, MQTT, SITE, _RESERVE, LOCK)
+OWN_FILES = (PREDICTIONS, DELTA, RECORD, RESULTS, STATE, EVENTS, MQTT, STREAM_GROUP, _RESERVE, LOCK)
 """Files that only runs write."""
 
 _KINDS = {
     RECORD: ("a run of remtta adapt", (PREDICTIONS, DELTA, RECORD)),
     RESULTS: ("an evaluation", (RESULTS, PREDICTIONS)),
-    SITE: ("the runs of many streams", (SITE,)),
+    STREAM_GROUP: ("the runs of many streams", (STREAM_GROUP,)),
 }
 """The files of each kind of folder, by the file that identifies it."""
 
@@ -73,7 +73,7 @@ def run_folder(output: str | Path | None, root: Path = Path("runs")) -> Iterator
 def check_folder(folder: Path, own: str = RECORD, *, overwrite: bool, resume: bool = False) -> None:
     """Raise if a folder is in use or not writable, or holds what may not be overwritten; changes nothing.
 
-    The file `own` will say what it holds: RECORD, RESULTS or SITE.
+    The file `own` will say what it holds: RECORD, RESULTS or STREAM_GROUP.
     """
     if own == RECORD and folder == Path("-"):
         raise UsageError('--output is a folder; for predictions on standard output, use "--predictions -"')
@@ -95,7 +95,7 @@ def check_free(folder: Path, own: str = RECORD, *, overwrite: bool, resume: bool
             f"{folder} holds {what} already ({', '.join(earlier)}); choose another --output, or add --overwrite to "
             "replace it, --resume to continue it"
         )
-    if own in earlier or own == SITE or overwrite:  # of many streams, each run has a folder of its own
+    if own in earlier or own == STREAM_GROUP or overwrite:  # of many streams, each run has a folder of its own
         return
     if any((folder / name).stat().st_size for name in earlier):
         raise UsageError(f"{folder} has lost its {own}, so it cannot be resumed; --overwrite replaces it")
@@ -106,13 +106,6 @@ def check_free(folder: Path, own: str = RECORD, *, overwrite: bool, resume: bool
             f"{folder} is not empty ({others[0]}{', ...' if others[1:] else ''}) and holds no earlier run; choose "
             "another --output, or add --overwrite to write there anyway"
         )
-
-
-def check_site(folder: Path, names: Iterable[str], *, overwrite: bool, resume: bool) -> None:
-    """Raise if a folder cannot hold the runs of these streams, each in a folder of its own; changes nothing."""
-    check_folder(folder, SITE, overwrite=overwrite, resume=resume)
-    for name in names:
-        check_folder(folder / name, overwrite=overwrite, resume=resume)
 
 
 def check_same_settings(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:

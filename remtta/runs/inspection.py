@@ -14,7 +14,7 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta_files import read_arrays
 from remtta.errors import UsageError, counted
 from remtta.files import is_locked
-from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, SITE
+from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, STREAM_GROUP
 from remtta.runs.reading import aligned, read_object, read_rows, reading, shown_estimates
 from remtta.streams.images import natural_key
 
@@ -47,8 +47,8 @@ _RARE_COUNTS = {"not_adapted": "only predicted", "dropped": "dropped for newer o
 
 
 def kind_of(folder: Path) -> str:
-    """Return the file that says what a folder holds: RECORD, SITE or RESULTS; raise UsageError if it has none."""
-    kinds = RECORD, SITE, RESULTS
+    """Return the file that says what a folder holds: RECORD, STREAM_GROUP or RESULTS; raise UsageError for none."""
+    kinds = RECORD, STREAM_GROUP, RESULTS
     if found := next((name for name in kinds if (folder / name).is_file()), None):
         return found
     below = sorted(str(record.parent) for name in (RECORD, RESULTS) for record in folder.glob(f"*/{name}"))

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
 
 from PIL.Image import Image
 from torch import Tensor
@@ -19,14 +18,15 @@ from remtta.interrupts import Interrupts, Stopped
 from remtta.pipeline.accuracy import WINDOW
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import LearnableFrames, RateCheck, TimeBudget
+from remtta.runs.callbacks import Callback, following
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.loop import AdaptationLoop
 from remtta.runs.manifest import RunContext, RunManifest, check_same_run
+from remtta.runs.pipe import ReaderGone
 from remtta.runs.reading import Row, read_rows
-from remtta.runs.run_writer import RunWriter, Viewer
+from remtta.runs.run_writer import RunWriter
 from remtta.runs.saving import Saver, load_position
 from remtta.runs.summary import GuardStop, RunProgress, RunSummary
-from remtta.runs.writer import ReaderGone
 from remtta.streams.batches import Batch, Batches
 from remtta.streams.fitness import fingerprint
 from remtta.streams.frames import Frame
@@ -37,29 +37,18 @@ _log = logging.getLogger("remtta")
 
 
 class Run:
-    """One pass over a stream, from claiming its folder to the last save; set up by `adapt_stream`.
-
-    `on_batch` is called after every batch with the summary so far; `pipe` and `viewers` are the writer's.
-    """
+    """One pass over a stream, from claiming its folder to the last save; set up by `adapt_stream`."""
 
     def __init__(
-        self,
-        context: RunContext,
-        folder: Path,
-        *,
-        pipe: BinaryIO | None = None,
-        on_batch: Callable[[RunSummary], None] | None = None,
-        viewers: Sequence[Viewer] = (),
-        interrupts: Interrupts,
+        self, context: RunContext, folder: Path, interrupts: Interrupts, callbacks: Sequence[Callback] = ()
     ) -> None:
         options = context.options
-        self.context, self._interrupts, self._echoes = context, interrupts, pipe is not None
-        self._on_batch = on_batch or (lambda summary: None)
+        self.context, self.interrupts, self._callbacks = context, interrupts, callbacks
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         progress = RunProgress(frames_in_delta=context.start.frames if context.start else 0)
         self.summary = RunSummary(folder, progress, smooths=context.pipeline.find(Smoother) is not None)
         self.record = RunManifest(context, self.summary)
-        self._writer = RunWriter(context, self.summary, self.record, interrupts=interrupts, pipe=pipe, viewers=viewers)
+        self._writer = RunWriter(context, self.summary, self.record, callbacks)
         self._loop = AdaptationLoop(
             context.pipeline,
             context.card,
@@ -87,11 +76,16 @@ class Run:
 
     def execute(self) -> RunSummary:
         """Run over the stream; raise RemttaError if anything but a signal, a closed pipe or the guard ends it early."""
+        with following(self, self._callbacks):
+            self._run()
+        return self.summary
+
+    def _run(self) -> None:
         summary, stream = self.summary, self.context.stream
         begun = refused = False
         self._writer.started = time.monotonic()
         try:
-            with self._interrupts.held():
+            with self.interrupts.held():
                 self._resume()
             self._stop_if_ended()
             row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.progress.frames else None
@@ -104,8 +98,8 @@ class Run:
                     stream.check_not_empty()
                     _log.info("the list of frames is empty: nothing to do, and no run folder is left")
                     summary.exit_reason = "completed"
-                    return summary
-                with self._interrupts.held():  # a half-claimed folder could not be finished
+                    return
+                with self.interrupts.held():  # a half-claimed folder could not be finished
                     self._claim()
                     self.record.write()
                     if first and first.read_at and summary.num_resumed:
@@ -125,13 +119,12 @@ class Run:
             summary.end(error)
             refused = isinstance(error, UsageError) and not begun  # keep the files of an earlier run
             if isinstance(error, StreamError) and stream.live:
-                with self._interrupts.held(), contextlib.suppress(OutputError):  # report the first error
+                with self.interrupts.held(), contextlib.suppress(OutputError):  # report the first error
                     self._writer.write_event(summary.num_frames, {"event": "lost", "reason": str(error)})
             raise
         finally:
-            with self._interrupts.finishing():
+            with self.interrupts.finishing():
                 self._close(refused=refused)
-        return summary
 
     def _resume(self) -> None:
         """Resume the run in the folder, if requested and there is one."""
@@ -150,8 +143,6 @@ class Run:
         self._writer.begin(resume=True)
         frames, updates = counted(progress.frames, "frame"), counted(progress.updates, "update")
         _log.info("resuming %s after %s and %s", folder, frames, updates)
-        if self._echoes:  # a reader that stopped may have lost rows
-            _log.info("earlier rows are not sent again; %s has them all", folder / PREDICTIONS)
 
     def _claim(self) -> None:
         if not self._writer.begun:
@@ -160,9 +151,9 @@ class Run:
 
     def _wait(self) -> None:
         """Save what is due while no frame is ready; raise Stopped on a signal."""
-        self._interrupts.check()
+        self.interrupts.check()
         if self._writer.begun:
-            with self._interrupts.held():
+            with self.interrupts.held():
                 self._saver.while_waiting()
 
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
@@ -171,13 +162,12 @@ class Run:
             yield batch
             if batch.early:
                 continue
-            with self._interrupts.held():
+            with self.interrupts.held():
                 self._saver.after_batch()
             self._stop_if_ended()
             broken = next((frame for frame in batch.frames if frame.error), None)
             if broken and self.context.options.on_error == "stop":
                 raise StreamError(f"{broken.source}: {broken.error} (frame {broken.index}; --on-error skip continues)")
-            self._on_batch(self.summary)
 
     def _write_last_record(self) -> None:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
@@ -190,7 +180,7 @@ class Run:
         """Predict frames still waiting for a full batch, if the model is fast enough for a stop to wait."""
         early = self._stream_batches.waiting()
         if early.frames and self.summary.signum is not None and self._writer.begun and self._loop.last_batch_was_fast:
-            with self._interrupts.finishing(), contextlib.suppress(ReaderGone, Stopped):
+            with self.interrupts.finishing(), contextlib.suppress(ReaderGone, Stopped):
                 self._loop.run([early])
 
     def _stop_if_ended(self) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import BinaryIO
 
 from remtta.errors import counted
-from remtta.interrupts import Interrupts
 from remtta.methods.losses import entropy
 from remtta.pipeline.guard import log_event
+from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.loop import BatchResult, LoopCallback
 from remtta.runs.manifest import RunContext, RunManifest
@@ -21,47 +20,26 @@ from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.summary import RunSummary
 from remtta.runs.writer import RowWriter
 from remtta.streams.fitness import near_equal
-from remtta.streams.prefetch import DecodedFrame
 
 _VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 
 _log = logging.getLogger("remtta")
 
 
-@dataclasses.dataclass(frozen=True)
-class View:
-    """The latest batch of a run."""
-
-    frames: Sequence[DecodedFrame]  # the frames, including unreadable ones
-    rows: Sequence[Row]
-    # The guard's judgment of the adapted weights: "trust", "doubt" or "retired"; None without a guard.
-    guard: str | None
-
-
-Viewer = Callable[[View], None]
-
-
 class RunWriter(LoopCallback):
-    """Writes a run's rows and events, synced to disk before anything else happens, and counts. `pipe` receives the
-    rows as well; `viewers` are called with every batch's frames and rows.
+    """Writes a run's rows and events, synced to disk before anything else happens, counts, and reports each batch to
+    the callbacks.
     """
 
     def __init__(
-        self,
-        context: RunContext,
-        summary: RunSummary,
-        record: RunManifest,
-        *,
-        interrupts: Interrupts,
-        pipe: BinaryIO | None,
-        viewers: Sequence[Viewer],
+        self, context: RunContext, summary: RunSummary, record: RunManifest, callbacks: Sequence[Callback]
     ) -> None:
-        self._context, self._record = context, record
-        self._interrupts, self._pipe, self._viewers = interrupts, pipe, viewers
+        self._context, self._record, self._callbacks = context, record, callbacks
         self._form = RowFormat(context.card.labels, topk=context.options.topk, logits=context.options.logits)
         self._rows: RowWriter | None = None
         self._events: RowWriter | None = None
         self._written: list[Row] = []
+        self._added = b""  # lines that the latest batch added to the file
         self.summary = summary
         self.started = time.monotonic()  # when the run began, minus the duration of its earlier parts
 
@@ -77,7 +55,6 @@ class RunWriter(LoopCallback):
         live, progress, guard = self._context.stream.live, self.summary.progress, self._context.pipeline.guard
         self._rows = RowWriter(
             self.summary.output / PREDICTIONS,
-            self._pipe,
             keep_bytes=progress.num_bytes,
             keep_tail=resume,
             durable=True,
@@ -107,7 +84,7 @@ class RunWriter(LoopCallback):
         assert self._rows is not None
         batch = result.batch
         agreed, self._written = self._rows.num_changed == 0, prediction_rows(result, self._form)
-        self._rows.write(self._written)
+        self._added = self._rows.write(self._written)
         if agreed and self._rows.num_changed:
             _log.warning(
                 "from frame %d on, some predictions differ from those made before the run was stopped, which stay; "
@@ -147,13 +124,13 @@ class RunWriter(LoopCallback):
         self._note_progress()
 
     def deliver(self, result: BatchResult) -> None:
-        """Send a batch's predictions down the pipe, if any, and to the viewers."""
-        assert self._rows is not None
-        self._rows.echo(self._interrupts)
+        """Report a batch to the callbacks."""
         guard = self._context.pipeline.guard
         rows = [row for row in self._written if "gap" not in row]
-        for show in self._viewers:
-            show(View(result.batch.unreported, rows, guard.verdict if guard else None))
+        verdict = guard.verdict if guard else None
+        report = BatchReport(result.batch.unreported, rows, self._added, verdict, self.summary)
+        for callback in self._callbacks:
+            callback.on_batch(report)
 
     def write_event(self, index: int, event: Mapping[str, object]) -> None:
         """Write an event at a frame, with the time."""

@@ -12,8 +12,8 @@ from remtta.errors import RemttaError, counted
 from remtta.interrupts import Stopped
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.loop import Counts
+from remtta.runs.pipe import ReaderGone
 from remtta.runs.reading import Row, shown_estimates
-from remtta.runs.writer import ReaderGone
 
 
 @dataclass

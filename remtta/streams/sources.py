@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Never
 from urllib.request import url2pathname
 
-from remtta.deployment.stream_lists import read_paths
 from remtta.errors import FrameError, StreamError, UsageError, counted, without_password
 from remtta.options import LiveOptions, StreamOptions
 from remtta.options.run_options import Buffer, Sort
@@ -23,6 +22,7 @@ from remtta.streams.capture import check_protocol
 from remtta.streams.frames import Frame
 from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, load_image, none_but, sort_files
 from remtta.streams.live import LiveSource
+from remtta.streams.path_list import read_paths
 from remtta.streams.video import VIDEO_SUFFIXES, iter_video
 
 _MAX_CAMERA = 9999

@@ -20,6 +20,7 @@ from remtta.errors import DeltaError, OutputError, StreamError, UsageError
 from remtta.interrupts import Interrupts
 from remtta.methods import ensemble_rem
 from remtta.methods.losses import entropy
+from remtta.runs.pipe import RowPipe
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
@@ -98,7 +99,7 @@ def test_a_closed_pipe_ends_a_run_by_itself_or_with_the_signal_that_closed_it(
             raise BrokenPipeError
 
     caplog.set_level(logging.INFO, "remtta")
-    given: dict[str, Any] = {"options": RunOptions(batch_size=6), "echo": Closed()}
+    given: dict[str, Any] = {"options": RunOptions(batch_size=6), "callbacks": [RowPipe(Closed())]}
     with Interrupts() as interrupts:
         summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", interrupts=interrupts, **given)
     assert summary.exit_reason == ("SIGINT" if interrupted else "closed pipe")
@@ -276,7 +277,7 @@ def test_a_batch_that_is_not_adapted_to_says_so(frames: Path, tmp_path: Path, mo
 def test_a_signal_ends_a_run_whose_reader_is_stuck_after_a_clean_save(
     frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("remtta.runs.writer.READER_PATIENCE_S", 0.2)
+    monkeypatch.setattr("remtta.runs.pipe.PATIENCE_S", 0.2)
     options = RunOptions(batch_size=3, logits=True, topk=7, latency=True)
     adapt_stream(tiny_vit(), frames, tmp_path / "whole", options=options)
     reading, writing = os.pipe()
@@ -293,7 +294,8 @@ def test_a_signal_ends_a_run_whose_reader_is_stuck_after_a_clean_save(
         stopper.start()
         rescuer.start()
         pipe = io.BufferedWriter(raw)
-        summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", options=options, echo=pipe, interrupts=interrupts)
+        more: dict[str, Any] = {"callbacks": [RowPipe(pipe)], "interrupts": interrupts}
+        summary = adapt_stream(tiny_vit(), frames, tmp_path / "run", options=options, **more)
         rescuer.cancel()
         assert (summary.exit_reason, summary.signum) == ("SIGTERM", signal.SIGTERM)
         pipe.detach()

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 
 from remtta.cli import reporting
-from remtta.runs.summary import RunProgress, RunSummary
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, draw_image, draw_video
 from tests.records import record_of, rows_of
@@ -24,9 +23,9 @@ def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
     caplog.set_level("INFO", logger="remtta")
     now = 0.0
     monkeypatch.setattr(reporting, "time", SimpleNamespace(monotonic=lambda: now))
-    with reporting.run_progress(500, hidden=False) as advance:
+    with reporting.progress("adapting", "frames", hidden=False) as show:
         for now, frames in ((29.0, 50), (31.0, 100), (60.0, 150), (62.0, 200)):  # noqa: B007 - the clock reads it
-            advance(RunSummary(Path("run"), RunProgress(frames=frames, updates=frames // 50, seconds=10)))
+            show(frames, 500, f"{frames // 50} updates", frames / 10)
     assert caplog.messages == [
         "100 of 500 frames, 2 updates, 10.0 images/s",
         "200 of 500 frames, 4 updates, 20.0 images/s",
@@ -42,8 +41,8 @@ def test_on_a_terminal_a_bar_tells_it_without_colours_if_they_are_not_wanted(
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with reporting.run_progress(500, hidden=False) as advance:
-        advance(RunSummary(Path("run"), RunProgress(frames=50, updates=1, seconds=10)))
+    with reporting.progress("adapting", "frames", hidden=False) as show:
+        show(50, 500, "1 update", 5.0)
     assert "50/500" in terminal.getvalue() and "1 update" in terminal.getvalue()
     assert bool(re.search(r"\x1b\[[\d;]*m", terminal.getvalue())) == coloured
 

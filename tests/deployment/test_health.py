@@ -1,7 +1,6 @@
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 from torch import nn
 
 from remtta import RunOptions, adapt_stream
-from remtta.deployment.health import HealthFile, check_health_path
+from remtta.deployment.health import Health, HealthFile, check_health_path
 from remtta.errors import StreamError, UsageError
 from remtta.options import LiveOptions
 from remtta.runs.summary import RunSummary
@@ -18,6 +17,7 @@ from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream
 from tests.conftest import happens, tiny_vit
 from tests.records import json_of, num_rows
+from tests.runs.tiny import Each
 from tests.streams.fakes import FakeCamera, noise, source_of
 
 
@@ -54,8 +54,7 @@ def test_a_disk_that_refuses_later_does_not_end_the_run(tmp_path: Path) -> None:
     health.close()
 
 
-def test_it_reports_the_state_of_a_live_run(vit: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remtta.adapt.one_stream.HealthFile", partial(HealthFile, every_s=0.01))
+def test_it_reports_the_state_of_a_live_run(vit: nn.Module, tmp_path: Path) -> None:
     path = tmp_path / "health.json"
     camera = FakeCamera([noise(0), noise(1)], [noise(2)])
     seen: list[dict[str, Any]] = []
@@ -73,7 +72,9 @@ def test_it_reports_the_state_of_a_live_run(vit: nn.Module, tmp_path: Path, monk
 
     source = LiveSource(0, LiveOptions(buffer="all", reconnect_for=0.5), connect=camera, sleep=sleep)
     stream = Stream("0", "camera", islice(source.frames(), 3), live_source=source)
-    adapt_stream(vit, stream, tmp_path / "run", options=RunOptions(batch_size=1), health=path, on_batch=on_batch)
+    adapt_stream(
+        vit, stream, tmp_path / "run", options=RunOptions(batch_size=1), callbacks=[Health(path, 0.01), Each(on_batch)]
+    )
     assert {"reconnecting"} <= {health["state"] for health in seen} <= {"running", "reconnecting"}
     last = json_of(path)
     assert last["last_frame"] <= last["time"]
@@ -87,7 +88,7 @@ def test_the_end_of_a_run_is_reported_with_its_reason(vit: nn.Module, tmp_path: 
     source = source_of(FakeCamera(None))
     stream = Stream("0", "camera", source.frames(), live_source=source)
     with pytest.raises(StreamError):
-        adapt_stream(vit, stream, tmp_path / "run", health=tmp_path / "h")
+        adapt_stream(vit, stream, tmp_path / "run", callbacks=[Health(tmp_path / "h")])
     health = json_of(tmp_path / "h")
     assert health["state"] == "error" and health["reason"].startswith("error: camera 0 cannot be opened")
     assert health["last_frame"] is None
@@ -99,14 +100,15 @@ def test_it_may_be_in_the_run_folder_that_is_not_there_yet_under_a_name_of_its_o
     run = tmp_path / "runs" / "first"
     for name in ("run.json", "mqtt.json", ".lock"):
         with pytest.raises(UsageError, match=f"{name} is a file of the run; choose another name"):
-            adapt_stream(vit, frames, run, health=run / name)
+            adapt_stream(vit, frames, run, callbacks=[Health(run / name)])
     with pytest.raises(UsageError, match=r"health is in the run's folder, where its name must end in \.json"):
-        adapt_stream(vit, frames, run, health=run / "health")
+        adapt_stream(vit, frames, run, callbacks=[Health(run / "health")])
     with pytest.raises(UsageError, match=r"runs: no such folder"):
-        adapt_stream(vit, frames, run, health=tmp_path / "runs" / "health.json")
+        adapt_stream(vit, frames, run, callbacks=[Health(tmp_path / "runs" / "health.json")])
     assert not run.parent.exists()
     for resume in (False, True):
-        adapt_stream(tiny_vit(), frames, run, health=run / "health.json", options=RunOptions(resume=resume))
+        health, options = Health(run / "health.json"), RunOptions(resume=resume)
+        adapt_stream(tiny_vit(), frames, run, callbacks=[health], options=options)
         assert json_of(run / "health.json")["state"] == "completed"
     assert num_rows(run) == 12
 
@@ -119,7 +121,7 @@ def test_nothing_but_a_health_file_is_replaced(vit: nn.Module, frames: Path, tmp
     for path in (*map(tmp_path.joinpath, ("run.json", "list.json", "pipe", "link")), Path("/dev/full")):
         before = path.read_bytes() if path.is_file() else path.stat()
         with pytest.raises(UsageError, match=f"--health: {path} is not a health file, and would be replaced; name"):
-            adapt_stream(vit, frames, tmp_path / "run", health=path)
+            adapt_stream(vit, frames, tmp_path / "run", callbacks=[Health(path)])
         assert before == (path.read_bytes() if path.is_file() else path.stat())
     assert not (tmp_path / "run").exists()
 

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from remtta.deployment.health import HealthFile
+from remtta.deployment.group_callback import GroupCallback
+from remtta.deployment.health import Health
 from remtta.deployment.inspection import inspect_streams
 from remtta.deployment.many_streams import adapt_streams
 from remtta.deployment.stream_group import StreamGroupSummary
@@ -25,7 +26,7 @@ from remtta.methods.table import METHOD_TABLE
 from remtta.models.tensor_files import state_sha256
 from remtta.options import RunOptions
 from remtta.pipeline.build import AdaptationConfig
-from remtta.runs.folder import SITE
+from remtta.runs.folder import STREAM_GROUP
 from remtta.runs.manifest import RunManifest
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
@@ -58,6 +59,13 @@ def alone(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     return root
 
 
+class StopGroupAfter(StopAfter, GroupCallback):
+    """Sends SIGTERM after so many batches of all streams."""
+
+    def on_group_batch(self, summary: StreamGroupSummary) -> None:
+        self.count()
+
+
 def adapt_site(streams: Mapping[str, Any], folder: Path, method: str = "rem", **more: Any) -> StreamGroupSummary:
     options = RunOptions(**{"batch_size": 3, "save_every": 2, "guard": GUARD, **more.pop("options", {})})
     opened = {name: each if isinstance(each, Stream) else open_stream(each) for name, each in streams.items()}
@@ -82,7 +90,7 @@ def test_each_stream_is_as_if_it_were_alone(
         adapt_tiny(folder, tmp_path / "alone" / name, method, options=options, source_data=clean)
         assert_same_results(tmp_path / "site" / name, tmp_path / "alone" / name)
     assert state_sha256(model) == source
-    told = json_of(tmp_path / "site" / SITE)["streams"]
+    told = json_of(tmp_path / "site" / STREAM_GROUP)["streams"]
     assert {name: stream["frames"] for name, stream in told.items()} == SIZES
     assert summary.report().splitlines()[1].startswith("yard  5 frames, 5 predicted, 0 skipped, 2 updates")
     summary.streams["yard"].signum = 15
@@ -104,12 +112,12 @@ def test_one_that_dies_and_one_that_stalls_hold_up_nobody(
     running: list[str] = []
 
     def ended(names: Iterable[str]) -> bool:
-        told = json_of(tmp_path / "site" / SITE)["streams"]
+        told = json_of(tmp_path / "site" / STREAM_GROUP)["streams"]
         running[:] = [name for name, stream in told.items() if stream["exit_reason"] == "running"]
         return not set(running) & set(names)
 
     def open_the_gate() -> None:
-        happens(lambda: (tmp_path / "site" / SITE).exists(), 60)
+        happens(lambda: (tmp_path / "site" / STREAM_GROUP).exists(), 60)
         happens(lambda: ended(["gate", "dying"]), 60)
         late_camera.captures[0].gate.set()
 
@@ -125,14 +133,12 @@ def test_one_that_dies_and_one_that_stalls_hold_up_nobody(
     assert described["alive"] is False and described["site"]["streams"]["late"]["frames"] == 5
 
 
-def test_a_stop_saves_all_and_they_go_on(
-    folders: dict[str, Path], alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("remtta.deployment.many_streams.HealthFile", partial(HealthFile, every_s=0.01))
+def test_a_stop_saves_all_and_they_go_on(folders: dict[str, Path], alone: Path, tmp_path: Path) -> None:
     health = tmp_path / "health.json"
     with Interrupts() as interrupts:
-        stopped = adapt_site(folders, tmp_path / "site", on_batch=StopAfter(4), interrupts=interrupts, health=health)
-    assert stopped.exit_reason == "SIGTERM" == json_of(tmp_path / "site" / SITE)["exit_reason"]
+        callbacks = [Health(health, 0.01), StopGroupAfter(4)]
+        stopped = adapt_site(folders, tmp_path / "site", callbacks=callbacks, interrupts=interrupts)
+    assert stopped.exit_reason == "SIGTERM" == json_of(tmp_path / "site" / STREAM_GROUP)["exit_reason"]
     assert 4 <= sum(run.num_updates for run in stopped.streams.values()) < 10
     assert json_of(health)["state"] == "SIGTERM" and "SIGTERM" in {
         each["state"] for each in json_of(health)["streams"].values()
@@ -175,7 +181,7 @@ def test_a_last_record_that_cannot_be_written_fails_its_stream(
     monkeypatch.setattr(RunManifest, "write", full)
     summary = adapt_site(folders, tmp_path)
     assert summary.streams["yard"].exit_reason == "error: no space left"
-    assert json_of(tmp_path / SITE)["exit_reason"] == f"error: 1 of {len(folders)} streams failed"
+    assert json_of(tmp_path / STREAM_GROUP)["exit_reason"] == f"error: 1 of {len(folders)} streams failed"
 
 
 def test_a_damaged_record_is_reported_before_any_work(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -184,7 +190,7 @@ def test_a_damaged_record_is_reported_before_any_work(folders: dict[str, Path], 
     (tmp_path / "gate" / "run.json").write_text("{ broken")
     with pytest.raises(RemttaError, match=r"gate/run.json"):
         adapt_site(streams, tmp_path, options={"resume": True}, jobs=2)
-    assert not (tmp_path / SITE).exists()
+    assert not (tmp_path / STREAM_GROUP).exists()
 
 
 def test_what_cannot_share_a_model_a_worker_or_a_folder_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
@@ -238,10 +244,17 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
     adapt_site(dict.fromkeys(folders, folders["yard"]), tmp_path / "site", "source")
     streams = open_streams({name: str(folder) for name, folder in folders.items()})
     told: list[int] = []
-    more: dict[str, Any] = {"health": tmp_path / "health.json", "on_batch": lambda site: told.append(site.num_frames)}
-    summary = adapt_site(streams, tmp_path / "site", options={"overwrite": True}, jobs=2, **more)
+
+    class Told(GroupCallback):
+        def on_group_batch(self, summary: StreamGroupSummary) -> None:
+            told.append(summary.num_frames)
+
+    callbacks = [Health(tmp_path / "health.json"), Told()]
+    summary = adapt_site(streams, tmp_path / "site", options={"overwrite": True}, jobs=2, callbacks=callbacks)
     assert summary.exit_reason == "error: 1 of 3 streams failed"
-    ends = {name: stream["exit_reason"] for name, stream in json_of(tmp_path / "site" / SITE)["streams"].items()}
+    ends = {
+        name: stream["exit_reason"] for name, stream in json_of(tmp_path / "site" / STREAM_GROUP)["streams"].items()
+    }
     assert ends == {"gate": "completed", "yard": f"error: {DIED}", "roof": "completed"}
     assert "skipped frame 0" in caplog.text and f"yard: {DIED}" in caplog.messages
     assert told[-1] == SIZES["gate"] + SIZES["roof"]
@@ -252,7 +265,7 @@ def test_streams_of_a_worker_that_dies_again_and_again_fail_and_the_others_end_w
 
     with pytest.raises(OutputError, match="no space"):
         adapt_site(streams, tmp_path / "site", options={"overwrite": True}, jobs=2)
-    assert json_of(tmp_path / "site" / SITE)["streams"]["yard"]["exit_reason"] == "error: no space"
+    assert json_of(tmp_path / "site" / STREAM_GROUP)["streams"]["yard"]["exit_reason"] == "error: no space"
 
 
 def test_a_worker_that_is_begun_again_continues_with_what_it_began_and_replaces_what_was_there(

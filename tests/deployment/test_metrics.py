@@ -26,7 +26,7 @@ from remtta.streams.sources import open_stream
 from tests.command import refusal_of
 from tests.conftest import draw_folder, free_port, tiny_vit
 from tests.records import lines_of
-from tests.runs.tiny import CONFIGS, adapt_tiny
+from tests.runs.tiny import CONFIGS, Each, adapt_tiny
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 
@@ -61,7 +61,7 @@ def test_counts_grow_and_agree_with_those_of_the_run(served: tuple[Metrics, str]
 
     (frames / "broken.png").write_bytes(b"no picture")
     assert value(scrape(url), "remtta_loading") == 1
-    summary = adapt_tiny(frames, tmp_path / "run", on_batch=look, metrics=metrics)
+    summary = adapt_tiny(frames, tmp_path / "run", callbacks=[metrics, Each(look)])
     updates = [value(each, "remtta_updates_total") for each in seen]
     assert updates == sorted(updates) and updates[-1] == summary.num_updates > 1
     last = scrape(url)
@@ -80,7 +80,7 @@ def test_counts_grow_and_agree_with_those_of_the_run(served: tuple[Metrics, str]
 def test_a_lead_that_is_not_finite_is_left_out(served: tuple[Metrics, str], frames: Path, tmp_path: Path) -> None:
     metrics, url = served
     options = {"guard": GuardOptions("warn")}
-    adapt_tiny(frames, tmp_path / "run", "tent", config=TentConfig(lr=1000.0), options=options, metrics=metrics)
+    adapt_tiny(frames, tmp_path / "run", "tent", config=TentConfig(lr=1000.0), options=options, callbacks=[metrics])
     assert lines_of(tmp_path / "run" / "events.jsonl")[0]["event"] == "warning"
     assert not scrape(url)["remtta_guard_lead"].samples
 
@@ -91,7 +91,7 @@ def test_each_stream_of_a_site_is_reported_by_its_name(served: tuple[Metrics, st
         name: open_stream(draw_folder(tmp_path / name, range(size), "{}.png")) for name, size in (("a", 2), ("b", 5))
     }
     setup = AdaptationConfig(config=CONFIGS["rem"], options=RunOptions(batch_size=2))
-    adapt_streams(tiny_vit(), streams, tmp_path / "site", setup, metrics=metrics)
+    adapt_streams(tiny_vit(), streams, tmp_path / "site", setup, callbacks=[metrics])
     told = scrape(url)
     assert (value(told, "remtta_frames_total", "a"), value(told, "remtta_frames_total", "b")) == (2, 5)
 
@@ -142,7 +142,7 @@ def test_what_cannot_be_had_is_reported_in_one_line_before_anything_is_loaded(
 
 def test_dashboard_and_alerts_name_metrics_that_there_are(served: tuple[Metrics, str], tmp_path: Path) -> None:
     metrics, url = served
-    adapt_tiny(draw_folder(tmp_path / "in", range(2), "{}.png"), tmp_path / "run", metrics=metrics)
+    adapt_tiny(draw_folder(tmp_path / "in", range(2), "{}.png"), tmp_path / "run", callbacks=[metrics])
     families = scrape(url)
     known = {sample.name for family in families.values() for sample in family.samples} | set(families)
     known |= {f"{name}_total" for name in families}

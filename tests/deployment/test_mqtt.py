@@ -13,6 +13,7 @@ import pytest
 from remtta.deployment import mqtt as publishing
 from remtta.deployment.mqtt import Publisher, Topic, parse_topic
 from remtta.errors import UsageError
+from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.summary import RunSummary
 from tests.command import refusal_of, remtta_here
 from tests.conftest import free_port, happens
@@ -51,19 +52,24 @@ def test_a_broker_that_is_killed_delays_no_prediction_and_misses_none(
     monkeypatch.setattr(publishing, "PATIENCE_S", 60.0)  # longer than the run takes on a busy machine
     port, file, run = free_port(), tmp_path / "got.txt", tmp_path / "run"
     topic = Topic("127.0.0.1", port, "site/cam1")
-    with contextlib.ExitStack() as brokers, contextlib.closing(Publisher(topic, run, resume=False)) as publisher:
-        first = brokers.enter_context(broker(port, file))
 
-        def kill(summary: RunSummary) -> None:
+    class Broker(Callback):
+        """A broker that is killed after the first batch, and comes back when the run is through."""
+
+        def on_batch(self, report: BatchReport) -> None:
             if first.poll() is None:
                 assert happens(lambda: received(file) == [0, 1, 2], 20.0)
                 first.kill()
                 first.wait()
 
-        adapt_tiny(frames, run, viewers=[publisher], on_batch=kill)  # waits for no broker
-        assert received(file) == [0, 1, 2] and len(rows_of(run)) == 12
-        brokers.enter_context(broker(port, file))
-        assert happens(lambda: set(received(file)) == set(range(12)), 20.0)
+        def on_end(self, summary: RunSummary) -> None:
+            assert received(file) == [0, 1, 2] and len(rows_of(run)) == 12  # the run waited for no broker
+            brokers.enter_context(broker(port, file))
+
+    with contextlib.ExitStack() as brokers:
+        first = brokers.enter_context(broker(port, file))
+        adapt_tiny(frames, run, callbacks=[Publisher(topic), Broker()])
+        assert set(received(file)) == set(range(12))
     noted = json.loads((run / "mqtt.json").read_text())
     assert noted == {"to": topic.shown, "sent_bytes": (run / "predictions.jsonl").stat().st_size}
 

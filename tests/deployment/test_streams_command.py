@@ -109,9 +109,9 @@ def test_a_stream_that_fails_is_exit_code_1_and_the_others_end_well(
         (
             "a=short",
             ["--annotate", "x.mp4"],
-            "--annotate, --mqtt and --publish are for one stream; leave them out with",
+            "--annotate is for one stream; leave it out with --streams",
         ),
-        ("a=short", ["--mqtt", "mqtt://127.0.0.1:1/t"], "are for one stream; leave them out with --streams"),
+        ("a=short", ["--mqtt", "mqtt://127.0.0.1:1/t"], "--mqtt is for one stream; leave it out with --streams"),
         ("a=short", ["--health", "site/site.json", "-o", "site"], "--health: site/site.json is a file of the run"),
     ],
 )

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from remtta.deployment.annotated import AnnotatedVideo, check_video
-from remtta.runs.run_writer import View
+from remtta.runs.callbacks import BatchReport
+from remtta.runs.summary import RunSummary
 from remtta.streams.capture import load_opencv
 from remtta.streams.prefetch import DecodedFrame
 from tests.command import Started, refusal_of, remtta_here
@@ -41,10 +42,12 @@ def test_a_video_shows_each_frame_above_what_was_said_of_it(frames: Path, tiny: 
 
 def test_frames_keep_their_times_over_videos_bursts_and_images(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
+    summary = RunSummary(tmp_path)
     video, image = AnnotatedVideo(Path("12:30.mp4")), torch.zeros(3, 32, 32, dtype=torch.uint8)
     for time_s in (0.0, 0.0001, 0.4, 0.04, 0.08, None, None, 0.0, 0.5):
-        video(View([DecodedFrame(0, "", 0, time_s, image)], [{"class": 0, "label": None, "prob": 1.0}], None))
-    video.close()
+        frame, row = DecodedFrame(0, "", 0, time_s, image), {"class": 0, "label": None, "prob": 1.0}
+        video.on_batch(BatchReport([frame], [row], b"", None, summary))
+    video.on_end(summary)
     with av.open(str(tmp_path / "12:30.mp4")) as written:
         times = [round(1000 * frame.time) for frame in written.decode(video=0)]
     assert times == [0, 1, 400, 500, 540, 640, 740, 840, 1340]

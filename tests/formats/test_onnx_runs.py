@@ -152,7 +152,7 @@ def publish(made: Path, path: Path, every: str = "1", **options: Any) -> None:
     model = options.pop("model", None) or load_model(str(made / "tiny.onnx"))
     publisher = ModelPublisher(path, every)
     run = RunOptions(batch_size=4, overwrite=True, **options)
-    adapt_stream(model, made / "frames", path.parent / "run", options=run, publisher=publisher)
+    adapt_stream(model, made / "frames", path.parent / "run", options=run, callbacks=[publisher])
 
 
 def test_a_file_is_replaced_and_a_folder_gets_versions(made: Path, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_publishing_by_time_and_what_is_refused(made: Path, tmp_path: Path, capf
         "-o",
         tmp_path / "s",
     ]
-    assert "--publish are for one stream" in refusal_of(capfd, "adapt", made / "one.txt", *options)
+    assert "--publish is for one stream" in refusal_of(capfd, "adapt", made / "one.txt", *options)
 
 
 def test_a_delta_without_its_run_and_a_file_that_is_no_delta_name_what_to_give(

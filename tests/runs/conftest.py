@@ -3,9 +3,11 @@
 import shutil
 from itertools import count
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
+from remtta.runs.saving import Saver
 from tests.conftest import draw_folder
 from tests.runs.tiny import adapt_tiny, stop_after
 
@@ -19,7 +21,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """
     root, number = tmp_path_factory.mktemp("made"), count()
     frames, whole = draw_folder(root / "frames", range(12), "frame_{}.png"), root / "whole"
-    adapt_tiny(frames, whole, on_batch=lambda _: shutil.copytree(whole, root / f"killed{next(number)}"))
+    save = Saver.after_batch
+
+    def save_and_copy(saver: Saver) -> None:
+        save(saver)
+        shutil.copytree(whole, root / f"killed{next(number)}")
+
+    with mock.patch.object(Saver, "after_batch", save_and_copy):
+        adapt_tiny(frames, whole)
     stop_after(2, frames, root / "stopped")
     return root
 

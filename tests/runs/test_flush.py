@@ -15,6 +15,7 @@ from remtta import RunOptions, load_delta
 from remtta.interrupts import Interrupts
 from remtta.models.preprocessing import preprocessing_of
 from remtta.runs.folder import PREDICTIONS, STATE
+from remtta.runs.pipe import RowPipe
 from remtta.runs.saving import load_position
 from remtta.runs.summary import RunProgress
 from remtta.streams.batches import Batches
@@ -34,7 +35,7 @@ def test_a_slow_source_has_its_frames_predicted_before_the_batch_is_full(tmp_pat
     run, usual, echo = tmp_path / "run", tmp_path / "usual", io.BytesIO()
     adapt_tiny(camera(7), usual)
     rows_there = {2: partial(patient, run, 2), 5: partial(patient, run, 5)}
-    adapt_tiny(camera(7, rows_there), run, echo=echo, options={"flush_after": 0.05})
+    adapt_tiny(camera(7, rows_there), run, callbacks=[RowPipe(echo)], options={"flush_after": 0.05})
     rows, expected = rows_of(run), rows_of(usual)
     assert [row["index"] for row in rows if row.get("early")] == [0, 1, 3, 4]
     assert [(row["index"], row["class"], row["update"], row["adapted"]) for row in rows] == [

@@ -16,14 +16,13 @@ from remtta.interrupts import Interrupts
 from remtta.options import LiveOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
 from remtta.runs.inspection import describe_run
-from remtta.runs.run_writer import View
 from remtta.runs.saving import Saver, load_position
-from remtta.runs.summary import RunProgress
+from remtta.runs.summary import RunProgress, RunSummary
 from remtta.streams.live import LiveSource
 from remtta.streams.sources import Stream, open_stream
 from tests.conftest import happens, meanwhile
 from tests.records import lines_of, num_rows, record_of, rows_of
-from tests.runs.tiny import adapt_tiny, camera
+from tests.runs.tiny import Each, adapt_tiny, camera
 from tests.streams.fakes import UNDECODABLE, Clock, FakeCamera, FakeCapture, Script, noise, source_of
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
@@ -81,13 +80,13 @@ def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
 def test_a_gap_counts_though_the_run_stops_before_its_batch_is_full(tmp_path: Path) -> None:
     camera = cam([noise(0), noise(1), noise(2), noise(3)], [noise(4), noise(5)], limit=5)
 
-    def stop(view: View) -> None:
+    def stop(summary: RunSummary) -> None:
         if len(rows_of(tmp_path)) == 6:
             os.kill(os.getpid(), signal.SIGTERM)
 
     with Interrupts() as interrupts:
         options = {"flush_after": 0.0, "guard": None}
-        adapt_tiny(camera, tmp_path, options=options, viewers=[stop], interrupts=interrupts)
+        adapt_tiny(camera, tmp_path, options=options, callbacks=[Each(stop)], interrupts=interrupts)
     assert record_of(tmp_path)["counts"]["gaps"] == 1
     assert [(event["frame"], event["event"]) for event in lines_of(tmp_path / EVENTS)] == [(4, "gap")]
 

@@ -24,6 +24,7 @@ from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.prediction import Update
 from remtta.runs.folder import EVENTS, PREDICTIONS, STATE
+from remtta.runs.pipe import RowPipe
 from remtta.runs.saving import load_position
 from remtta.runs.summary import RunProgress, RunSummary
 from remtta.streams.frames import Frame
@@ -31,7 +32,7 @@ from remtta.streams.sources import Stream
 from tests.conftest import draw_image, same_tensors, tiny_vit
 from tests.lab.evaluation.trees import write_tree
 from tests.records import assert_same_results, lines_of, record_of, rows_of
-from tests.runs.tiny import adapt_tiny, camera
+from tests.runs.tiny import Each, adapt_tiny, camera
 
 QUICK = GuardOptions(
     "rollback", window=16, check_every=1, class_history=1, min_frames=4, doubt=1e-6, alarm=2e-6, retries=2
@@ -139,7 +140,7 @@ def test_predictions_are_out_before_the_update_and_stay_the_same(
         return learn(pipeline, *args)
 
     monkeypatch.setattr(Pipeline, "learn", watched)
-    adapt_tiny(frames, tmp_path / "early", echo=echo, options={"guard": None, "latency": True})
+    adapt_tiny(frames, tmp_path / "early", callbacks=[RowPipe(echo)], options={"guard": None, "latency": True})
     usual, early = rows_of(tmp_path / "usual"), rows_of(tmp_path / "early")
     assert out_before == [min(3 * number, len(early)) for number in range(1, len(out_before) + 1)]
     assert [(row["class"], row["update"], row["adapted"]) for row in early] == [
@@ -178,7 +179,7 @@ def test_neither_open_files_nor_objects_grow_with_the_frames(tmp_path: Path) -> 
         seen.append((len(os.listdir("/proc/self/fd")), len(gc.get_objects())))
 
     stream = Stream("many", "folder", frames, num_frames)
-    adapt_tiny(stream, tmp_path / "run", on_batch=look, options={"batch_size": 20, "smooth": "auto"})
+    adapt_tiny(stream, tmp_path / "run", callbacks=[Each(look)], options={"batch_size": 20, "smooth": "auto"})
     (early_files, early), (late_files, late) = seen[len(seen) // 2], seen[-1]
     assert late_files <= early_files
     assert late - early < num_frames // 4  # frames, rows or tensors that are kept would be one each, at the least

@@ -18,13 +18,14 @@ from remtta.deltas import DELTA
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.models.card import set_labels
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE, check_same_model
+from remtta.runs.pipe import RowPipe
 from remtta.runs.saving import load_position, save_state
 from remtta.runs.summary import RunProgress
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, tiny_vit
 from tests.records import assert_same_results, record_of, rows_of
-from tests.runs.tiny import adapt_in_parts, adapt_tiny, assert_goes_on, camera, fill_disk, made_run, stop_after
+from tests.runs.tiny import Each, adapt_in_parts, adapt_tiny, assert_goes_on, camera, fill_disk, made_run, stop_after
 
 
 @pytest.mark.parametrize("method", ["remtta", "tent", "source"])
@@ -40,13 +41,14 @@ def test_a_kill_at_any_moment_loses_nothing_and_a_reader_gets_no_row_twice(
     run, echo = made_run(frames, tmp_path / "run", f"killed{kill}"), io.BytesIO()
     promised, saved = (run / PREDICTIONS).read_bytes(), load_position(run / STATE, RunProgress)[0].num_bytes
     assert (saved < len(promised)) == (kill in (0, 2))  # before the first save, and between two
-    adapt_tiny(frames, run, resume=True, echo=echo)
+    adapt_tiny(frames, run, resume=True, callbacks=[RowPipe(echo)])
     assert f"earlier rows are not sent again; {run / PREDICTIONS} has them all" in caplog.messages
     assert (run / PREDICTIONS).read_bytes() == promised + echo.getvalue()
     assert_same_results(run, frames.parent / "whole")
 
 
 def test_a_run_over_names_that_are_not_utf8_goes_on(frames: Path, tmp_path: Path) -> None:
+    frames = Path(shutil.copytree(frames, tmp_path / "frames"))
     for number, path in enumerate(sorted(frames.glob("*.png"))):
         try:
             path.rename(os.fsdecode(os.fsencode(frames) + b"/%d\xe9.png" % number))
@@ -74,7 +76,7 @@ def test_a_readable_frame_does_not_wait_behind_any_number_of_unreadable_ones(fra
     readable = [str(path) for path in sorted(frames.glob("*.png"))[:5]]
     source = [readable[0], *["absent.png"] * 30, *readable[1:]]
     ends: list[int] = []
-    adapt_tiny(source, tmp_path / "whole", "tent", on_batch=lambda summary: ends.append(summary.num_frames))
+    adapt_tiny(source, tmp_path / "whole", "tent", callbacks=[Each(lambda summary: ends.append(summary.num_frames))])
     assert ends == [12, *range(13, 32), 34, 35]  # four times the batch of 3, then each by itself
     for batches in (1, 5):
         stop_after(batches, source, tmp_path / f"{batches}", "tent")

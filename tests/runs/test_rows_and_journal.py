@@ -13,17 +13,18 @@ import torch
 
 from remtta.errors import OutputError
 from remtta.files import from_json, to_json
-from remtta.interrupts import Interrupts
 from remtta.pipeline.prediction import Prediction
 from remtta.runs.folder import run_folder
 from remtta.runs.loop import BatchResult
+from remtta.runs.pipe import RowPipe
 from remtta.runs.reading import read_rows
 from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.runs.writer import RowWriter
 from remtta.streams.batches import Batch
 from remtta.streams.frames import Gap
 from remtta.streams.prefetch import DecodedFrame
-from tests.records import lines_of
+from tests.records import lines_of, rows_of
+from tests.runs.tiny import adapt_tiny
 
 IMAGE = torch.zeros(3, 2, 2, dtype=torch.uint8)
 LISTED: dict[str, Any] = {"logits": True}
@@ -132,13 +133,10 @@ class _FullDisk(io.BytesIO):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_pipe_that_fails_otherwise_is_an_output_error(tmp_path: Path) -> None:
-    path = tmp_path / "predictions.jsonl"
-    with contextlib.closing(RowWriter(path, _FullDisk())) as writer:
-        writer.write([{"index": 0}])
-        with pytest.raises(OutputError, match=r"No space left on device"):
-            writer.echo(Interrupts())
-    assert lines_of(path) == [{"index": 0}]
+def test_a_pipe_that_fails_otherwise_is_an_output_error(frames: Path, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"cannot be written to standard output: No space left on device"):
+        adapt_tiny(frames, tmp_path / "run", callbacks=[RowPipe(_FullDisk())])
+    assert len(rows_of(tmp_path / "run")) == 3
 
 
 def test_rows_are_written_at_the_end_of_a_file_that_another_program_cut(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.table import method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import GuardOptions, RunOptions
+from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.summary import RunSummary
 from remtta.streams.batches import Batches
 from remtta.streams.frames import Frame
@@ -70,7 +71,7 @@ def camera(count: int, wait: Mapping[int, Callable[[], object]] = MappingProxyTy
 def stop_after(batches: int, *run: Any, **more: Any) -> RunSummary:
     """`adapt_tiny` that is stopped after so many batches."""
     with Interrupts() as interrupts:
-        return adapt_tiny(*run, **more, on_batch=StopAfter(batches), interrupts=interrupts)
+        return adapt_tiny(*run, **more, callbacks=[StopAfter(batches)], interrupts=interrupts)
 
 
 def adapt_in_parts(stops: Sequence[int], *run: Any, **more: Any) -> None:
@@ -126,13 +127,26 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, room: int, look: Callable[[], obj
     monkeypatch.setattr(os, "write", full)
 
 
-class StopAfter:
+class Each(Callback):
+    """Calls a function with the counts after every batch."""
+
+    def __init__(self, function: Callable[[RunSummary], object]) -> None:
+        self._function = function
+
+    def on_batch(self, report: BatchReport) -> None:
+        self._function(report.summary)
+
+
+class StopAfter(Callback):
     """Sends SIGTERM after so many batches."""
 
     def __init__(self, batches: int) -> None:
         self.left = batches
 
-    def __call__(self, summary: RunSummary) -> None:
+    def on_batch(self, report: BatchReport) -> None:
+        self.count()
+
+    def count(self) -> None:
         self.left -= 1
         if self.left == 0:
             os.kill(os.getpid(), signal.SIGTERM)

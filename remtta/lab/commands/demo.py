@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from remtta.cli.reporting import run_progress
+from remtta.cli.reporting import ProgressBar
 from remtta.cli.running import RunningOptions
 from remtta.options.option import Option, Subset
 from remtta.runs.folder import run_folder
@@ -35,24 +34,20 @@ def demo(
 
       remtta demo --output demo
     """
-    with running.command() as interrupts, contextlib.ExitStack() as stack:
+    with running.command() as interrupts, run_folder(output) as folder:
         _log.info("loading torch ...")
         from remtta.deltas import DELTA
         from remtta.lab.demo.drive import LABELLED, PICTURE, run_demo
-        from remtta.lab.demo.signs import CONDITIONS
 
         running.set_threads()
-        advance = stack.enter_context(run_progress(frames * len(CONDITIONS), hidden=running.quiet))
-        folder = stack.enter_context(run_folder(output))
         result = run_demo(
             folder,
             frames_per_condition=frames,
             seed=seed,
             overwrite=overwrite,
-            on_batch=advance,
+            callbacks=[ProgressBar(hidden=running.quiet)],
             interrupts=interrupts,
         )
-        stack.close()
         typer.echo(result.table())
         files = {"picture": folder / PICTURE, "delta": folder / "remtta" / DELTA, "labelled": folder / LABELLED}
         running.print_message("\n".join(f"{f'{name}:':<9} {path}" for name, path in files.items()))

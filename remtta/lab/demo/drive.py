@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -32,9 +32,9 @@ from remtta.methods.settings.rem_config import REMConfig
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import RunOptions
+from remtta.runs.callbacks import Callback
 from remtta.runs.folder import PREDICTIONS, check_folder
 from remtta.runs.reading import read_rows
-from remtta.runs.summary import RunSummary
 
 BATCH_SIZE = 20
 METHODS = ("source", "remtta")
@@ -91,14 +91,14 @@ def run_demo(
     frames_per_condition: int = 200,
     seed: int = 0,
     overwrite: bool = False,
-    on_batch: Callable[[RunSummary], None] | None = None,
+    callbacks: Sequence[Callback] = (),
     interrupts: Interrupts | None = None,
 ) -> DemoResult:
     """Run the embedded model through every condition, without and with adaptation.
 
     Writes the frames, the same frames in a labelled tree for `remtta eval`, a run folder per method, and the plot
-    `demo.png`; `on_batch` is called after every batch with the counts of the current method's run. Raise UsageError if
-    the folder is not empty and may not be overwritten; OutputError if results cannot be written.
+    `demo.png`; the callbacks see both runs. Raise UsageError if the folder is not empty and may not be overwritten;
+    OutputError if results cannot be written.
     """
     _clear_folder(output, overwrite)
     if frames_per_condition < WINDOW:
@@ -119,7 +119,7 @@ def run_demo(
             output / method,
             method=method,
             options=RunOptions(batch_size=BATCH_SIZE, overwrite=overwrite),
-            on_batch=on_batch,
+            callbacks=callbacks,
             interrupts=interrupts,
         )
         if summary.signum is not None:

@@ -19,7 +19,7 @@ from remtta.lab.report import charts
 from remtta.lab.report.charts import Series, class_name, read_series
 from remtta.lab.report.evaluations import describe_evaluation, evaluation_facts
 from remtta.lab.tables import notes, outcome, table_rows
-from remtta.runs.folder import RECORD, RESULTS, SITE
+from remtta.runs.folder import RECORD, RESULTS, STREAM_GROUP
 from remtta.runs.inspection import Content, Facts, describe_run, kind_of, read_content, run_facts
 from remtta.runs.reading import Row, printable, read_object, reading
 from remtta.streams.images import load_image
@@ -49,8 +49,8 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
     for name, folder in zip(names, folders, strict=True):
         with reading(folder):
             kind = kind_of(folder)
-            if kind == SITE:
-                streams = " ".join(str(folder / stream) for stream in read_content(folder / SITE)["streams"])
+            if kind == STREAM_GROUP:
+                streams = " ".join(str(folder / stream) for stream in read_content(folder / STREAM_GROUP)["streams"])
                 raise UsageError(f"{folder} holds the runs of many streams; name them: remtta report {streams}")
             if kind == RECORD:
                 content = describe_run(folder)

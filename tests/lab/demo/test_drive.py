@@ -16,6 +16,7 @@ from remtta.lab.evaluation.datasets import open_dataset
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from tests.records import record_of, rows_of
+from tests.runs.tiny import Each
 
 
 def test_the_same_seed_draws_the_same_drive(tmp_path: Path) -> None:
@@ -41,7 +42,9 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
 ) -> None:
     caplog.set_level("INFO", "remtta")
     seen: list[int] = []
-    result = run_demo(tmp_path / "demo", frames_per_condition=4, on_batch=lambda run: seen.append(run.num_frames))
+    result = run_demo(
+        tmp_path / "demo", frames_per_condition=4, callbacks=[Each(lambda run: seen.append(run.num_frames))]
+    )
     table = result.table()
     assert re.search(r"noise +\d+\.\d +\d+\.\d", table)
     for method in ("source", "remtta"):
