@@ -18,6 +18,7 @@ import typer
 
 from remtta.errors import CheckpointError, DeltaError, RemttaError, UsageError, counted
 from remtta.files import to_json
+from remtta.interrupts import Interrupts, Stopped
 from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.reading import printable
 
