@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from remtta.lab.demo.embedded import CLASS_NAMES, MODEL_KWARGS, MODEL_NAME
+from remtta.lab.demo.demo_model import ARCHITECTURE, CLASS_NAMES, MODEL_KWARGS
 from remtta.lab.demo.signs import IMAGE_SIZE, render_sign
 
 BATCH_SIZE = 256
@@ -64,7 +64,7 @@ def main() -> None:
     torch.manual_seed(args.seed)
     rng = np.random.default_rng(args.seed)
     model = timm.create_model(
-        MODEL_NAME, pretrained=False, num_classes=len(CLASS_NAMES), patch_drop_rate=0.25, **MODEL_KWARGS
+        ARCHITECTURE, pretrained=False, num_classes=len(CLASS_NAMES), patch_drop_rate=0.25, **MODEL_KWARGS
     )
     matrices = [p for p in model.parameters() if p.ndim >= 2]
     vectors = [p for p in model.parameters() if p.ndim < 2]

@@ -32,8 +32,14 @@ _BUILT_IN: dict[Point, dict[str, str]] = {
         "baselines": "remtta.baselines:METHODS",
         "zero_shot": "remtta.zero_shot:METHODS",
     },
-    "backbones": {},
-    "loaders": {},
+    "backbones": {"onnx": "remtta.formats.onnx_model:FAMILIES"},
+    "loaders": {
+        "onnx": "remtta.formats.loaders:OnnxLoader",
+        "transformers": "remtta.formats.loaders:TransformersLoader",
+        "demo": "remtta.lab.demo.demo_model:DemoLoader",
+        "zero-shot": "remtta.zero_shot.loader:ZeroShotLoader",
+        "timm": "remtta.models.timm_loader:TimmLoader",
+    },
     "callbacks": {
         "streams": "remtta.deployment.streams_command:ManyStreams",
         "health": "remtta.deployment.health:Health",
@@ -63,6 +69,11 @@ class Extension:
     name: str
     target: str  # "module:object"
     entry: EntryPoint | None = None  # of another package; None for remtta's own
+
+    @property
+    def module(self) -> str:
+        """The module of the object."""
+        return self.target.partition(":")[0]
 
     @property
     def owner(self) -> str:
@@ -97,6 +108,11 @@ class Extension:
 def built_in(point: Point) -> dict[str, Extension]:
     """Return remtta's own extensions at a point by name, in the order of its table, without those of missing parts."""
     return {name: Extension(name, target) for name, target in _BUILT_IN[point].items() if _exists(target)}
+
+
+def missing(point: Point) -> dict[str, str]:
+    """Return remtta's own extensions at a point that are in missing parts, with the name of the part."""
+    return {name: target.split(".")[1] for name, target in _BUILT_IN[point].items() if not _exists(target)}
 
 
 def of_packages(point: Point, known: Iterable[str]) -> tuple[dict[str, Extension], dict[str, str]]:

@@ -27,7 +27,7 @@ from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model
 from remtta.models.weights import count_in
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
-from remtta.options.model import is_onnx
+from remtta.options.loaders import is_model_file
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.guard import log_event
 from remtta.pipeline.precision import Resolved, set_precision
@@ -98,7 +98,7 @@ class Adapter:
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        if isinstance(model, str | Path) and is_onnx(str(model)):
+        if isinstance(model, str | Path) and is_model_file(model):
             model = load_model(str(model))
         described = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))  # type: ignore[arg-type]
         self.card = card_of(described)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,11 @@ class Backbone(Protocol):
 
     module: nn.Module
     kinds: ClassVar[Mapping[str, str]] = {}
+
+    @property
+    def forward_only(self) -> str:
+        """Why there are no gradients, only forward passes, such as "x.onnx is an ONNX file"; "" if there are."""
+        return ""
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
@@ -103,6 +108,10 @@ class Backbone(Protocol):
 
     def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (B, C) of preprocessed images (B, 3, H, W), and the features (B, D) that enter the head."""
+
+
+Builder = Callable[[Any], Backbone]
+"""Returns a model's backbone, or raises ModelError."""
 
 
 def check_dense(images: Tensor) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import timm
 from timm.models.beit import Beit
@@ -22,7 +22,7 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
 from remtta.backbones.any_classifier import AnyClassifier
-from remtta.backbones.backbone import Backbone
+from remtta.backbones.backbone import Backbone, Builder
 from remtta.backbones.tokens import Transformer, defined
 from remtta.backbones.vit import BEiT, RotaryViT, ViT
 from remtta.errors import ModelError, UsageError
@@ -79,9 +79,6 @@ class StagedClassifier(AnyClassifier):
         embed = getattr(self.module, "patch_embed", None)
         return tuple(embed.img_size) if embed is not None and getattr(embed, "strict_img_size", False) else None
 
-
-Builder = Callable[[Any], Backbone]
-"""Returns a model's backbone, or raises ModelError."""
 
 FAMILIES: dict[type[nn.Module], Builder] = {
     VisionTransformer: ViT,

@@ -2,47 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from typing import Never
+from typing import cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from remtta.backbones.any_classifier import AnyClassifier
-from remtta.backbones.backbone import Backbone
+from remtta.backbones.backbone import Backbone, Builder
 from remtta.errors import ModelError
-from remtta.formats.onnx_model import OnnxClassifier
-from remtta.models.metadata import Size
-from remtta.models.unwrapping import UnwrappedModel, classifiers_of, unwrap_model
-
-
-class OnnxBackbone(AnyClassifier):
-    """A classifier in an ONNX file: forward passes only."""
-
-    def __init__(self, module: OnnxClassifier) -> None:
-        super().__init__(UnwrappedModel(module, module))
-        self._file = module
-
-    @property
-    def _structure(self) -> Never:
-        raise ModelError(f"the layers of an ONNX file such as {self._file.path.name} cannot be reached")
-
-    @property
-    def patch_size(self) -> Size:
-        return self._file.patch_size
-
-    @property
-    def input_size(self) -> Size | None:
-        return self._file.input_size
-
-    @property
-    def classifiers(self) -> Mapping[str, nn.Module]:
-        return classifiers_of(self.module)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.module(images)
-
-    def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        return self._file.classify_with_features(images)
+from remtta.extensions import built_in
+from remtta.models.unwrapping import unwrap_model
 
 
 def backbone_of(model: nn.Module) -> Backbone:
@@ -50,14 +20,22 @@ def backbone_of(model: nn.Module) -> Backbone:
     raise ModelError, with the reason, if it cannot be adapted.
     """
     unwrapped = unwrap_model(model)
-    if isinstance(unwrapped.module, OnnxClassifier):
-        return OnnxBackbone(unwrapped.module)
-    if unwrapped.is_timm:
+    builder = _of_part(unwrapped.module)
+    if builder is None and unwrapped.is_timm:
         from remtta.backbones.families import family_of
 
-        if (backbone := family_of(unwrapped.module)) is not None:
-            return backbone(unwrapped.module)
-    return AnyClassifier(unwrapped)
+        builder = family_of(unwrapped.module)
+    return AnyClassifier(unwrapped) if builder is None else builder(unwrapped.module)
+
+
+def _of_part(module: nn.Module) -> Builder | None:
+    """Return what builds the backbone of a model whose class is one of remtta's parts."""
+    for extension in built_in("backbones").values():
+        if extension.module in sys.modules:  # which has the class, too: without it, there is no such model
+            families = cast(Mapping[type[nn.Module], Builder], extension.load())
+            if type(module) in families:
+                return families[type(module)]
+    return None
 
 
 def compile_blocks(model: nn.Module) -> None:

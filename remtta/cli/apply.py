@@ -12,7 +12,7 @@ from remtta.cli.running import RunningOptions, TargetOptions, load_torch
 from remtta.errors import UsageError, counted
 from remtta.files import check_not_input
 from remtta.options import ModelOptions
-from remtta.options.model import is_onnx
+from remtta.options.loaders import is_model_file
 from remtta.options.option import Subset
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def apply(
     target: TargetOptions,
     model: Annotated[
         ModelOptions,
-        Subset("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "text_embeddings"),
+        Subset("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "own"),
     ],
     running: Annotated[RunningOptions, Subset("quiet", "debug", device="cpu")],
 ) -> None:
@@ -42,36 +42,32 @@ def apply(
       remtta apply run1/delta.safetensors --checkpoint vit.safetensors --output adapted.safetensors
     """
     with running.command():
-        onnx = is_onnx(str(target.output))
-        target.check(".onnx" if onnx else ".safetensors")
+        is_whole = is_model_file(target.output)
+        target.check(target.output.suffix if is_whole else ".safetensors")
         load_torch("remtta.deltas.base_model", model, delta)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import apply_delta, load_delta, save_weights
         from remtta.models.loading import load
-        from remtta.zero_shot.prompts import is_zero_shot
 
         change = load_delta(delta)
         options = base_options(change, model)
-        if onnx != options.is_onnx:
-            other = "the base is an ONNX file: write one with --output adapted.onnx"
-            raise UsageError("the base is no ONNX file; remtta export --format onnx writes one" if onnx else other)
-        if onnx:
-            from remtta.formats.export import adapted_model, save_onnx
-
-            check_not_input(target.output, "--output", (change.path, options.checkpoint))
-            save_onnx(adapted_model(change, options), target.output)
-            running.print_message(f"{target.output}: {change.model} with shifted logits, checked by onnxruntime")
+        suffixes = options.loader.suffixes or (".safetensors",)
+        if not target.output.name.lower().endswith(suffixes):
+            more = "; remtta export writes other formats" if is_whole else ""
+            raise UsageError(f"the base is {change.model}: write it with --output adapted{suffixes[0]}{more}")
+        check_not_input(target.output, "--output", [change.path, *options.files])
+        if is_whole:
+            done = options.loader.write_adapted(change, options, target.output)
+            running.print_message(f"{target.output}: {change.model} {done}")
             return
         from remtta.models.checkpoints import checkpoint_dtypes
-        from remtta.models.huggingface import weights_file
+        from remtta.models.unwrapping import custom_head
 
-        name, embeddings = options.name or "", options.text_embeddings
         base = load(options, device=running.device)
         apply_delta(base, change)
-        check_not_input(target.output, "--output", (change.path, options.weights_place, embeddings))
-        source = weights_file(name, options.checkpoint)
-        renamed = is_zero_shot(name) or embeddings  # then the weights' names are not the checkpoint's
-        dtypes = checkpoint_dtypes(base, source, use_ema=options.use_ema) if source and not renamed else None
+        source = options.loader.weights_file(options)
+        known = source is not None and custom_head(base) is None  # else the weights' names are not the checkpoint's
+        dtypes = checkpoint_dtypes(base, Path(str(source)), use_ema=options.use_ema) if known else None
         widened = save_weights(target.output, base, dtypes)
         note = f"; {len(widened)} adapted tensors in float32, which the base's dtype would round" if widened else ""
         running.print_message(
@@ -86,7 +82,6 @@ def _loading_options(base: nn.Module, options: ModelOptions) -> str:
     from timm import get_pretrained_cfg
     from timm.data import resolve_data_config
 
-    from remtta.lab.demo.embedded import EMBEDDED
     from remtta.models.loading import load
     from remtta.models.preprocessing import preprocessing_of
 
@@ -96,8 +91,9 @@ def _loading_options(base: nn.Module, options: ModelOptions) -> str:
         words += ["--model-kwargs", shlex.join(f"{key}={value}" for key, value in options.model_kwargs.items())]
     words += [f"--num-classes {options.num_classes}"] if options.num_classes else []
     words += ["--input-size {} {}".format(*options.input_size)] if options.input_size else []
-    words += [f"--text-embeddings {shlex.quote(str(options.text_embeddings))}"] if options.text_embeddings else []
-    if name == EMBEDDED:
+    texts = {name: value for name, value in options.own.items() if isinstance(value, str | Path)}
+    words += [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in texts.items()]
+    if options.loader.is_bundled:
         default = preprocessing_of(load(ModelOptions(name))).as_dict()
     elif ":" not in name and (known := get_pretrained_cfg(name)):
         default = resolve_data_config(pretrained_cfg=known.to_dict())

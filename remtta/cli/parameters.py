@@ -70,19 +70,21 @@ def _expand(field: OptionField) -> Iterator[OptionField]:
         for name, group in extensions.groups.items():
             yield from _expand(option_field(name, group))
     elif field.is_group:
-        options = [option for nested in option_fields(field.type) for option in _expand(nested)]
-        subset = field.first(Subset) or Subset(*(option.name for option in options))
-        if unknown := subset.names - {option.name for option in options}:
+        options = [(nested.name, option) for nested in option_fields(field.type) for option in _expand(nested)]
+        subset = field.first(Subset) or Subset(*(option.name for _, option in options))
+        known = {option.name for _, option in options} | {nested.name for nested in option_fields(field.type)}
+        if unknown := subset.names - known:
             raise TypeError(f"no options of the group: {', '.join(sorted(unknown))}")
-        for option in options:
-            if option.name in subset.names:
+        for nested, option in options:
+            if not subset.names.isdisjoint((nested, option.name)):
                 yield replace(option, command_default=subset.defaults.get(option.name, option.command_default))
     elif field.option or field.first(typer.models.ArgumentInfo):
         yield field
 
 
 def _settings(passed: PassedSettings) -> list[OptionField]:
-    return [field for field in option_fields(passed.config) if field.option]
+    config = passed.config if isinstance(passed.config, type) else passed.config()
+    return [field for field in option_fields(config) if field.option]
 
 
 def _build(field: OptionField, values: Mapping[str, object]) -> object:
@@ -122,7 +124,7 @@ def _typer_parameter(field: OptionField) -> inspect.Parameter:
         takes_bounds = value_type in (int, float)
         metadata = typer.Option(
             *(option.flags or (field.flag,)),
-            help=option.help,
+            help=option.text,
             metavar=option.metavar,
             min=option.min if takes_bounds else None,
             max=option.max if takes_bounds else None,

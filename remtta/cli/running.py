@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from remtta.cli.reporting import command, print_message, progress
-from remtta.errors import UsageError, check_installed
+from remtta.errors import UsageError
 from remtta.files import cache_folder, check_target, to_json
 from remtta.interrupts import Interrupts
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Option, output_option
-from remtta.zero_shot.prompts import is_zero_shot
 
 if TYPE_CHECKING:
     from torch import nn
@@ -137,9 +136,6 @@ class TargetOptions:
         check_target(self.output, "--output", suffix, overwrite=self.overwrite)
 
 
-_WITH_TIMM = ("remtta.backbones.families", "remtta.models.timm_loading")  # which ONNX files need not
-
-
 def import_uncollected(*modules: str) -> None:
     """Import modules that load torch or timm, with Python's garbage collector disabled.
 
@@ -162,9 +158,7 @@ def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> N
     """Import a module that loads torch, with a message, since it takes seconds; raise UsageError if the checkpoint or
     the delta does not exist, or the model needs a package that is missing.
     """
-    model.check_files()
-    if is_zero_shot(model.name or ""):
-        check_installed("open_clip", "clip", model.name or "")
+    model.check()
     if delta is not None:
         from remtta.deltas.delta_files import delta_file
 
@@ -172,7 +166,7 @@ def load_torch(module: str, model: ModelOptions, delta: Path | None = None) -> N
     if "torch" not in sys.modules:
         name = model.name or (DEFAULT_MODEL if delta is None else f"the model of {delta}")
         _log.info("loading torch and %s ...", name)
-    import_uncollected(module, *(() if model.is_onnx else _WITH_TIMM))
+    import_uncollected(module, *model.loader.imports)
 
 
 def load_start(path: Path | None, output: Path, *, overwrite: bool) -> Delta | None:

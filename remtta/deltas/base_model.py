@@ -7,6 +7,7 @@ anything to be downloaded, opened or run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +17,15 @@ from torch import nn
 from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
 from remtta.files import from_json
-from remtta.lab.demo.embedded import EMBEDDED
 from remtta.models.card import UNKNOWN
 from remtta.models.loading import load
 from remtta.models.preprocessing import check_preprocessing
 from remtta.options import ModelOptions
-from remtta.options.model import is_onnx
-from remtta.zero_shot.prompts import TEMPLATES
+from remtta.options.loaders import is_model_file, is_safe, own_options
 
-_OPTIONS = (
-    *("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size"),
-    *("labels", "prompts", "text_embeddings", "output_name"),
-)
+_OPTIONS = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels")
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
-_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz", ".onnx")
+_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz")
 _ARGUMENTS = (
     *("img_size", "patch_size", "num_classes", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio"),
     *("init_values", "reg_tokens", "class_token", "qkv_bias", "qk_norm", "pre_norm", "fc_norm", "final_norm"),
@@ -52,7 +48,8 @@ def base_options(delta: Delta, overrides: ModelOptions | None = None) -> ModelOp
         delta: The delta.
         overrides: Options to use instead; None, False or empty values keep the delta's.
     """
-    chosen = _only_set(vars(overrides or ModelOptions()))
+    given = vars(overrides or ModelOptions())
+    chosen = _only_set({**given, **given["own"], "own": None})
     if chosen.get("name") and not _may_be_same(chosen["name"], delta.model):
         raise DeltaError(f"the delta was made on {delta.model}, not on {chosen['name']}; leave --model out")
     if delta.model == UNKNOWN and not chosen.get("name"):
@@ -62,7 +59,7 @@ def base_options(delta: Delta, overrides: ModelOptions | None = None) -> ModelOp
         )
     preprocessing = {name: delta.preprocessing.get(name) for name in _PREPROCESSING}
     header = delta.model_options if delta.path is None else _safe_options(delta, chosen)
-    options = ModelOptions(**_only_set({**preprocessing, **header, "name": delta.model, **chosen}))
+    options = ModelOptions.from_arguments(**_only_set({**preprocessing, **header, "name": delta.model, **chosen}))
     if options.checkpoint and not chosen.get("checkpoint") and not Path(options.checkpoint).is_file():
         raise UsageError(
             f"the delta was made on {options.checkpoint}, which is not there; name that file with --checkpoint"
@@ -85,7 +82,7 @@ def load_base(delta: Delta, *, device: str | torch.device = "cpu", **overrides: 
         DeltaError: If a model of another name is given, or the header sets something it must not.
         UsageError: If the user has to name the base.
     """
-    return load(base_options(delta, ModelOptions(**overrides)), device=device)
+    return load(base_options(delta, ModelOptions.from_arguments(**overrides)), device=device)
 
 
 def _safe_options(delta: Delta, chosen: Mapping[str, object]) -> dict[str, object]:
@@ -96,41 +93,43 @@ def _safe_options(delta: Delta, chosen: Mapping[str, object]) -> dict[str, objec
     if options.get("checkpoint") and not checkpoint:
         raise UsageError(
             f"the delta was made on the weights in {str(options['checkpoint'])[:200]!r}; name them with "
-            f"{'--model' if is_onnx(delta.model) else '--checkpoint'}, since remtta opens no file that a header names"
+            f"{'--model' if is_model_file(delta.model) else '--checkpoint'}, since remtta opens no file that a header "
+            "names"
         )
     if ":" in delta.model and not chosen.get("name"):
         raise UsageError(f"the delta was made on {delta.model[:200]!r}; add --model to allow it to be loaded")
-    if not checkpoint and delta.model != EMBEDDED and not chosen.get("name"):
+    if not (checkpoint or chosen.get("name") or ModelOptions(delta.model).loader.is_bundled):
         raise UsageError(
             f"the delta was made on the published weights of {delta.model[:200]}; add --model to allow their download, "
             "or name the file with --checkpoint"
         )
-    if options.get("text_embeddings") and not chosen.get("text_embeddings"):
-        raise UsageError("the delta was made with text embeddings from a file; name it with --text-embeddings")
-    return {**options, "checkpoint": checkpoint, "text_embeddings": None, "use_ema": options.get("use_ema") is True}
+    for name in options.keys() - {*_OPTIONS, *chosen}:
+        if options[name] is not None and not is_safe(name, options[name]):
+            value, flag = str(options[name])[:80], f"--{name.replace('_', '-')}"
+            raise UsageError(f"the delta was made with {flag} {value!r}, which a file may not set; name it with {flag}")
+    return {**options, "checkpoint": checkpoint, "use_ema": options.get("use_ema") is True}
 
 
 def _check_header(delta: Delta, chosen: Mapping[str, object]) -> None:
     """Raise DeltaError if a header holds something that remtta never writes, or model arguments that are not safe."""
     options = delta.model_options
-    if (strange := sorted(set(options) - set(_OPTIONS))) or not delta.model:
+    known = {*_OPTIONS, *(each.name for each in fields(own_options()))}
+    if (strange := sorted(options.keys() - known)) or not delta.model:
         what = f"unknown model options: {', '.join(strange)}" if strange else "no model"
         raise DeltaError(f"the delta's header holds {what}; it was not made by remtta")
     kwargs = options.get("model_kwargs") or {}
     if not isinstance(kwargs, Mapping):
         raise DeltaError("the delta's header holds model arguments that are not a mapping")
-    refused = sorted(name for name, value in kwargs.items() if not _is_safe(name, value))
+    refused = sorted(name for name, value in kwargs.items() if not _is_safe_argument(name, value))
     if refused and not chosen.get("model_kwargs"):
         raise DeltaError(
             f"the delta's header asks for model arguments that a file may not set: {', '.join(refused)[:80]}; "
             "if you trust them, name all with --model-kwargs"
         )
-    prompts, classes, size = options.get("prompts"), options.get("num_classes"), options.get("input_size")
-    is_template = prompts in TEMPLATES if isinstance(prompts, str) else _is_text(prompts)  # a file is not allowed
-    texts = is_template, _is_text(options.get("labels")), isinstance(options.get("output_name"), str | None)
-    if not all(texts):
-        raise DeltaError("the delta's header holds class names or templates that are not text")
-    if not (isinstance(classes, int | None) and _is_safe("num_classes", classes)):
+    classes, size, labels = options.get("num_classes"), options.get("input_size"), options.get("labels")
+    if not (labels is None or (isinstance(labels, list) and all(isinstance(label, str) for label in labels))):
+        raise DeltaError("the delta's header holds class names that are not text")
+    if not (isinstance(classes, int | None) and _is_safe_argument("num_classes", classes)):
         raise DeltaError("the delta's header asks for an absurd number of classes; it was refused")
     sides: Any = [1, 1] if size is None else size
     is_pair = isinstance(sides, list | tuple) and len(sides) == 2
@@ -140,14 +139,10 @@ def _check_header(delta: Delta, chosen: Mapping[str, object]) -> None:
     try:
         check_preprocessing(**preprocessing)
     except (UsageError, TypeError, ValueError) as error:
-        raise DeltaError(f"the delta's header holds a preprocessing that is no preprocessing: {error}") from error
+        raise DeltaError(f"the delta's header has invalid preprocessing: {error}") from error
 
 
-def _is_text(value: object) -> bool:
-    return value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value))
-
-
-def _is_safe(name: str, value: object) -> bool:
+def _is_safe_argument(name: str, value: object) -> bool:
     """Return whether a header may set this model argument to this value."""
     if name == "global_pool":
         return value in _POOLS
@@ -170,11 +165,11 @@ def _recorded_checkpoint(delta: Delta) -> str | None:
         return None
     if not isinstance(checkpoint, str) or "://" in checkpoint or base_sha256 != delta.base_sha256:
         return None
-    return checkpoint if checkpoint.lower().endswith(_WEIGHT_SUFFIXES) else None
+    return checkpoint if checkpoint.lower().endswith(_WEIGHT_SUFFIXES) or is_model_file(checkpoint) else None
 
 
 def _may_be_same(first: str, second: str) -> bool:
     """Return whether two names may be of one architecture; unknown for names of folders, hubs and custom models."""
-    if is_onnx(first) and is_onnx(second):  # its hash says whether it is
+    if is_model_file(first) and is_model_file(second):  # its hash says whether it is
         return True
     return ":" in first + second or UNKNOWN in (first, second) or first.partition(".")[0] == second.partition(".")[0]

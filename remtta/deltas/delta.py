@@ -21,10 +21,8 @@ from remtta.models.card import UNKNOWN
 from remtta.models.metadata import ModelWithMetadata, Output
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.tensor_files import save_tensors, state_sha256
-from remtta.models.unwrapping import unwrap_model
+from remtta.models.unwrapping import custom_head, unwrap_model
 from remtta.models.weights import check_delta
-from remtta.zero_shot.classifier import checkpoint_state
-from remtta.zero_shot.prompts import is_zero_shot
 
 ABSURD = 100.0
 """A run whose change of weights has more than this many times their norm has diverged."""
@@ -119,8 +117,9 @@ def check_base(delta: Delta, base_sha256: str) -> None:
         )
     if delta.base_sha256 != base_sha256:
         named = "weights" if delta.model == UNKNOWN else f"{delta.model} checkpoint"
-        same = "class names and templates" if is_zero_shot(delta.model) else "input size and model arguments"
-        same = f"text embeddings, {same}" if delta.model_options.get("text_embeddings") else same
+        usual = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")
+        others = [name.replace("_", " ") for name, value in delta.model_options.items() if value and name not in usual]
+        same = ", ".join([*others, "input size and model arguments"])
         raise DeltaError(
             f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is "
             f"{base_sha256[:12]}...); load the {named} it was adapted from, with the same {same}"
@@ -159,8 +158,17 @@ def apply_delta(
         parameter.copy_(parameter + tensor.to(parameter))
 
 
+def checkpoint_state(model: nn.Module) -> dict[str, Tensor]:
+    """Return the whole state of a model in the layout of the checkpoints that build it, which a custom head knows."""
+    state: dict[str, Tensor] = model.state_dict()
+    if (found := custom_head(model)) is None:
+        return state
+    path, head = found
+    return head.checkpoint_state(state, path)
+
+
 def save_weights(path: str | Path, model: nn.Module, base: Mapping[str, torch.dtype] | None = None) -> list[str]:
-    """Write a model's whole state as a safetensors checkpoint, atomically; a zero-shot model's in open_clip's layout.
+    """Write a model's whole state as a safetensors checkpoint, atomically, in the layout of its custom head, if any.
 
     Each tensor is stored with its dtype in the base checkpoint (`base`, by name) if that needs no rounding, otherwise
     with the model's wider one; return the names of the latter. Raise OutputError if the file cannot be written.

@@ -18,9 +18,7 @@ def export(
     output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))],
     model: Annotated[
         ModelOptions,
-        Subset(
-            "name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "text_embeddings"
-        ),
+        Subset("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "own"),
     ],
     running: Annotated[RunningOptions, Subset("quiet", "debug")],
     overwrite: Annotated[bool, Option("Replace files of the same names.")] = False,

@@ -31,9 +31,8 @@ from remtta.formats.onnx_graph import OnnxGraph, read_graph
 from remtta.formats.onnx_model import OnnxClassifier
 from remtta.models.card import ModelCard, card_of
 from remtta.models.loading import load, load_model
-from remtta.models.unwrapping import classifiers_of, config_of
+from remtta.models.unwrapping import classifiers_of, config_of, custom_head
 from remtta.options import ModelOptions
-from remtta.zero_shot.classifier import ZeroShotHead
 
 Format = Literal["onnx", "peft", "timm"]
 
@@ -106,7 +105,7 @@ def adapted_model(delta: Delta, options: ModelOptions) -> ExportableModel:
     model = load(options)
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     apply_delta(model, delta)
-    inputs = options.weights_place, delta.path, options.text_embeddings
+    inputs = [*options.files, delta.path]
     return ExportableModel(model, base, card_of(model), delta, inputs)
 
 
@@ -197,7 +196,7 @@ def write_timm(adapted: ExportableModel, folder: Path) -> None:
 
     model: Any = adapted.model
     config = config_of(model)
-    if "architecture" not in config or any(isinstance(module, ZeroShotHead) for module in model.modules()):
+    if "architecture" not in config or custom_head(model):
         raise UsageError(
             "--format timm takes neither zero-shot models nor folders saved by transformers; use --format onnx, or "
             "remtta apply"

@@ -9,20 +9,22 @@ import json
 import logging
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from remtta.errors import CheckpointError, RemttaError, UsageError, first_line, needed
+from remtta.backbones.any_classifier import AnyClassifier
+from remtta.errors import CheckpointError, ModelError, RemttaError, UsageError, first_line, needed
 from remtta.files import write_atomically
+from remtta.formats.loaders import OnnxOptions
 from remtta.formats.onnx_graph import OnnxGraph, import_onnx, read_graph
 from remtta.models.card import built_from, checked_labels, given_preprocessing, known_labels, read_labels
 from remtta.models.metadata import PretrainedConfig, Size
-from remtta.models.preprocessing import Preprocessing, check_preprocessing
+from remtta.models.preprocessing import Preprocessing
+from remtta.models.unwrapping import UnwrappedModel, classifiers_of
 from remtta.options import ModelOptions
 
 _TYPES = {"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(double)": "f8"}
@@ -33,7 +35,6 @@ _AT_ONCE = 4  # images per call on a CPU: more need more memory, and are no fast
 _LEAST = {2: 6e-8, 4: 1e-30, 8: 1e-30}  # smallest probability, by the bytes of its type
 _LEAST_QUANTISED = 1 / 512  # half a step of 8 bits
 _FINE, _COARSE = 1e-4, 2e-2  # largest difference of a probability in a written file: float32; float16 or int8
-_UNUSED = ("use_ema", "num_classes", "model_kwargs", "prompts", "text_embeddings")
 
 _log = logging.getLogger(__name__)
 
@@ -205,18 +206,52 @@ class OnnxClassifier(nn.Module):
             raise RemttaError(f"the shifted file predicts otherwise, by {difference:.1e}; nothing was written")
 
 
-def load_onnx(options: ModelOptions, device: str | torch.device) -> OnnxClassifier:
-    """Load the classifier in an ONNX file. Raise UsageError if a package is missing, or options do not apply;
+class OnnxBackbone(AnyClassifier):
+    """A classifier in an ONNX file: forward passes only."""
+
+    def __init__(self, module: OnnxClassifier) -> None:
+        super().__init__(UnwrappedModel(module, module))
+        self._file = module
+
+    @property
+    def forward_only(self) -> str:
+        return f"{self._file.path.name} is an ONNX file"
+
+    @property
+    def _structure(self) -> Never:
+        raise ModelError(f"the layers of an ONNX file such as {self._file.path.name} cannot be reached")
+
+    @property
+    def patch_size(self) -> Size:
+        return self._file.patch_size
+
+    @property
+    def input_size(self) -> Size | None:
+        return self._file.input_size
+
+    @property
+    def classifiers(self) -> Mapping[str, nn.Module]:
+        return classifiers_of(self.module)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.module(images)
+
+    def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        return self._file.classify_with_features(images)
+
+
+FAMILIES = {OnnxClassifier: OnnxBackbone}
+
+
+def load_onnx(options: ModelOptions, own: OnnxOptions, device: str | torch.device) -> OnnxClassifier:
+    """Load the classifier in an ONNX file. Raise UsageError if a package is missing, or a value does not fit;
     CheckpointError if the file is damaged, or holds no classifier of images.
     """
-    if other := [f"--{name.replace('_', '-')}" for name in _UNUSED if getattr(options, name)]:
-        raise UsageError(f"{options.name} is a whole model; leave {' and '.join(other)} out")
-    check_preprocessing(options.mean, options.std, options.interpolation, options.crop_pct)
-    labels, providers = read_labels(options.labels), _providers(str(device), options.provider)
+    labels, providers = read_labels(options.labels), _providers(str(device), own.provider)
     graph = read_graph(Path(str(options.checkpoint)))
     config = _known_config(graph)
     size = options.input_size or config.get("input_size", ())[1:] or None
-    model = OnnxClassifier(graph, options.output_name, providers, size)
+    model = OnnxClassifier(graph, own.output_name, providers, size)
     if model.returns_probabilities:
         _log.info("%s returns probabilities; their logarithms are the logits", model.path.name)
     if model.provider != providers[0][0]:
@@ -224,7 +259,7 @@ def load_onnx(options: ModelOptions, device: str | torch.device) -> OnnxClassifi
     config |= given_preprocessing(options) | {"input_size": (3, *model.image_size)}
     named = None if labels is None else checked_labels(labels, model.num_classes)
     config["label_names"] = named or known_labels(model.num_classes, config)
-    config["built_from"] = built_from(replace(options, checkpoint=model.path.resolve()))
+    config["built_from"] = built_from(options) | ({"output_name": own.output_name} if own.output_name else {})
     model.pretrained_cfg = model.default_cfg = config
     return model.eval()
 

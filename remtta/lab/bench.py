@@ -16,7 +16,6 @@ from torch import nn
 
 from remtta.backbones.lookup import compile_blocks
 from remtta.lab.bench_options import FORWARD, SUBJECTS, BenchOptions
-from remtta.lab.demo.embedded import EMBEDDED
 from remtta.machine import processor_name
 from remtta.methods.base import Method
 from remtta.methods.build import build_method
@@ -26,10 +25,10 @@ from remtta.models.building import create
 from remtta.models.loading import load, select_device
 from remtta.models.peak_memory import keep_freed_memory, peak_bytes, resident_bytes, start_peak
 from remtta.models.preprocessing import preprocessing_of
+from remtta.models.timm_loader import TimmLoader
 from remtta.options import GuardOptions, ModelOptions
 from remtta.pipeline.build import assemble_pipeline
 from remtta.pipeline.precision import Resolved, resolve_precision
-from remtta.zero_shot.prompts import is_zero_shot
 
 MEMORY_STEPS = 2
 
@@ -70,8 +69,9 @@ def run_bench(options: BenchOptions) -> list[Measurement]:
     """
     if options.threads:
         torch.set_num_threads(options.threads)
+    default = options.model.loader.default_method
     subjects = (
-        (FORWARD, "source", "fast") if options.model.is_onnx and options.subjects == SUBJECTS else options.subjects
+        (FORWARD, "source", default) if default != "remtta" and options.subjects == SUBJECTS else options.subjects
     )
     names = [FORWARD, *(name for name in subjects if name != FORWARD)]
     prepared = {name: prepare(name, options) for name in names}
@@ -134,13 +134,10 @@ def prepare(subject: str, options: BenchOptions) -> Prepared:
 
 
 def _model(options: ModelOptions, device: torch.device) -> nn.Module:
-    """Build the model, with random weights unless it has a checkpoint or is a zero-shot or the embedded model."""
-    name = options.name or ""
-    if options.is_onnx:
+    """Build the model, with random weights if it is one of timm without a checkpoint."""
+    if options.checkpoint is not None or not isinstance(options.loader, TimmLoader):
         return load(options, device=device)
-    if is_zero_shot(name) or name == EMBEDDED or options.checkpoint is not None:
-        return load(options)
-    model: Any = create(name, options, pretrained=False)
+    model: Any = create(options.name or "", options, pretrained=False)
     if options.input_size is not None:
         model.pretrained_cfg = {**model.pretrained_cfg, "input_size": (3, *options.input_size)}
     return model

@@ -24,7 +24,7 @@ class BenchOptions:
     model: Annotated[
         ModelOptions,
         Subset(
-            *("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "output_name", "provider"),
+            *("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "own"),
             name=_MODEL,
         ),
     ] = _SMALL

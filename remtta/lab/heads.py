@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from remtta.errors import ModelError
 from remtta.models.card import labels_of
-from remtta.models.unwrapping import classifiers_of, is_timm_model
-from remtta.zero_shot.classifier import ZeroShotHead
+from remtta.models.unwrapping import CustomHead, classifiers_of, custom_head, is_timm_model
 
 
 @contextlib.contextmanager
@@ -68,9 +67,9 @@ def _is_of(name: str, heads: Mapping[str, nn.Module]) -> bool:
 
 
 def _heads(model: nn.Module) -> dict[str, nn.Module]:
-    """Return zero-shot heads, or else the model's own classifiers, by path."""
-    zero_shot = {path: module for path, module in model.named_modules() if isinstance(module, ZeroShotHead)}
-    return {**zero_shot} or classifiers_of(model)
+    """Return the model's custom head, or else its own classifiers, by path."""
+    found = custom_head(model)
+    return {found[0]: model.get_submodule(found[0])} if found else classifiers_of(model)
 
 
 def _put(model: nn.Module, heads: dict[str, nn.Module]) -> None:
@@ -79,7 +78,7 @@ def _put(model: nn.Module, heads: dict[str, nn.Module]) -> None:
 
 
 def _restricted(head: nn.Module, path: str, numbers: Sequence[int]) -> nn.Module:
-    if isinstance(head, ZeroShotHead):
+    if isinstance(head, CustomHead):
         return head.restricted(numbers)
     if not isinstance(head, nn.Linear | nn.Conv2d):  # a convolution with one position, as in BiT
         raise ModelError(f"the model's {path} is not a linear layer, so its classes cannot be restricted")

@@ -7,14 +7,13 @@ from typing import TypeVar
 import torch
 from torch import nn
 
+from remtta.backbones.lookup import backbone_of
 from remtta.errors import ModelError
-from remtta.formats.onnx_model import OnnxClassifier
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Method
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.source import Source
 from remtta.methods.table import METHOD_TABLE, check_method, method_config
-from remtta.models.unwrapping import unwrap_model
 from remtta.options import DEFAULT_BATCH_SIZE
 
 M = TypeVar("M", bound=Method[MethodConfig])
@@ -34,11 +33,10 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
 @torch.inference_mode(False)
 def create_method(method: type[M], model: nn.Module, config: MethodConfig) -> M:
     """Set up a method of a class on a model; raise as `build_method` does."""
-    classifier = unwrap_model(model).module
-    if isinstance(classifier, OnnxClassifier) and not issubclass(method, Source):
+    if (why := backbone_of(model).forward_only) and not issubclass(method, Source):
         raise ModelError(
-            f"{classifier.path.name} is an ONNX file, of which there are forward passes only, and this "
-            "method needs gradients or layers; use the method fast, centre, source or lame"
+            f"{why}, of which there are forward passes only, and this method needs gradients or layers; use the method "
+            "fast, centre, source or lame"
         )
     created = method(AdaptedModel(model, config, method.trains, calls_module=method.calls_module), config)
     created.reset_learned()

@@ -21,14 +21,13 @@ from safetensors import SafetensorError
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError, logging_at
-from remtta.lab.demo.embedded import EMBEDDED
 from remtta.models.checkpoints import most_bytes
-from remtta.models.huggingface import build_folder, transformers_config
 from remtta.models.metadata import TimmModel
-from remtta.models.unwrapping import is_timm_model
 from remtta.options import ModelOptions
+from remtta.options.loaders import find_loaders, missing_loaders
 
 _LOCAL, _HUB = "local-dir:", "hf-hub:"
+_SOURCES = ("local-dir", "hf-hub", "hf_hub", "timm")  # of timm's models, before a colon
 _MIN_SIMILARITY = 0.7  # difflib's ratio below which names have little in common
 _MAX_SUGGESTIONS = 3
 _MAX_BYTES = 2**36  # of weights: twice timm's largest model
@@ -52,22 +51,11 @@ def create(name: str, options: ModelOptions, *, pretrained: bool) -> TimmModel:
     kwargs, size = dict(options.model_kwargs), options.input_size
     if options.num_classes is not None:
         kwargs["num_classes"] = options.num_classes
-    if (config := transformers_config(name)) is not None:
-        if rejected := sorted(set(kwargs) - {"num_classes"}):
-            raise UsageError(
-                f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
-                f"({', '.join(rejected)})"
-            )
-        build = partial(build_folder, name, config, kwargs.get("num_classes"), size)
-        _check_size(name, options.checkpoint, build)
-        model = build()
-        assert is_timm_model(model)
-        return model
     local = name.startswith(_LOCAL)
     if size is not None:
         kwargs["img_size"] = tuple(size)
     if (kwargs or local) and not name.startswith(_HUB):
-        _check_size(name, options.checkpoint, partial(timm.create_model, name, pretrained=False, **kwargs))
+        check_size(name, options.checkpoint, partial(timm.create_model, name, pretrained=False, **kwargs))
     if pretrained and not local:
         _log.info("loading the pretrained weights of %s (downloaded on first use)", name)
     remote = not local and (pretrained or ":" in name)
@@ -101,11 +89,14 @@ def _check_name(name: str) -> None:
     models = timm.list_models()
     if ":" not in name and name.partition(".")[0] not in models:
         close = [model for model in models if model.startswith(name)][:_MAX_SUGGESTIONS]
-        close = close or difflib.get_close_matches(name, [*models, EMBEDDED], _MAX_SUGGESTIONS, _MIN_SIMILARITY)
+        named = [loader.names for loader in find_loaders().values() if loader.is_bundled]
+        close = close or difflib.get_close_matches(name, [*models, *named], _MAX_SUGGESTIONS, _MIN_SIMILARITY)
         hint = f"did you mean {', '.join(close)}?" if close else "remtta models lists the families that can be adapted"
         if "/" in name or Path(name).is_dir():
             hint = f"a folder is local-dir:{name}, a hub repository hf-hub:{name}, a file goes to --checkpoint"
-        raise UsageError(f'unknown model "{name}"; {hint}')
+        raise UsageError(f'unknown model "{name}"; {hint}{missing_loaders()}')
+    if ":" in name and name.partition(":")[0].lower() not in _SOURCES:
+        raise UsageError(f'no loader takes "{name}"{missing_loaders()}')
     if name == _HUB:
         raise UsageError(f"{name} names no repository; write {_HUB}OWNER/NAME")
     if name.startswith(_LOCAL) and not Path(name.removeprefix(_LOCAL), "config.json").is_file():
@@ -116,7 +107,7 @@ def _check_name(name: str) -> None:
         raise UsageError(f'unknown weights "{name}"; choose {", ".join(known)}')
 
 
-def _check_size(name: str, checkpoint: str | Path | None, build: Callable[[], nn.Module]) -> None:
+def check_size(name: str, checkpoint: str | Path | None, build: Callable[[], nn.Module]) -> None:
     """Raise if a model is far larger than its weights file, or than any model, before it takes memory."""
     local = name.startswith(_LOCAL)
     try:
@@ -140,7 +131,7 @@ def _creation_failure(name: str, pretrained: bool, error: Exception) -> RemttaEr
     if name.startswith(_LOCAL) and "unexpected keyword argument" not in reason:
         if isinstance(error, _DAMAGE):
             reason = f"its config.json describes no model that can be built ({type(error).__name__}: {reason})"
-        return CheckpointError(f"{name} could not be built: {reason}")
+        return CheckpointError(f"{name} could not be built: {reason}{missing_loaders()}")
     if isinstance(error, TypeError):
         return UsageError(f"{name} does not take these model arguments: {reason}")
     offline = isinstance(error, OSError) or ("Error" in type(error).__name__ and "hub" in type(error).__module__)

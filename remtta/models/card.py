@@ -92,8 +92,7 @@ def warn_of_change(model: nn.Module, card: ModelCard) -> None:
 
 
 def built_from(options: ModelOptions) -> LoadArguments:
-    """Return arguments of `load_model` that build the same model from any folder."""
-    texts = options.text_embeddings
+    """Return arguments of `load_model` that build the same model from any folder; a loader adds options of its own."""
     return {
         "name": options.name,
         "checkpoint": None if options.checkpoint is None else str(Path(options.checkpoint).resolve()),
@@ -101,8 +100,6 @@ def built_from(options: ModelOptions) -> LoadArguments:
         "num_classes": options.num_classes,
         "model_kwargs": dict(options.model_kwargs),
         "input_size": options.input_size,
-        **({} if options.output_name is None else {"output_name": options.output_name}),
-        **({} if texts is None else {"text_embeddings": str(Path(texts).resolve())}),
     }
 
 

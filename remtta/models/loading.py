@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ import torch
 from torch import nn
 
 from remtta.errors import UsageError
-from remtta.formats.onnx_model import load_onnx
-from remtta.options import ModelOptions
-from remtta.zero_shot.text_tower import OnTexts
+from remtta.models.preprocessing import check_preprocessing
+from remtta.options import DEFAULT_MODEL, ModelOptions
+from remtta.options.loaders import OnTexts
 
 
 def load_model(
@@ -28,31 +29,29 @@ def load_model(
     interpolation: str | None = None,
     crop_pct: float | None = None,
     labels: Sequence[str] | str | Path | None = None,
-    prompts: str | Sequence[str] | None = None,
-    text_embeddings: str | Path | None = None,
-    output_name: str | None = None,
-    provider: str | None = None,
     on_texts: OnTexts | None = None,
     device: str | torch.device = "cpu",
+    **own: Any,
 ) -> nn.Module:
-    """Build a timm classifier with its weights, in eval mode and fp32.
+    """Build a classifier with its weights, in eval mode and fp32.
 
     Preprocessing, labels and origin are stored in timm's own `pretrained_cfg`; arguments given here override the
     checkpoint's values.
 
     Args:
-        name: timm model name, "hf-hub:...", "local-dir:..." (a folder of timm or of transformers), "clip:..." (a
-            zero-shot model, see `load_zero_shot`), an ONNX file, or "remtta-demo" for the small embedded classifier of
-            road signs.
+        name: timm model name, "hf-hub:...", "local-dir:...", or what another loader takes, of a part of remtta (a
+            folder of transformers, "clip:...", an ONNX file, "remtta-demo") or of another package.
         checkpoint: Weights file; without one, timm's pretrained weights are used, downloaded on first use. This and
             the others are as in `ModelOptions`.
         mean: Of pixels in [0, 1], per channel; one number for all. Likewise `std`.
         input_size: Height and width in pixels; one number for both.
         on_texts: Called with the progress of a zero-shot model's class embeddings.
         device: Device of the model.
+        own: Options that only some loaders have, such as `prompts` and `text_embeddings` of zero-shot models, and
+            `output_name` and `provider` of ONNX files.
 
     Returns:
-        The timm model.
+        The timm model, or one with the same interface.
 
     Raises:
         ModelError: If the model cannot be built or is not a classifier of RGB images.
@@ -60,22 +59,19 @@ def load_model(
         CheckpointError: If the checkpoint is unreadable, unsafe or does not fit.
         UsageError: If the name is unknown or a value is invalid.
     """
-    options = ModelOptions(
-        name,
+    options = ModelOptions.from_arguments(
+        name=name,
         checkpoint=checkpoint,
         use_ema=use_ema,
         num_classes=num_classes,
         model_kwargs=model_kwargs or {},
         labels=labels,
-        prompts=prompts,
-        text_embeddings=text_embeddings,
         mean=_as_tuple(mean, 3),
         std=_as_tuple(std, 3),
         input_size=_as_tuple(input_size, 2),
         interpolation=interpolation,
         crop_pct=crop_pct,
-        output_name=output_name,
-        provider=provider,
+        **own,
     )
     return load(options, device=device, on_texts=on_texts)
 
@@ -90,12 +86,12 @@ def _as_tuple(value: float | Sequence[float] | None, count: int) -> Any:
 @torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
 def load(options: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
     """Build a classifier with the options of the command line, as `load_model` does."""
-    options.check_files()
-    if options.is_onnx:
-        return load_onnx(options, device)
-    from remtta.models.timm_loading import load_timm  # timm takes seconds to import, and an ONNX file needs none of it
-
-    return load_timm(options, select_device(device), on_texts)
+    options = replace(options, name=options.name or DEFAULT_MODEL)
+    options.check()
+    check_preprocessing(options.mean, options.std, options.interpolation, options.crop_pct)
+    if options.use_ema and options.checkpoint is None:
+        raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
+    return options.loader.load(options, device, on_texts)
 
 
 def select_device(device: str | torch.device) -> torch.device:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import TypeGuard
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -150,6 +150,25 @@ def classifiers_of(model: nn.Module) -> dict[str, nn.Module]:
     found: object = getattr(model, "get_classifier", tuple)()
     layers = found if isinstance(found, tuple) else (found,)
     return {path: module for path, module in model.named_modules() if any(module is layer for layer in layers)}
+
+
+@runtime_checkable
+class CustomHead(Protocol):
+    """A module that computes a model's logits by other means than a linear layer, such as texts."""
+
+    def restricted(self, numbers: Sequence[int]) -> nn.Module:
+        """Return a head with some of the classes, in this order."""
+
+    def checkpoint_state(self, state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
+        """Return the state of the model that has this head at a path, in the layout of the checkpoints that build it.
+
+        Raise ModelError if that layout has no place for one of the weights.
+        """
+
+
+def custom_head(model: nn.Module) -> tuple[str, CustomHead] | None:
+    """Return a model's custom head and its module path, if it has one."""
+    return next(((path, each) for path, each in model.named_modules() if isinstance(each, CustomHead)), None)
 
 
 def trace_of(model: nn.Module) -> Trace:

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
 from remtta.errors import UsageError
 from remtta.files import as_path
-from remtta.options.option import model_option
+from remtta.options.loaders import Loader, find_loaders, is_model_file, loader_of, own_options
+from remtta.options.option import PassedSettings, model_option
 
 DEFAULT_MODEL = "vit_base_patch16_224"
 
 _CHECKPOINTS = "the checkpoint's"
 
 
-def is_onnx(name: str) -> bool:
-    """Return whether a model's name or file is one of ONNX."""
-    return name.lower().endswith(".onnx")
+def _names() -> str:
+    """Return the help of --model: what the loaders take."""
+    *others, timm = [loader.names for loader in find_loaders().values()]
+    names = [timm, *others]
+    return f"{', '.join(names[:-1])}{' or ' * bool(others)}{names[-1]}."
 
 
 @dataclass(frozen=True)
@@ -28,8 +31,7 @@ class ModelOptions:
     name: Annotated[
         str | None,
         model_option(
-            "timm model, hf-hub:OWNER/NAME, local-dir:FOLDER (saved by timm or transformers), clip:NAME/WEIGHTS, an "
-            "ONNX file, or remtta-demo.",
+            _names,
             flags=("--model", "-m"),
             default=f"the delta's, or {DEFAULT_MODEL}",
             common=True,
@@ -57,22 +59,6 @@ class ModelOptions:
         Path | Sequence[str] | None,
         model_option("Class names, one per line.", metavar="FILE", default="the model's", common=True),
     ] = None
-    prompts: Annotated[
-        str | Sequence[str] | None,
-        model_option(
-            "Templates of a zero-shot model: single, openai7, openai80, watt, or a file with one per line.",
-            default="single",
-            more="clip.md",
-        ),
-    ] = None
-    text_embeddings: Annotated[
-        Path | str | None,
-        model_option(
-            "Class embeddings for an image tower without its text tower, written by remtta text-embed.",
-            metavar="FILE",
-            more="clip.md#without-a-text-tower",
-        ),
-    ] = None
     mean: Annotated[
         tuple[float, float, float] | None,
         model_option("Pixel mean in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS),
@@ -93,29 +79,31 @@ class ModelOptions:
     crop_pct: Annotated[
         float | None, model_option("Fraction of the short side that the centre crop keeps.", default=_CHECKPOINTS)
     ] = None
-
-    output_name: Annotated[
-        str | None,
-        model_option("Output of an ONNX file with the logits.", default="the only one (B, C)", more="onnx.md"),
-    ] = None
-    provider: Annotated[
-        str | None,
-        model_option("Execution provider of onnxruntime, such as openvino.", default="by --device", more="onnx.md"),
-    ] = None
+    own: Annotated[Mapping[str, Any], PassedSettings(own_options)] = field(default_factory=dict)
+    """Options that only some loaders have, by name."""
 
     def __post_init__(self) -> None:
-        if is_onnx(str(self.name)) and self.checkpoint is None:
+        if is_model_file(str(self.name)) and self.checkpoint is None:
             object.__setattr__(self, "checkpoint", self.name)
             object.__setattr__(self, "name", Path(str(self.name)).name)
-        if is_onnx(str(self.name)) != self.is_onnx:
-            raise UsageError("an ONNX file is a whole model: name it with --model, and leave --checkpoint out")
-        if not self.is_onnx and (self.output_name or self.provider):
-            raise UsageError("--output-name and --provider are for ONNX files, which --model names")
+        if is_model_file(str(self.name)) != is_model_file(str(self.checkpoint)):
+            whole = self.checkpoint if is_model_file(str(self.checkpoint)) else self.name
+            raise UsageError(f"{whole} is a whole model: name it with --model, and leave --checkpoint out")
+
+    @classmethod
+    def from_arguments(cls, **arguments: Any) -> ModelOptions:
+        """Return options by their names, those of loaders among them; raise TypeError if there is no such option."""
+        shared = {each.name for each in fields(cls)} - {"own"}
+        own = {name: value for name, value in arguments.items() if name not in shared}
+        if strange := own.keys() - {each.name for each in fields(own_options())}:
+            raise TypeError(f"a model has no option {', '.join(sorted(strange))}")
+        given = {name: value for name, value in own.items() if value is not None}
+        return cls(**{name: arguments[name] for name in shared & arguments.keys()}, own=given)
 
     @property
-    def is_onnx(self) -> bool:
-        """True if the model is an ONNX file, which is also its checkpoint."""
-        return is_onnx(str(self.checkpoint))
+    def loader(self) -> Loader:
+        """What loads the model."""
+        return loader_of(self)
 
     @property
     def weights_place(self) -> Path | None:
@@ -123,12 +111,17 @@ class ModelOptions:
         local = self.checkpoint or (self.name or "").partition(":")[2]
         return Path(local) if local else None
 
-    def check_files(self) -> None:
-        """Raise UsageError if the checkpoint does not exist."""
+    @property
+    def files(self) -> list[Path]:
+        """What the model is made of, where that is on this machine: weights, folders, and files of its own options."""
+        own = [Path(value) for value in self.own.values() if isinstance(value, str | Path) and Path(value).exists()]
+        return [*([self.weights_place] if self.weights_place else []), *own]
+
+    def check(self) -> None:
+        """Raise UsageError if the checkpoint does not exist, or the loader lacks a package or has no such options."""
         if self.checkpoint is not None and not (path := as_path(self.checkpoint, "checkpoint")).is_file():
-            what = (
-                "a folder; name the file in it"
-                if path.is_dir()
-                else f"no such {'model' if self.is_onnx else 'checkpoint'} file"
-            )
+            kind = "model" if is_model_file(str(path)) else "checkpoint"
+            what = "a folder; name the file in it" if path.is_dir() else f"no such {kind} file"
             raise UsageError(f"{self.checkpoint}: {what}")
+        if self.name is not None:  # else the model is a delta's
+            self.loader.check(self)

@@ -54,7 +54,7 @@ class Bounds:
 class Option(Bounds):
     """Make a field a command-line option: `lr: Annotated[float, Option("Learning rate.", above=0)] = 1e-3`."""
 
-    help: str
+    help: str | Callable[[], str]
     flags: tuple[str, ...] = ()  # the long one first; by default derived from the field's name
     metavar: str | None = None
     default: str | None = None  # what happens by default, if the field's default does not say so
@@ -63,6 +63,11 @@ class Option(Bounds):
     read: Callable[[str], object] | None = None  # parses its value; by default according to the field's type
     complete: Mapping[str, str] | None = None  # values with descriptions, for shell completion
     more: str | None = None  # a page of the documentation, relative to docs/
+
+    @property
+    def text(self) -> str:
+        """The help; a function of it is called only now, as it may import the extensions that it names."""
+        return self.help if isinstance(self.help, str) else self.help()
 
 
 # Options by the heading under which `--help` lists them.
@@ -101,7 +106,7 @@ class Subset:
 class PassedSettings:
     """Marks a mapping that holds the settings of a config that the user passed, by the names of its options."""
 
-    config: type
+    config: type | Callable[[], type]
 
 
 @dataclass(frozen=True)
@@ -174,7 +179,7 @@ def option_field(name: str, annotation: object, default: object = MISSING) -> Op
 def documented(group: type[T]) -> type[T]:
     """Add the help of a dataclass's options to its docstring, for Python's `help` and the documentation."""
     doc = (group.__doc__ or "").rstrip()
-    lines = [f"        {field.name}: {field.option.help}" for field in option_fields(group) if field.option]
+    lines = [f"        {field.name}: {field.option.text}" for field in option_fields(group) if field.option]
     head = [] if "Attributes:" in doc else ["", "    Attributes:"]
     group.__doc__ = "\n".join([doc, *head, *lines, "    "])
     return group

@@ -16,6 +16,7 @@ from remtta.errors import CheckpointError, ModelError
 from remtta.models.metadata import TimmModel
 from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
 from remtta.models.unwrapping import classifiers_of
+from remtta.models.weights import within
 from remtta.zero_shot.text_tower import TextTower
 
 _FORMAT = "remtta text embeddings"
@@ -108,6 +109,26 @@ class ZeroShotHead(nn.Module):
         )
         return head.to(self.scale.device)
 
+    def checkpoint_state(self, state: Mapping[str, Tensor], path: str) -> dict[str, Tensor]:
+        """Return the state in open_clip's layout with the text tower; with text embeddings alone, that of timm's image
+        tower, with the projection as classifier. Raise ModelError if open_clip has no place for one of the weights.
+        """
+        projection = f"{path}.projection."
+        tower = {name: tensor for name, tensor in state.items() if not name.startswith(f"{path}.")}
+        if self.texts.source is None:
+            return tower | {f"{path}.{name}": tensor for name, tensor in within(projection, state).items()}
+        converted: dict[str, Tensor] = dict(self.texts.source.model.state_dict())
+        for name, theirs in self.texts.image_names.items():
+            tensor = state[name]
+            if theirs in ("class_embedding", "positional_embedding"):
+                tensor = tensor[0].squeeze(0)
+            converted[f"visual.{theirs}"] = tensor.T if theirs == "proj" else tensor
+        if others := [name for name in tower if name not in self.texts.image_names and tower[name].any()]:
+            raise ModelError(
+                f"open_clip's image tower has no {others[0]}, which a delta changes, and cannot be written"
+            )
+        return converted
+
 
 def zero_shot_head(model: nn.Module) -> ZeroShotHead:
     """Return a zero-shot model's head; raise ModelError if the model has none."""
@@ -118,33 +139,6 @@ def zero_shot_head(model: nn.Module) -> ZeroShotHead:
             "clip:ViT-B-16/openai"
         )
     return head
-
-
-def checkpoint_state(model: nn.Module) -> dict[str, Tensor]:
-    """Return the whole state of a model in the form of a checkpoint for `load_model`.
-
-    A zero-shot model's state is in open_clip's format, including its text tower; that of an image tower with text
-    embeddings is in timm's, with the projection as classifier. Raise ModelError if open_clip has no place for one of
-    the weights.
-    """
-    state: dict[str, Tensor] = model.state_dict()
-    path, head = next(((path, m) for path, m in model.named_modules() if isinstance(m, ZeroShotHead)), ("", None))
-    if head is None:
-        return state
-    projection = f"{path}.projection."
-    tower = {name: tensor for name, tensor in state.items() if not name.startswith(f"{path}.")}
-    if head.texts.source is None:
-        projected = {name.replace(projection, f"{path}."): state[name] for name in state if name.startswith(projection)}
-        return {**tower, **projected}
-    converted: dict[str, Tensor] = dict(head.texts.source.model.state_dict())
-    for name, theirs in head.texts.image_names.items():
-        tensor = state[name]
-        if theirs in ("class_embedding", "positional_embedding"):
-            tensor = tensor[0].squeeze(0)
-        converted[f"visual.{theirs}"] = tensor.T if theirs == "proj" else tensor
-    if others := [name for name in tower if name not in head.texts.image_names and tower[name].any()]:
-        raise ModelError(f"open_clip's image tower has no {others[0]}, which a delta changes, and cannot be written")
-    return converted
 
 
 def save_text_embeddings(path: Path, head: ZeroShotHead, model: str) -> None:

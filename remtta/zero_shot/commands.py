@@ -9,7 +9,7 @@ from remtta.errors import UsageError
 from remtta.files import check_not_input
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.option import Subset
-from remtta.zero_shot.prompts import is_zero_shot
+from remtta.zero_shot.loader import is_clip
 
 
 def text_embed(
@@ -29,7 +29,7 @@ def text_embed(
         target.check()
         check_not_input(target.output, "--output", [model.checkpoint])
         name = model.name or DEFAULT_MODEL
-        if not is_zero_shot(name):
+        if not is_clip(model):
             raise UsageError(f"{name} has no text tower; name a zero-shot model, such as clip:ViT-B-16/openai")
         load_torch("remtta.models.loading", model)
         from remtta.zero_shot.classifier import save_text_embeddings, zero_shot_head

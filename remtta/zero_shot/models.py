@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from timm.models.byobnet import ByoBlockCfg, ByobNet, ByoModelCfg, checkpoint_filter_fn
@@ -20,15 +20,18 @@ from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, logging_at, needed
 from remtta.models.building import reachable_or_offline
-from remtta.models.card import built_from, given_preprocessing
+from remtta.models.card import built_from, given_preprocessing, read_labels
 from remtta.models.checkpoints import check_fits, check_values, read_weights, without_wrappers
+from remtta.models.loading import select_device
 from remtta.models.metadata import PretrainedConfig, TimmModel
+from remtta.models.timm_loading import load_timm
 from remtta.models.unwrapping import classifiers_of
 from remtta.models.weight_names import renamed
 from remtta.options import ModelOptions
-from remtta.zero_shot.classifier import ClassTexts, ZeroShotHead
+from remtta.options.loaders import OnTexts
+from remtta.zero_shot.classifier import ClassTexts, ZeroShotHead, classify_by_texts
 from remtta.zero_shot.prompts import CLIP, DEFAULT_PROMPTS, TEMPLATES, templates_of
-from remtta.zero_shot.text_tower import OnTexts, TextTower, Tokenizer
+from remtta.zero_shot.text_tower import TextTower, Tokenizer
 
 if TYPE_CHECKING:
     from open_clip.model import CLIP as ClipModel
@@ -58,24 +61,22 @@ _log = logging.getLogger(__name__)
 
 
 def load_zero_shot(
-    options: ModelOptions, name: str, labels: Sequence[str] | None, device: torch.device, on_texts: OnTexts | None
+    options: ModelOptions,
+    prompts: str | Sequence[str] | None,
+    device: str | torch.device,
+    on_texts: OnTexts | None,
 ) -> nn.Module:
     """Build a zero-shot classifier: a timm model in eval mode and fp32 with a `ZeroShotHead`.
 
     The name is "clip:NAME/PRETRAINED" in open_clip's terms, "clip:NAME" with a checkpoint of the whole open_clip model,
     "clip:FOLDER" of an open_clip folder, or "clip:hf-hub:..."; without labels, the classes are ImageNet's 1,000. Raise
-    UsageError if the model is unknown, an option is not for it, a label is blank, or open_clip is not installed;
-    ModelError if its image tower has no equivalent in timm; DownloadError if it cannot be downloaded; CheckpointError
-    if the checkpoint is unreadable, unsafe or does not fit.
+    UsageError if the model is unknown, a label is blank, or open_clip is not installed; ModelError if its image tower
+    has no equivalent in timm; DownloadError if it cannot be downloaded; CheckpointError if the checkpoint is
+    unreadable, unsafe or does not fit.
     """
-    if options.num_classes or options.model_kwargs or options.text_embeddings:
-        raise UsageError(
-            f"{name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
-            "--text-embeddings"
-        )
+    name, checkpoint, labels = options.name or "", options.checkpoint, read_labels(options.labels)
     with _quiet():
         open_clip = needed("open_clip", "clip", CLIP)
-    checkpoint, prompts = options.checkpoint, options.prompts
     if blank := [number for number, label in enumerate(labels or ()) if not label.strip()]:
         raise UsageError(f"--labels: class {blank[0]} has a blank line instead of a name; remove it")
     clip_name, tag = _parsed(name, open_clip, checkpoint is not None)
@@ -90,13 +91,13 @@ def load_zero_shot(
     image = timm_tower(visual, name)
     del model.visual
     scale, bias = model.logit_scale.exp(), getattr(model, "logit_bias", None)
-    text = TextTower(model.float().to(device), tokenizer, on_texts)
+    text = TextTower(model.float().to(select_device(device)), tokenizer, on_texts)
     texts = ClassTexts(names, templates, text, text.texts_sha256(names, templates), image.names)
     head = ZeroShotHead(
         image.projection, text.of_classes(names, templates), scale, torch.zeros(()) if bias is None else bias, texts
     )
     image.model.set_submodule(image.head_path, head)
-    loaded = image.model.float().eval().to(device)
+    loaded = image.model.float().eval().to(text.device)
     loaded.num_classes = len(names)
     config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
     by_name = prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES)
@@ -107,6 +108,16 @@ def load_zero_shot(
     }
     loaded.pretrained_cfg = loaded.default_cfg = {**config, **given_preprocessing(options)}
     return image.model
+
+
+def load_image_tower(options: ModelOptions, text_embeddings: Path | str, device: str | torch.device) -> nn.Module:
+    """Load a timm image tower that classifies by the text embeddings in a file. Raise CheckpointError if the file is
+    invalid; ModelError if the tower's embeddings have another size; and as `load_model` does.
+    """
+    classify = partial(classify_by_texts, name=options.name or "", path=text_embeddings)
+    model: Any = load_timm(options, device, classify)
+    model.pretrained_cfg["built_from"]["text_embeddings"] = str(Path(text_embeddings).resolve())
+    return model
 
 
 @contextlib.contextmanager

@@ -73,11 +73,6 @@ def templates_of(prompts: str | Sequence[str]) -> tuple[str, ...]:
     return templates
 
 
-def is_zero_shot(name: str) -> bool:
-    """Return True if a model of this name needs class names."""
-    return name.startswith(CLIP)
-
-
 def filled(template: str, name: str) -> str:
     """Return the sentence for a class."""
     return template.replace(PLACE, name)

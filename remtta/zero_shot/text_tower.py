@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from remtta.errors import OutputError
 from remtta.files import cache_folder
 from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors, state_sha256
+from remtta.options.loaders import OnTexts
 from remtta.zero_shot.prompts import filled
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
 
 Tokenizer = Callable[[list[str]], Tensor]
 """A function from sentences to token numbers (N, context)."""
-
-OnTexts = Callable[[int, int], None]
-"""Called with the number of sentences done, and the total."""
 
 _BATCH = 256  # sentences
 _EMBEDDINGS = "embeddings"

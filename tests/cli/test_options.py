@@ -26,8 +26,8 @@ def test_every_option_says_something_and_no_two_say_the_same() -> None:
     helps: dict[str, set[str]] = defaultdict(set)
     for options in OPTIONS.values():
         for flag, field in options.items():
-            assert field.option and field.option.help
-            helps[field.option.help].add(flag)
+            assert field.option and field.option.text
+            helps[field.option.text].add(flag)
     assert all(len(flags) == 1 for flags in helps.values()), helps
 
 

@@ -105,7 +105,7 @@ def test_refusals_are_one_line_and_write_nothing(made: Path, capfd: pytest.Captu
         ("tiny.onnx", ["--method", "tent"], 2, "use the method fast, centre, source or lame"),
         ("tiny.onnx", ["--checkpoint", made / "x.pth"], 2, "leave --checkpoint out"),
         ("vit_tiny_patch16_224", ["--checkpoint", made / "tiny.onnx"], 2, "name it with --model"),
-        ("remtta-demo", ["--provider", "cpu"], 2, "are for ONNX files"),
+        ("remtta-demo", ["--provider", "cpu"], 2, "--provider: only for an ONNX file, and the model is remtta-demo"),
     ]
     for name, more, code, text in refused:
         assert text in refusal_of(capfd, *given, made / name if name.endswith("x") else name, *more, code=code)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from remtta.lab.demo.embedded import CLASS_NAMES
+from remtta.lab.demo.demo_model import CLASS_NAMES
 from remtta.lab.demo.signs import render_sign
 from remtta.lab.doctor import Candidate, Finding, are_conclusive, candidates_of
 from remtta.models.preprocessing import Preprocessing

@@ -119,7 +119,7 @@ def test_a_damaged_folder_is_reported_in_one_line(
         ({"name": "local-dir:absent"}, "local-dir:absent: no such folder with a config.json"),
         ({"checkpoint": "absent.pth"}, "absent.pth: no such checkpoint file"),
         ({"checkpoint": "."}, ".: a folder; name the file in it"),
-        ({"name": "ftp:vit"}, "ftp:vit could not be built: "),
+        ({"name": "ftp:vit"}, 'no loader takes "ftp:vit"'),
         ({"name": "vit_bse_patch16_224"}, 'unknown model "vit_bse_patch16_224"; did you mean vit_base_patch16_224'),
         ({"name": "resnet"}, "did you mean resnet10t, resnet14t, resnet18?"),
         *(({"name": name}, f'unknown model "{name}"; remtta models lists') for name in ("0", "alexnet")),

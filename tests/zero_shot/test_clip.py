@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta import Delta, load_base, load_model
-from remtta.deltas.delta import check_base
+from remtta.deltas.delta import check_base, checkpoint_state
 from remtta.errors import CheckpointError, DeltaError, DownloadError, ModelError, UsageError
 from remtta.lab.heads import restricted_classes
 from remtta.methods.table import method_config
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.tensor_files import state_sha256
-from remtta.zero_shot.classifier import checkpoint_state, zero_shot_head
+from remtta.zero_shot.classifier import zero_shot_head
 from remtta.zero_shot.prompts import TEMPLATES
 from remtta.zero_shot.text_tower import TextTower
 from tests.conftest import raising, random_images
@@ -116,10 +116,10 @@ def test_names_and_templates_are_part_of_a_deltas_base_and_rebuild_it(tmp_path: 
     origin = dict(model.pretrained_cfg["built_from"])
     delta = Delta({}, origin.pop("name"), state_sha256(model), "rem", model_options=origin)
     assert state_sha256(load_base(delta)) == delta.base_sha256
-    with pytest.raises(DeltaError, match="adapted from, with the same class names and templates"):
+    with pytest.raises(DeltaError, match="adapted from, with the same labels, prompts, input size and model arguments"):
         check_base(delta, "")
     read = Delta({}, name, "", "rem", model_options={**origin, "prompts": str(tmp_path / "mine.txt")}, path="d")
-    with pytest.raises(DeltaError, match="class names or templates that are not text"):
+    with pytest.raises(UsageError, match="which a file may not set; name it with --prompts"):
         load_base(read, name=name)
 
 
@@ -148,7 +148,11 @@ def test_invalid_zero_shot_models_are_refused_in_one_line(tmp_path: Path) -> Non
         (name, {"prompts": str(tmp_path / "bad.txt")}, 'needs one {} for the class\'s name, got "no place"'),
         (coca, {}, "as CoCa does"),
         (name, {"labels": ["cat", " ", "dog"]}, "class 1 has a blank line instead of a name"),
-        ("vit_tiny_patch16_224", {"prompts": "watt"}, "are for zero-shot models"),
+        (
+            "vit_tiny_patch16_224",
+            {"prompts": "watt"},
+            "only for clip:NAME/WEIGHTS, and the model is vit_tiny",
+        ),
     ]
     for model, given, message in refused:
         with pytest.raises(UsageError) as caught:

@@ -14,14 +14,13 @@ from timm.layers import QuickGELU
 from torch.nn import functional as F
 
 from remtta.deltas.base_model import base_options
-from remtta.deltas.delta import Delta, apply_delta, check_base, load_delta
+from remtta.deltas.delta import Delta, apply_delta, check_base, checkpoint_state, load_delta
 from remtta.errors import CheckpointError, DeltaError, ModelError, UsageError
 from remtta.formats.export import ExportableModel
 from remtta.models.card import labels_of
 from remtta.models.loading import load, load_model
 from remtta.models.tensor_files import state_sha256
 from remtta.options import ModelOptions
-from remtta.zero_shot.classifier import checkpoint_state
 from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, random_images
 from tests.methods.making import pipeline_of, predicted
@@ -88,7 +87,7 @@ def test_the_texts_are_part_of_a_deltas_base_and_no_header_names_their_file(
     given = ModelOptions(name, checkpoint, model_kwargs=KWARGS["projected"])
     with pytest.raises(UsageError, match="name it with --text-embeddings"):
         base_options(delta, given)
-    wanted = base_options(delta, replace(given, text_embeddings=place / "texts.safetensors"))
+    wanted = base_options(delta, replace(given, own={"text_embeddings": place / "texts.safetensors"}))
     assert state_sha256(load(wanted)) == delta.base_sha256
     with pytest.raises(DeltaError, match="with the same text embeddings, input size and model arguments"):
         check_base(delta, "of other embeddings")

@@ -28,7 +28,7 @@ def doctor(
         ModelOptions,
         Subset(
             *("name", "checkpoint", "use_ema", "num_classes", "model_kwargs"),
-            *("mean", "std", "input_size", "interpolation", "crop_pct", "output_name", "provider"),
+            *("mean", "std", "input_size", "interpolation", "crop_pct", "own"),
         ),
     ],
     stream: Annotated[StreamOptions, Subset(limit=_LIMIT)],

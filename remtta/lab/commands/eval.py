@@ -12,11 +12,11 @@ import typer
 
 from remtta.cli.running import RunningOptions, load_start, load_torch
 from remtta.errors import UsageError, check_installed
-from remtta.lab.demo.embedded import EMBEDDED
+from remtta.lab.demo.demo_model import DEMO_MODEL
 from remtta.lab.evaluation.options import DataOptions, EvalOptions
 from remtta.lab.evaluation.variants import MethodsOptions, MethodVariant
 from remtta.lab.tables import TABLE, plain_table
-from remtta.options import DEFAULT_MODEL, ModelOptions
+from remtta.options import ModelOptions
 from remtta.options.option import Subset, output_folder, output_option, protocol_option
 from remtta.runs.folder import RESULTS, check_folder, run_folder
 
@@ -126,8 +126,8 @@ def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
 
     if options.protocol is None:
         return model
-    if model.name == EMBEDDED:
-        raise UsageError(f"{EMBEDDED} takes images of 48 pixels; leave --protocol out")
+    if model.name == DEMO_MODEL:
+        raise UsageError(f"{DEMO_MODEL} takes images of 48 pixels; leave --protocol out")
     inputs = INPUTS[options.protocol]
     return replace(model, **{name: value for name, value in inputs.items() if getattr(model, name) is None})
 
@@ -135,9 +135,8 @@ def _with_protocol(model: ModelOptions, options: EvalOptions) -> ModelOptions:
 def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOptions:
     """Return the model options; a zero-shot model's classes default to the dataset's folders."""
     from remtta.lab.evaluation.datasets import class_names
-    from remtta.zero_shot.prompts import is_zero_shot
 
-    if model.labels or data.labels_file or not is_zero_shot(model.name or DEFAULT_MODEL):
+    if model.labels or data.labels_file or not model.loader.names_classes(model):
         return model
     return replace(model, labels=class_names(root))
 

@@ -22,7 +22,7 @@ from remtta.deltas.delta import load_delta
 from remtta.errors import UsageError
 from remtta.files import write_atomically, writing
 from remtta.interrupts import Interrupts, Stopped
-from remtta.lab.demo.embedded import CLASS_NAMES, EMBEDDED
+from remtta.lab.demo.demo_model import CLASS_NAMES, DEMO_MODEL
 from remtta.lab.demo.signs import CONDITIONS, render_sign
 from remtta.lab.drawing import COLOURS, STYLE, running_error
 from remtta.methods.build import create_method
@@ -114,7 +114,7 @@ def run_demo(
     for method in METHODS:
         _log.info("running %s", "the source model" if method == "source" else method)
         summary = adapt_stream(
-            load_model(EMBEDDED),
+            load_model(DEMO_MODEL),
             output / FRAMES,
             output / method,
             method=method,
@@ -212,7 +212,7 @@ def _draw_errors(figure: FigureBase, result: DemoResult) -> None:
 @torch.no_grad()
 def _draw_masks(figure: FigureBase, result: DemoResult) -> None:
     """Draw a frame of each condition as every view sees it, with the prediction and its entropy."""
-    rem = create_method(REM, load_model(EMBEDDED), REMConfig(mask_ratios=(0.0, 0.2)))  # as in remtta
+    rem = create_method(REM, load_model(DEMO_MODEL), REMConfig(mask_ratios=(0.0, 0.2)))  # as in remtta
     rem.load_delta(load_delta(result.output / "remtta" / DELTA).tensors)
     frames = [_example(result, condition) for condition in CONDITIONS]
     images = [np.array(Image.open(frame.path)) for frame in frames]

@@ -14,7 +14,7 @@ from functools import cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from remtta.lab.demo.embedded import CLASS_NAMES
+from remtta.lab.demo.demo_model import CLASS_NAMES
 
 IMAGE_SIZE = 48
 """Height and width of a rendered image, in pixels."""

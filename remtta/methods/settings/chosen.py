@@ -11,15 +11,15 @@ from remtta.errors import UsageError
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.table import METHOD_SUMMARIES, METHOD_TABLE, check_method, method_config
-from remtta.options.model import is_onnx
+from remtta.options.model import ModelOptions
 from remtta.options.option import PassedSettings, method_option, model_option, option_fields, read_pairs
 
 STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # needs labels
 
 
 def default_method(model: str | None) -> str:
-    """Return the default method of a model of this name; an ONNX file has no gradients."""
-    return "fast" if is_onnx(model or "") else "remtta"
+    """Return the default method of a model of this name, which its loader decides: an ONNX file has no gradients."""
+    return ModelOptions(model).loader.default_method
 
 
 @dataclass(frozen=True)

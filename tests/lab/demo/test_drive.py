@@ -9,8 +9,8 @@ from PIL import Image
 
 import remtta
 from remtta.errors import UsageError
+from remtta.lab.demo.demo_model import CLASS_NAMES, DEMO_MODEL
 from remtta.lab.demo.drive import draw_drive, hatch_masked, run_demo
-from remtta.lab.demo.embedded import CLASS_NAMES, EMBEDDED
 from remtta.lab.demo.signs import CONDITIONS, render_sign
 from remtta.lab.evaluation.datasets import open_dataset
 from remtta.models.loading import load_model
@@ -29,7 +29,7 @@ def test_the_same_seed_draws_the_same_drive(tmp_path: Path) -> None:
 def test_the_embedded_model_reads_clear_signs() -> None:
     rng = np.random.default_rng(123)
     labels = np.arange(44) % len(CLASS_NAMES)
-    model = load_model(EMBEDDED)
+    model = load_model(DEMO_MODEL)
     frames = [Image.fromarray(render_sign(int(label), rng)) for label in labels]
     transform = preprocessing_of(model).transform()
     images = preprocessing_of(model).normalise(torch.stack([transform(frame) for frame in frames]))

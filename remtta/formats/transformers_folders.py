@@ -11,21 +11,24 @@ import logging
 import math
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from timm.data import constants
 from torch import nn
 
-from remtta.errors import CheckpointError, first_line
+from remtta.errors import CheckpointError, UsageError, first_line
+from remtta.formats.loaders import find_weights, folder_of, read_config
 from remtta.formats.transformers_models import FAMILIES, SUPPORTED, Config, Family, Size, pair
+from remtta.models.building import check_size
 from remtta.models.preprocessing import check_preprocessing
+from remtta.models.timm_loading import load_into
+from remtta.options import ModelOptions
 
 _log = logging.getLogger(__name__)
-
-_PREFIX = "local-dir:"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 _PREPROCESSOR = "preprocessor_config.json"
 _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in the order of Pillow's numbers
@@ -51,46 +54,28 @@ _PROCESSORS: Mapping[str, Config] = {
 _KEEPS_RATIO = ("Bit", "CLIP", "ConvNext")  # for these, a plain number as size is that of the short side
 
 
-def transformers_config(name: str) -> Config | None:
-    """Return the config.json of the folder in a model's name, if transformers saved it; timm's own are left to timm."""
-    try:
-        config = json.loads((_folder(name) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None  # no folder, or reported by timm
-    saved = isinstance(config, dict) and "architecture" not in config and {"model_type", "architectures"} & set(config)
-    return config if saved and name.startswith(_PREFIX) else None
-
-
-def _folder(name: str) -> Path:
-    return Path(name.removeprefix(_PREFIX))
-
-
-def weights_file(name: str, checkpoint: str | Path | None) -> Path | None:
-    """Return the file of a model's weights, the checkpoint or that in a folder of transformers; None if timm finds it.
-
-    Raise CheckpointError if the folder has none, or several.
+def load_folder(options: ModelOptions, device: str | torch.device) -> nn.Module:
+    """Load the classifier in a folder. Raise UsageError if an option is not for it; CheckpointError if timm has no
+    equivalent, or the weights do not fit.
     """
-    if checkpoint is not None or transformers_config(name) is None:
-        return None if checkpoint is None else Path(checkpoint)
-    folder = _folder(name)
-    for file in _WEIGHTS:
-        if (folder / file).is_file():
-            return folder / file
-    if any((folder / f"{file}.index.json").is_file() for file in _WEIGHTS):
-        raise CheckpointError(
-            f"the weights in {folder} are in several files; save them as one: "
-            'model.save_pretrained(folder, max_shard_size="100GB")'
+    name, folder = options.name or "", folder_of(options)
+    if rejected := sorted(options.model_kwargs):
+        raise UsageError(
+            f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
+            f"({', '.join(rejected)})"
         )
-    raise CheckpointError(f"{folder} has no {_WEIGHTS[0]}; save the model again, or give --checkpoint")
+    build = partial(build_folder, folder, read_config(options), options.num_classes, options.input_size)
+    check_size(name, options.checkpoint, build)
+    return load_into(build(), options, Path(options.checkpoint or find_weights(folder)), device)
 
 
-def build_folder(name: str, saved: Config, num_classes: int | None, input_size: Size | None) -> nn.Module:
+def build_folder(folder: Path, saved: Config, num_classes: int | None, input_size: Size | None) -> nn.Module:
     """Build the timm model that a folder's config.json describes, without its weights.
 
     Preprocessing and class names are put in its `pretrained_cfg`; `model_type` there says which names its weights may
     have. Raise CheckpointError if timm has no equivalent classifier, with the reason.
     """
-    folder, model_type = _folder(name), saved.get("model_type")
+    model_type = saved.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise CheckpointError(
             f"{folder} holds a model of type {model_type!r}; of transformers' models remtta reads "

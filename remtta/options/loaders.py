@@ -1,0 +1,160 @@
+"""Loaders: what builds a classifier from a name, a file or a folder. Imports no torch."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from remtta.errors import UsageError, check_installed
+from remtta.extensions import Extension, built_in, missing, of_packages
+from remtta.options.option import option_fields
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import torch
+    from torch import nn
+
+    from remtta.options.model import ModelOptions
+
+    Delta = Any  # remtta.deltas.Delta, of a layer above
+
+OnTexts = Callable[[int, int], None]
+"""Called with the progress of class embeddings: the number of sentences done, and the total."""
+
+_ANY_NAME = "timm"
+
+_log = logging.getLogger(__name__)
+
+
+class Loader:
+    """What loads the models that it matches; its module imports torch only in `load`, so that `--help` is fast.
+
+    Attributes:
+        names: What to write after --model, for help and messages.
+        suffixes: Suffixes of files that are whole models, which --model names, and --checkpoint does not.
+        options: A dataclass of options of its own, which commands offer beside those of every model.
+        unused: Names of options of every model that it does not take.
+        packages: Optional packages that it needs, each with the extra of remtta that installs it.
+        imports: Modules that `load` needs, imported beforehand in one go.
+        default_method: The method where the user names none: "fast" for models without gradients.
+        is_bundled: Whether the weights come with the package, so that nothing is downloaded or opened.
+    """
+
+    names: str = ""
+    suffixes: tuple[str, ...] = ()
+    options: type | None = None
+    unused: tuple[str, ...] = ()
+    packages: tuple[tuple[str, str], ...] = ()
+    imports: tuple[str, ...] = ()
+    default_method: str = "remtta"
+    is_bundled: bool = False
+
+    def matches(self, options: ModelOptions) -> bool:
+        """Return whether it loads this model, without opening large files."""
+        return bool(self.suffixes) and str(options.name).lower().endswith(self.suffixes)
+
+    def load(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
+        """Return the classifier, in eval mode and fp32, with preprocessing, labels and origin in its `pretrained_cfg`.
+
+        The device is as the user gave it; `remtta.models.loading.select_device` resolves it. Raise UsageError,
+        CheckpointError, ModelError or DownloadError as `load_model` does.
+        """
+        raise NotImplementedError
+
+    def names_classes(self, options: ModelOptions) -> bool:
+        """Return whether the classes are any names that --labels gives."""
+        return False
+
+    def weights_file(self, options: ModelOptions) -> Path | str | None:
+        """Return the file of the weights; None if the loader finds it by the name."""
+        return options.checkpoint
+
+    def write_adapted(self, delta: Delta, options: ModelOptions, output: Path) -> str:
+        """Write the model with a delta added as a file of its `suffixes`, atomically; return how, for the user."""
+        raise NotImplementedError
+
+    def is_safe(self, option: str, value: object) -> bool:
+        """Return whether a delta's header, which anyone may have written, may set one of its own options."""
+        return False
+
+    def own_options(self, options: ModelOptions) -> Any:
+        """Return the values of its own options, in its dataclass."""
+        assert self.options is not None
+        return self.options(**options.own)
+
+    def check(self, options: ModelOptions) -> None:
+        """Raise UsageError if the options are not for this model, or a package is missing; before torch is loaded."""
+        own = {field.name for field in option_fields(self.options)} if self.options else set()
+        if others := {name: value for name, value in options.own.items() if name not in own and value is not None}:
+            whose = dict.fromkeys(loader.names for loader in find_loaders().values() if _has_any(loader, others))
+            raise UsageError(f"{_flags(others)}: only for {' or '.join(whose)}, and the model is {options.name}")
+        if unused := [name for name in self.unused if getattr(options, name)]:
+            raise UsageError(f"{options.name} is a whole model; leave {_flags(unused)} out")
+        for package, extra in self.packages:
+            check_installed(package, extra, options.name or "")
+
+
+def _has_any(loader: Loader, names: Mapping[str, object]) -> bool:
+    return loader.options is not None and any(field.name in names for field in option_fields(loader.options))
+
+
+def _flags(names: Mapping[str, object] | list[str]) -> str:
+    return " and ".join(f"--{name.replace('_', '-')}" for name in names)
+
+
+@functools.cache
+def find_loaders() -> Mapping[str, Loader]:
+    """Return all loaders by name, in the order in which they are asked: timm's, which takes any name, last.
+
+    Warn of a loader of another package that cannot be used.
+    """
+    own = built_in("loaders")
+    others, refused = of_packages("loaders", own)
+    found: dict[str, Loader] = {}
+    for name, extension in {**own, **others}.items():
+        try:
+            found[name] = _created(extension)
+        except UsageError as error:
+            refused[name] = str(error)
+    for reason in refused.values():
+        _log.warning("%s", reason)
+    return {**found, _ANY_NAME: found.pop(_ANY_NAME)}
+
+
+def _created(extension: Extension) -> Loader:
+    kind = extension.load()
+    if not (isinstance(kind, type) and issubclass(kind, Loader)):
+        raise UsageError(f"{extension.target} of {extension.owner} is not a subclass of {Loader.__module__}.Loader")
+    return kind()
+
+
+def loader_of(options: ModelOptions) -> Loader:
+    """Return the loader that takes a model."""
+    return next(loader for loader in find_loaders().values() if loader.matches(options))
+
+
+def is_model_file(name: str | Path) -> bool:
+    """Return whether a name is that of a file that is a whole model, such as an ONNX file."""
+    return any(str(name).lower().endswith(loader.suffixes) for loader in find_loaders().values() if loader.suffixes)
+
+
+def is_safe(option: str, value: object) -> bool:
+    """Return whether a delta's header, which anyone may have written, may set an option that only some loaders have."""
+    return any(loader.is_safe(option, value) for loader in find_loaders().values())
+
+
+def missing_loaders() -> str:
+    """Return the end of an error on a name that no loader takes: which of remtta's are not installed, if any."""
+    gone = [f"{name} (remtta.{part})" for name, part in missing("loaders").items()]
+    return f"; not installed: the loaders {', '.join(gone)}" if gone else ""
+
+
+@functools.cache
+def own_options() -> type:
+    """Return a dataclass of the options that loaders have of their own, for commands."""
+    kinds = [loader.options for loader in find_loaders().values() if loader.options]
+    return dataclass(frozen=True)(type("OwnOptions", tuple(kinds), {}))
