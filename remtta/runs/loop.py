@@ -24,6 +24,8 @@ from remtta.streams.batches import Batch
 OUT_OF_TIME = "out of time"
 """Why a frame enters no update: no time was left. It still counts for the guard and the centering."""
 
+_NEW_IN_STATE = {"temperature.log"}  # names that states of 0.5.0 lack
+
 PATIENCE_S = 2.0  # do not wait for slower batches when asked to stop
 
 
@@ -275,8 +277,8 @@ def load_whole(state: Mapping[str, Tensor], pipeline: Pipeline) -> None:
         raise
     except (DeltaError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"the state does not fit: {error}") from error
-    if names != state.keys():
-        raise ValueError(f"the state has {', '.join(sorted(names ^ state.keys())[:3])}, or lacks it")
+    if differing := (names ^ state.keys()) - (_NEW_IN_STATE - state.keys()):
+        raise ValueError(f"the state has {', '.join(sorted(differing)[:3])}, or lacks it")
 
 
 def other_version(path: Path) -> UsageError:
