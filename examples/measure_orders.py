@@ -1,4 +1,4 @@
-"""Measure centred logits on streams in which classes are not shuffled: sorted, in runs, few, with a long tail.
+"""Measure centered logits on streams in which classes are not shuffled: sorted, in runs, few, with a long tail.
 
     python examples/measure_orders.py imagenetc/ --model vit_tiny_patch16_224 --checkpoint vit.safetensors \
         --mean 0.5 --std 0.5 --frames 125
@@ -126,7 +126,7 @@ def running_mean(batches: Sequence[Tensor]) -> Iterator[Tensor]:
         yield batch - total / weight
 
 
-def centred(batches: Sequence[Tensor]) -> Iterator[Tensor]:
+def centered(batches: Sequence[Tensor]) -> Iterator[Tensor]:
     """Center the logits as remtta does."""
     centering = LogitCentering(torch.device("cpu"))
     for batch, shuffled in batches:
@@ -163,13 +163,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     kwargs = {key: int(value) for key, _, value in (each.partition("=") for each in args.model_kwargs)}
     model: Any = load_model(args.model, checkpoint=args.checkpoint, model_kwargs=kwargs, **given)
     logits, labels = predict(model, args.root, args.severity, args.limit)
-    print("| order | source | running mean | centred |\n|---|---|---|---|", flush=True)
+    print("| order | source | running mean | centered |\n|---|---|---|---|", flush=True)
     for name in ORDERS:
         streams = [stream(name, labels, logits.shape[1], args.frames, seed) for seed in range(args.streams)]
         picked = [(logits[:, numbers, places], torch.from_numpy(labels[places])) for numbers, places in streams]
         source = np.mean([100 * float((z[0].argmax(1) != y).double().mean()) for z, y in picked])
         cells = [f"{source:.1f}"]
-        for rule in (running_mean, centred):
+        for rule in (running_mean, centered):
             changes = [change(z, y, args.batch_size, rule) for z, y in picked]
             cells.append(f"{np.mean(changes):+.1f} ± {np.std(changes, ddof=1) / len(changes) ** 0.5:.1f}")
         print(f"| {name} | {' | '.join(cells)} |", flush=True)

@@ -123,7 +123,7 @@ def test_classes_keep_their_numbers_in_a_tree_of_a_few(tmp_path: Path) -> None:
     assert [sorted(domain.labels) for domain in dataset.domains] == [[1, 1, 3, 3]] * 2
 
 
-def test_centred_logits_by_the_order_of_classes(
+def test_centered_logits_by_the_order_of_classes(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tree = write_tree(tmp_path / "c", ["fog", "snow"], each=2)
@@ -438,7 +438,7 @@ def test_results_have_the_figures_of_orders() -> None:
     printed = [each["printed"] for each in FIGURES["streams"].values()]
     found = [[line.strip("| ").split(" | ") for line in each.splitlines()[2:]] for each in printed]
     for row, *models in zip(rows_after("## Orders of frames")[:-1], *found, strict=True):  # without the means
-        cells = (cell for _, _, plain, centred in models for cell in (plain.partition(" ")[0], centred))
+        cells = (cell for _, _, plain, centered in models for cell in (plain.partition(" ")[0], centered))
         assert row[1:] == [re.sub(r"^[+-]0\.0", "0.0", cell) for cell in cells]
 
 
@@ -462,10 +462,10 @@ def test_results_have_published_methods_at_their_best_rates() -> None:
     rows = {name: cells for name, *cells in rows_after("## Published methods")}
     for method in ("tent", "sar", "deyo", "roid"):
         expected = []
-        for own, centred in product(cases, ("", "c")):
-            names = [f"{centred}{method}{factor}={method}".removeprefix(f"{method}=") for factor in ("", *factors)]
+        for own, centered in product(cases, ("", "c")):
+            names = [f"{centered}{method}{factor}={method}".removeprefix(f"{method}=") for factor in ("", *factors)]
             best = min((name for name in names if name in own), key=lambda name: own[name]["error"])
-            factor = best.partition("=")[0].removeprefix(f"{centred}{method}")
+            factor = best.partition("=")[0].removeprefix(f"{centered}{method}")
             expected.append(told(own[best], None) + factors.get(factor, ""))
         assert rows[method] == expected
 

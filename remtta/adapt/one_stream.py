@@ -163,7 +163,7 @@ def log_context(context: RunContext) -> None:
         if value not in others:
             _log.warning("%s %s has no effect on --method %s", option, value, context.method)
     if pipeline.centering.active and not method.model.biases:
-        _log.info("the head has no bias to hold the offset of centred logits, so deltas are without it")
+        _log.info("the head has no bias to hold the offset of centered logits, so deltas are without it")
     names = method.model.weights.parameters
     _log.debug("%s adapts %d tensors, %s", context.method, len(names), ", ".join(names) or "none")
     _log.debug("preprocessing: %s", card.preprocessing)

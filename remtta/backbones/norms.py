@@ -23,7 +23,7 @@ def adapted_norms(backbone: Backbone, adapt_layers: str | None = None) -> dict[s
     if not norm_modules(backbone.module):
         raise ModelError(
             f"nothing to adapt: {type(backbone.module).__name__} has no normalisation layers{_hint(backbone)}; "
-            "the method fast centres its logits and trains nothing"
+            "the method fast centers its logits and trains nothing"
         )
     depth = len(backbone.blocks)
     if adapt_layers == "auto":

@@ -51,7 +51,7 @@ class FOAConfig(MethodConfig):
     population: Annotated[int, Bounds(min=4)] | None = None
     distance_weight: NonNegative = 0.4
     shift_decay: BelowOne = 0.9
-    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "centre")
+    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "center")
     source_settings = ("precision",)
 
 

@@ -26,7 +26,7 @@ class LAMEConfig(MethodConfig):
 
     neighbours: Count = 5
     bn: BatchNorms = "running"
-    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "centre")
+    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "center")
 
 
 class LAME(Source[LAMEConfig]):

@@ -28,7 +28,7 @@ class MEMOConfig(NoNormsConfig):
     num_augmentations: Count = 64
     bn: FixedBatchNorms = "running"  # the views are of one image
     lr: Positive = 1e-5
-    unused = (*NoNormsConfig.unused, "answer", "centre")
+    unused = (*NoNormsConfig.unused, "prediction_step", "center")
 
 
 class MEMO(Method[MEMOConfig]):

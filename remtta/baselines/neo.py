@@ -26,7 +26,7 @@ class NEOConfig(MethodConfig):
 
     alpha: PositiveShare | None = None
     bn: BatchNorms = "running"
-    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "centre")
+    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "center")
 
 
 class NEO(Method[NEOConfig]):
@@ -45,7 +45,7 @@ class NEO(Method[NEOConfig]):
     def __init__(self, model: AdaptedModel, config: NEOConfig) -> None:
         super().__init__(model, config)
         if not model.backbone.classifiers:
-            raise ModelError(f"no linear layer makes the logits of {type(model.backbone.module).__name__}; use centre")
+            raise ModelError(f"no linear layer makes the logits of {type(model.backbone.module).__name__}; use center")
 
     def update_and_predict(self, images: Tensor) -> Tensor:
         logits = self.in_parts(self.model.logits, images)

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from remtta.errors import ModelError
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.settings.base import UPDATE_SETTINGS, MethodConfig
-from remtta.methods.source import CentredSource
+from remtta.methods.source import CenteredSource
 
 
 @dataclass(frozen=True)
 class NORMConfig(MethodConfig):
     """Settings of NORM: of the shared ones only those of batch norms, episodic and precision are used."""
 
-    unused = (*UPDATE_SETTINGS, "micro_batch", "centre")
+    unused = (*UPDATE_SETTINGS, "micro_batch", "center")
 
 
-class NORM(CentredSource[NORMConfig]):
+class NORM(CenteredSource[NORMConfig]):
     """Predict with the batch's statistics in every batch norm; no weight changes.
 
     With `bn="recent"` the running statistics follow those of recent images, and are the content of a delta. Raise

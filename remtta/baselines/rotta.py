@@ -50,7 +50,7 @@ class RoTTAConfig(MethodConfig):
     entropy_weight: NonNegative = 1.0
     adapt_layers: str | None = "all"
     bn: BatchNorms = "recent"  # running statistics change, and are part of the delta
-    unused = (*BATCH_NORM_SETTINGS, "micro_batch", "steps", "answer")
+    unused = (*BATCH_NORM_SETTINGS, "micro_batch", "steps", "prediction_step")
 
 
 class RoTTA(Teacher[RoTTAConfig]):

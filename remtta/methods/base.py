@@ -165,7 +165,7 @@ class Method(Generic[Config]):
             _check_logits(name, logits, (len(images), self.model.num_classes))
             return logits
         batch = self._batch = _Batch(images)
-        if not (self.config.centre or latency or self.needs_labels):  # the loss needs nothing else
+        if not (self.config.center or latency or self.needs_labels):  # the loss needs nothing else
             batch.views = self.compute_gradients(images, unchanged, *self.targets(images, None))
             return batch.views[0]
         if not latency and self.keeps_graph(len(images)):
@@ -191,7 +191,7 @@ class Method(Generic[Config]):
             if batch.views is None or number:
                 targets = self.targets(batch.images, labels) if batch.targets is None else batch.targets
                 batch.views, batch.targets = self.compute_gradients(batch.images, center, *targets), None
-            if number == 0 or self.config.answer == "last":
+            if number == 0 or self.config.prediction_step == "last":
                 self.last_views = batch.views
             if self.optimizer.gradients():
                 self._update_weights()

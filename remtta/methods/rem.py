@@ -92,7 +92,7 @@ class REM(Method[REMConfig]):
     @torch.no_grad()
     def targets(self, images: Tensor, labels: Tensor | None) -> Targets:
         """Return `predict_with_targets`' targets for further steps on a batch that is centered and goes in parts."""
-        in_parts = self.config.centre and self.part_size(len(images)) < len(images)
+        in_parts = self.config.center and self.part_size(len(images)) < len(images)
         return (self.predict_with_targets(images)[1] if in_parts else None) or ()
 
     def _with_gradients(self, logits: Tensor, masked: list[Tensor], embedded: Tensor, center: Center) -> Tensor:

@@ -17,16 +17,16 @@ class SourceConfig(MethodConfig):
     """Settings of the method that adapts nothing: only precision is used."""
 
     bn: BatchNorms = "running"
-    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "centre", "micro_batch")
+    unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "episodic", "center", "micro_batch")
 
 
 @dataclass(frozen=True)
-class CentreConfig(MethodConfig):
+class CenterConfig(MethodConfig):
     """Settings of centered logits alone; of the shared ones episodic, those of batch norms and precision are used."""
 
-    centre: bool = True
+    center: bool = True
     bn: BatchNorms = "running"
-    unused = (*UPDATE_SETTINGS, "micro_batch", "centre")
+    unused = (*UPDATE_SETTINGS, "micro_batch", "center")
 
 
 class Source(Method[Config]):
@@ -58,11 +58,11 @@ class Source(Method[Config]):
         pass
 
 
-class CentredSource(Source[Config]):
+class CenteredSource(Source[Config]):
     """Predict with the source weights, and remove the common component of the logits: one forward pass.
 
     Related to NEO, which centers the features of a domain (arXiv:2510.05635); see `remtta.pipeline.centering`.
     """
 
-    settings: ClassVar[type[MethodConfig]] = CentreConfig
+    settings: ClassVar[type[MethodConfig]] = CenterConfig
     adapts = True

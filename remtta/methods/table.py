@@ -12,6 +12,7 @@ from typing import Any, cast, get_args, get_origin
 from remtta.errors import UsageError, check, unknown
 from remtta.extensions import built_in, of_packages
 from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.renamed import METHODS, current_settings
 from remtta.methods.settings.spec import MethodSpec
 from remtta.options.option import OptionField, check_number, option_fields
 
@@ -45,7 +46,7 @@ METHOD_TABLE: dict[str, MethodSpec] = {**_BUILT_IN, **_FOUND}
 METHOD_SUMMARIES: dict[str, str] = {name: named.summary for name, named in METHOD_TABLE.items()}
 """A one-line description of every method, by its name on the command line."""
 
-_DEPRECATED = {"light": "remtta with adapt_every=2 (--adapt-every 2)"}
+_DEPRECATED = {"light": "remtta with adapt_every=2 (--adapt-every 2)", **METHODS}
 """Old names of methods, and what to use instead."""
 
 _log = logging.getLogger(__name__)
@@ -73,7 +74,8 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     batch size. Raise UsageError if the method or a setting is unknown, or a value is out of range.
     """
     check_method(name, METHOD_TABLE)
-    config_class, preset = METHOD_TABLE[name].config, METHOD_TABLE[name].preset.settings
+    config_class, settings = METHOD_TABLE[name].config, current_settings(settings)
+    preset: Mapping[str, Any] = current_settings(METHOD_TABLE[name].preset.settings)
     known = config_class.setting_names()
     for setting in (*settings, *preset):
         if setting not in known:

@@ -137,7 +137,7 @@ class GuardOptions:
     answer: Annotated[
         Answer | None,
         prediction_option(
-            "Model that predicts: the adapted model, or both (mean of their probabilities).",
+            "Which model's prediction to report: the adapted model's, or the ensemble's with the source model (both).",
             default="by the method: both for remtta and, with batch norms, fast, else adapted",
             common=True,
             more="guard.md#which-model-predicts",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from remtta.methods.base import Method
 from remtta.methods.settings.base import MethodConfig
-from remtta.methods.source import CentredSource, Source
+from remtta.methods.source import CenteredSource, Source
 from remtta.models.weights import AdaptedWeights
 from remtta.options import GuardOptions
 from remtta.pipeline.information import PredictionWindow, information_gap_of
@@ -55,8 +55,8 @@ def guard_for(method: Method[MethodConfig], options: GuardOptions | None) -> Gua
     whose predictions differ from the source model's.
     """
     config = method.config
-    forgets = config.episodic and config.answer is None  # and predicts before it learns
-    same = isinstance(method, CentredSource) and not method.model.batch_norms.mixes  # as the source model, centered
+    forgets = config.episodic and config.prediction_step == "first"  # and predicts before it learns
+    same = isinstance(method, CenteredSource) and not method.model.batch_norms.mixes  # as the source model, centered
     if options is None or type(method) is Source or forgets or same:
         return None
     options = options.filled()

@@ -58,7 +58,7 @@ class Pipeline:
         self.method, self.guard, self.transforms = method, guard, list(transforms)
         self.frozen = False
         self.source_record: Mapping[str, Any] | None = None
-        self.centering = LogitCentering(method.model.device, active=method.config.centre)
+        self.centering = LogitCentering(method.model.device, active=method.config.center)
         self.num_source_predictions = self.frames_in_delta = 0
         self._num_batches = 0  # since the start or a reset, for `adapt_every`
         self._prediction: Prediction | None = None  # to be learned from

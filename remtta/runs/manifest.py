@@ -22,6 +22,7 @@ from remtta.errors import UsageError, without_password
 from remtta.files import from_json, to_json, write_json
 from remtta.machine import processor_name
 from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.renamed import current_record
 from remtta.models.card import ModelCard
 from remtta.models.tensor_files import json_sha256
 from remtta.models.weights import Committed
@@ -198,7 +199,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise UsageError if a run's record and the one of now differ in a setting that changes predictions."""
-    before, name = ((record.get("method") or {}).get("name", "") for record in (earlier, now))
+    before, name = (current_record(record.get("method") or {}).get("name", "") for record in (earlier, now))
     if before != name:
         raise UsageError(f"--resume needs the method that the run began with: it was {before}, is {name}")
     begun, settings = _settings(earlier), _settings(from_json(to_json(now)))
@@ -212,6 +213,7 @@ def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:
     model, options, method = (record.get(name) or {} for name in ("model", "options", "method"))
     removed = {name: value for name, value in options.items() if value and not hasattr(RunOptions, name)}
+    method = current_record(method)
     if method.get("precision") == "auto":  # in the record of an earlier version, where it was fp32
         method = {**method, "precision": "fp32"}
     return {

@@ -34,7 +34,7 @@ class TPTConfig(MethodConfig):
     certain_share: PositiveShare = 0.1
     lr: Positive = 5e-3
     bn: FixedBatchNorms = "running"  # the views are of one image
-    unused = (*NO_NORMS, "answer", "episodic", "centre")
+    unused = (*NO_NORMS, "prediction_step", "episodic", "center")
 
 
 class TPT(Method[TPTConfig]):

@@ -27,7 +27,7 @@ from remtta.zero_shot.prompts import filled
 _log = logging.getLogger(__name__)
 
 Order = Literal["parallel", "sequential"]
-_UNUSED = ("answer", "anchor", "centre", "micro_batch")  # the loss compares all images of a batch
+_UNUSED = ("prediction_step", "anchor", "center", "micro_batch")  # the loss compares all images of a batch
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ class CLIPArTTConfig(MethodConfig):
     steps: Steps = 10
     episodic: bool = True
     adapt_layers: str | None = "all"
-    unused = ("answer", "centre", "micro_batch")  # the loss compares all images of a batch
+    unused = ("prediction_step", "center", "micro_batch")  # the loss compares all images of a batch
 
 
 class CLIPArTT(Method[CLIPArTTConfig]):

@@ -172,7 +172,7 @@ def test_settings_change_the_methods_own_and_a_config_replaces_them(
     adapt_stream(model, frames, tmp_path / "all", config=REMConfig(lr=0.005), options=options)
     assert "now count as the source weights; build the model anew" in caplog.text
     own, whole = (record_of(tmp_path / name)["method"] for name in ("own", "all"))
-    assert (own["lr"], own["centre"], whole["lr"], whole["centre"]) == (0.005, True, 0.005, False)
+    assert (own["lr"], own["center"], whole["lr"], whole["center"]) == (0.005, True, 0.005, False)
     with pytest.raises(UsageError, match="tent takes its settings as a TentConfig, got a REMConfig"):
         adapt_stream(tiny_vit(), frames, tmp_path / "tent", method="tent", config=REMConfig())
     bare = nn.Sequential(tiny_vit(), nn.Linear(NUM_CLASSES, 3))

@@ -344,7 +344,7 @@ def test_patches_are_of_the_size_that_is_given_and_chance_masks_where_there_is_n
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_a_head_without_a_bias_is_centred_all_the_same(bias: bool) -> None:
+def test_a_head_without_a_bias_is_centered_all_the_same(bias: bool) -> None:
     norm, head = nn.BatchNorm2d(3), nn.Linear(3, 6, bias=bias)
     with torch.no_grad():
         norm.bias.copy_(torch.tensor([0.5, 0.2, 0.0]))

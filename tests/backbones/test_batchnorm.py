@@ -307,7 +307,7 @@ def test_a_model_without_running_statistics_gets_whole_batches(caplog: pytest.Lo
 def test_view_by_view_a_large_batch_gives_the_same_update(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"centre": True, "bn": "recent", "mask_ratios": (0.0, 0.3, 0.6), **settings}
+    settings = {"center": True, "bn": "recent", "mask_ratios": (0.0, 0.3, 0.6), **settings}
     found = []
     for together in (5, 4):
         monkeypatch.setattr("remtta.methods.rem._MAX_TOGETHER", together)

@@ -160,7 +160,7 @@ def test_rdumb_is_eta_that_starts_again() -> None:
 
 
 def test_rdumb_forgets_the_centre_of_the_model_that_it_leaves() -> None:
-    rdumb, fresh = (make("rdumb", reset_every_steps=1, entropy_margin=9.0, max_cosine=9.0, centre=True) for _ in "ab")
+    rdumb, fresh = (make("rdumb", reset_every_steps=1, entropy_margin=9.0, max_cosine=9.0, center=True) for _ in "ab")
     rdumb(batch(0))
     assert rdumb.method.num_updates == 0 and torch.equal(rdumb(batch(1)), fresh(batch(1)))
 

@@ -110,4 +110,4 @@ def test_every_setting_of_a_method_is_explained_and_used(capfd: pytest.CaptureFi
         names = [lines[number].split()[0] for number in own]
         assert names == list(named.config.setting_names())
         assert all(len(lines[number + 1].strip()) > 10 for number in own), method
-        assert ("lr" in names) == (method not in ("source", "centre", "neo", "fast", "norm", "lame", "foa"))
+        assert ("lr" in names) == (method not in ("source", "center", "centre", "neo", "fast", "norm", "lame", "foa"))

@@ -244,7 +244,7 @@ def test_a_missing_file_is_a_usage_error(path: str, present: str | None, hint: s
         load_delta(tmp_path / path)
 
 
-def test_a_centred_heads_bias_tells_which_classes_it_says_more_or_less_often() -> None:
+def test_a_centered_heads_bias_tells_which_classes_it_says_more_or_less_often() -> None:
     norm = {"norm.weight": np.ones(4), "norm.bias": np.ones(4)}
     bias = np.array([0.0, -0.5, 0.25, 0.0], dtype=np.float32)
     assert classes_moved({**norm, "head.bias": bias}) == [{"class": 1, "bias": -0.5}, {"class": 2, "bias": 0.25}]

@@ -63,7 +63,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(tiny_vit().state_dict(), folder / "tiny.safetensors")
     (folder / "labels.txt").write_text("\n".join(LABELS))
     delta_at(folder / "1.safetensors", 1)
-    delta_at(folder / "2.safetensors", 2, head__bias=torch.linspace(-1, 1, NUM_CLASSES))  # of centred logits
+    delta_at(folder / "2.safetensors", 2, head__bias=torch.linspace(-1, 1, NUM_CLASSES))  # of centered logits
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert run(folder, "1", "onnx", "--labels", folder / "labels.txt") == 0

@@ -102,7 +102,7 @@ def test_refusals_are_one_line_and_write_nothing(made: Path, capfd: pytest.Captu
         ("boxes.onnx", [], 4, "as a classifier has"),
         ("damaged.onnx", [], 4, "not a readable ONNX file"),
         ("missing.onnx", [], 2, "no such model file"),
-        ("tiny.onnx", ["--method", "tent"], 2, "use the method fast, centre, source or lame"),
+        ("tiny.onnx", ["--method", "tent"], 2, "use the method fast, center or source"),
         ("tiny.onnx", ["--checkpoint", made / "x.pth"], 2, "leave --checkpoint out"),
         ("vit_tiny_patch16_224", ["--checkpoint", made / "tiny.onnx"], 2, "name it with --model"),
         ("remtta-demo", ["--provider", "cpu"], 2, "--provider: only for an ONNX file, and the model is remtta-demo"),
@@ -216,7 +216,7 @@ import torch
 from remtta import Adapter
 from remtta.cli.application import app
 from remtta.models.imagenet import names_of
-for method in ("source", "fast", "centre", "lame"):
+for method in ("source", "fast", "center", "lame"):
     Adapter({str(made / "tiny.onnx")!r}, method)(torch.zeros(2, 3, 32, 32, dtype=torch.uint8))
 app({[*map(str, adapt), "--output", str(tmp_path / "run")]}, standalone_mode=False)
 names_of(1000)

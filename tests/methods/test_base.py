@@ -22,7 +22,7 @@ class Confident(Method[MethodConfig]):
         return logits.unsqueeze(0), -logits.log_softmax(-1).amax(-1).mean(), len(images)
 
 
-@pytest.mark.parametrize("settings", [{}, {"micro_batch": 2}, {"steps": 2}, {"centre": True, "steps": 2}])
+@pytest.mark.parametrize("settings", [{}, {"micro_batch": 2}, {"steps": 2}, {"center": True, "steps": 2}])
 def test_a_class_with_only_a_loss_trains(settings: dict[str, Any]) -> None:
     pipeline = pipeline_of(Confident, tiny_vit(), MethodConfig(lr=0.01, optimizer="sgd", **settings))
     plain, center = tiny_vit(), pipeline.centering.adapted
@@ -56,7 +56,7 @@ def test_a_class_with_only_a_loss_trains(settings: dict[str, Any]) -> None:
         (lambda x: (x[None].detach(), x.detach().mean(), 5), "has no gradient; compute it from logits that"),
     ],
 )
-@pytest.mark.parametrize("settings", [{}, {"micro_batch": 5, "centre": True}])
+@pytest.mark.parametrize("settings", [{}, {"micro_batch": 5, "center": True}])
 def test_a_loss_that_returns_something_else_is_refused_in_a_line(
     wrong: Callable[[Tensor], Any], told: str, settings: dict[str, Any]
 ) -> None:

@@ -21,7 +21,7 @@ from tests.methods.reference import ReferenceREM
 
 
 def build(**settings: Any) -> Pipeline:
-    config = method_config("remtta", {"lr": 0.01, "centre": False, **settings}, batch_size=8)
+    config = method_config("remtta", {"lr": 0.01, "center": False, **settings}, batch_size=8)
     options = GuardOptions(action="off", answer="both")
     return assemble_pipeline(build_method("remtta", tiny_vit(depth=4), config), options)
 
@@ -122,7 +122,7 @@ def test_several_views_a_margin_and_a_threshold_are_options() -> None:
 
 
 def test_without_a_source_prediction_the_plain_view_is_the_adapted_models() -> None:
-    config = method_config("remtta", {"centre": False, "consistency_weight": 0.0}, batch_size=8)
+    config = method_config("remtta", {"center": False, "consistency_weight": 0.0}, batch_size=8)
     pipeline = Pipeline(build_method("remtta", tiny_vit(depth=4), config))
     images = random_images(8, 0)
     assert not pipeline.method.targets(images, None)[0].any()  # nothing depends on masked views

@@ -152,7 +152,7 @@ def test_bf16_is_near_and_gives_float32(name: str) -> None:
         ("rem", {"masking": "random", "episodic": True}),
         ("rem", {"mask_ratios": (0.0, 0.4), "ranking_weight": 0.0}),  # no image violates an order
         ("rem", {"margin": 0.05, "micro_batch": 3}),
-        *(("tent", {"steps": 3, "answer": "last", "episodic": episodic}) for episodic in (False, True)),
+        *(("tent", {"steps": 3, "prediction_step": "last", "episodic": episodic}) for episodic in (False, True)),
     ],
 )
 def test_predicting_as_early_as_possible_comes_to_the_same(name: str, settings: dict[str, Any]) -> None:
@@ -169,7 +169,7 @@ def test_predicting_as_early_as_possible_comes_to_the_same(name: str, settings: 
 
 @pytest.mark.parametrize("name", ["tent", "rem", "cotta"])
 def test_the_answer_is_the_first_steps_or_the_last_ones(name: str) -> None:
-    first, last, single = make(name, steps=3), make(name, steps=3, answer="last"), make(name)
+    first, last, single = make(name, steps=3), make(name, steps=3, prediction_step="last"), make(name)
     by_steps = [run(single, 0) for _ in range(3)]
     assert torch.equal(run(first, 0), by_steps[0])
     assert torch.equal(run(last, 0), by_steps[2])
@@ -177,7 +177,7 @@ def test_the_answer_is_the_first_steps_or_the_last_ones(name: str) -> None:
     assert torch.equal(last.method.last_views, single.method.last_views)
     assert first.method.num_updates == last.method.num_updates == single.method.num_updates > 0
     assert torch.equal(predicted(first, random_images(5, 1)), predicted(single, random_images(5, 1)))
-    assert torch.equal(run(make(name, steps=1, answer="last"), 0), run(make(name), 0))
+    assert torch.equal(run(make(name, steps=1, prediction_step="last"), 0), run(make(name), 0))
 
 
 @pytest.mark.parametrize("settings", [{"episodic": True}, {"steps": 2}])

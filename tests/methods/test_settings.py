@@ -4,8 +4,10 @@ from typing import Any
 import pytest
 
 from remtta.errors import UsageError
+from remtta.methods.settings import renamed
 from remtta.methods.settings.rem_config import REMConfig
-from remtta.methods.table import METHOD_TABLE, method_config
+from remtta.methods.settings.renamed import current_record
+from remtta.methods.table import METHOD_TABLE, _warn_of_deprecated, method_config
 from remtta.options import RunOptions
 from remtta.options.option import Bounds, option_fields, read_pairs
 
@@ -109,6 +111,30 @@ def test_another_optimizer_leaves_out_the_nesterov_momentum_of_the_default() -> 
 def test_a_setting_in_text_is_taken_by_its_type(method: str, pair: str, taken: object) -> None:
     found = getattr(method_config(method, read_pairs([pair], "--set"), batch_size=8), pair.partition("=")[0])
     assert found == taken and type(found) is type(taken)
+
+
+def test_old_names_of_settings_and_methods_are_read_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    renamed._warn.cache_clear()
+    _warn_of_deprecated.cache_clear()
+    expected = method_config("tent", {"center": True, "steps": 3}, batch_size=8)
+    old = read_pairs(["centre=true", "answer=None", "steps=3"], "--set")
+    for _ in "ab":
+        assert method_config("tent", old, batch_size=8) == expected
+    constructed: dict[str, Any] = {"lr": expected.lr, "steps": 3, "centre": True}
+    assert type(expected)(**constructed) == expected
+    assert sorted(caplog.messages) == [
+        "the setting answer is now called prediction_step",
+        "the setting centre is now called center",
+    ]
+    assert method_config("tent", {"answer": "last"}, batch_size=8).prediction_step == "last"
+    assert method_config("centre", {}, batch_size=8) == method_config("center", {}, batch_size=8)
+    assert "the method centre is deprecated: use center" in caplog.messages
+
+
+def test_records_of_0_5_0_are_read_under_the_names_of_today() -> None:
+    record = {"name": "centre", "centre": True, "answer": None, "lr": 0.1}
+    assert current_record(record) == {"name": "center", "center": True, "prediction_step": "first", "lr": 0.1}
+    assert current_record({"answer": "last"}) == {"prediction_step": "last"}
 
 
 def test_no_setting_is_infinite_or_below_its_bounds() -> None:

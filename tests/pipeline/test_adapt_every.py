@@ -73,7 +73,7 @@ def test_what_is_only_predicted_takes_one_forward_pass(name: str, monkeypatch: p
 
 
 def test_centering_follows_images_that_are_only_predicted() -> None:
-    method = build_method("tent", tiny_vit(), dataclasses.replace(CONFIG, centre=True))
+    method = build_method("tent", tiny_vit(), dataclasses.replace(CONFIG, center=True))
     pipeline = Pipeline(method, Guard(GuardOptions(answer="both")))
     pipeline(random_images(20))
     offsets, before, images = pipeline.centering.offsets, dict(pipeline.centering.offsets), random_images(20, 2) + 1

@@ -55,7 +55,7 @@ def varied_vit() -> nn.Module:
 
 
 def centered(name: str = "rem", **settings: object) -> Pipeline:
-    return pipeline_of(name, varied_vit(), method_config(name, {"centre": True, **settings}, batch_size=6))
+    return pipeline_of(name, varied_vit(), method_config(name, {"center": True, **settings}, batch_size=6))
 
 
 def test_a_constant_offset_of_all_logits_is_removed() -> None:
@@ -76,7 +76,7 @@ def test_a_head_whose_bias_makes_up_for_the_mean_features_is_centered_alike() ->
         other.head.bias -= other.head.weight @ moved
     images, answers = random_images(12), []
     for model in (one, other):
-        pipeline = pipeline_of("centre", model)
+        pipeline = pipeline_of("center", model)
         pipeline(images[:6])
         answers.append(pipeline(images[6:]))
     torch.testing.assert_close(answers[0], answers[1], atol=1e-4, rtol=1e-4)
@@ -185,7 +185,7 @@ def test_a_method_centers_by_each_batch_once(name: str, more: dict[str, Any]) ->
 def test_a_linear_layer_inside_the_classifier_holds_the_offset(head: Any) -> None:
     vit: Any = varied_vit()
     vit.head = head(vit.head.in_features, NUM_CLASSES).eval()
-    pipeline, images = pipeline_of("centre", vit), random_images(12)
+    pipeline, images = pipeline_of("center", vit), random_images(12)
     pipeline(images)
     delta, logits = pipeline.delta(), predicted(pipeline, images)
     pipeline.reset()
@@ -275,7 +275,7 @@ def test_classes_are_estimated_from_the_source_models_predictions() -> None:
 
 
 def test_after_a_rollback_both_models_are_centered_by_the_sources_means() -> None:
-    config, guard = method_config("rem", {"centre": True, "lr": 0.05}, batch_size=6), Guard(GuardOptions())
+    config, guard = method_config("rem", {"center": True, "lr": 0.05}, batch_size=6), Guard(GuardOptions())
     pipeline, images = Pipeline(build_method("rem", varied_vit(), config), guard), random_images(6)
     offsets = pipeline.centering.offsets
     pipeline(random_images(6, 2))

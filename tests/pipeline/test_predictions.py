@@ -237,11 +237,11 @@ def test_rows_tell_which_model_predicted_and_where_the_models_disagree(
     assert guard == {**told, "lead": guard["lead"]}
 
 
-def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
+def test_remtta_is_centered_rem_with_a_rate_and_its_anchor() -> None:
     ours = method_config("remtta", {}, batch_size=50)
     assert 0 < ours.anchor < 1 and ours.anchor == pytest.approx(1 - math.exp(-10 * ours.lr))
     published = dataclasses.asdict(METHOD_TABLE["rem"].config())
-    framed = {"lr": ours.lr, "anchor": ours.anchor, "centre": True, "bn": "recent", "adapt_layers": "all"}
+    framed = {"lr": ours.lr, "anchor": ours.anchor, "center": True, "bn": "recent", "adapt_layers": "all"}
     loss = {"mask_ratios": (0.0, 0.2), "ranking_weight": 2.0, "margin": 1.0}
     assert dataclasses.asdict(ours) == {**published, **framed, **loss}
     small, twenty = (method_config("remtta", {}, batch_size=size) for size in (4, 20))
@@ -251,8 +251,8 @@ def test_remtta_is_centred_rem_with_a_rate_and_its_anchor() -> None:
     assert slower.anchor == pytest.approx(1 - math.exp(-0.01))
     assert method_config("remtta", {"anchor": 0}, batch_size=50).anchor == 0
     sgd = method_config("remtta", {"optimizer": "sgd"}, batch_size=50)
-    assert (sgd.lr, sgd.anchor, sgd.centre) == (1e-3, 0.0, True)  # the pair is Adam's
-    assert method_config("fast", {"bn": "running"}, batch_size=50) == METHOD_TABLE["centre"].config()
+    assert (sgd.lr, sgd.anchor, sgd.center) == (1e-3, 0.0, True)  # the pair is Adam's
+    assert method_config("fast", {"bn": "running"}, batch_size=50) == METHOD_TABLE["center"].config()
     assert build_method("remtta", tiny_vit()).config == ours
 
 
@@ -280,7 +280,7 @@ def test_a_methods_name_selects_its_settings(
         return (tmp_path / name / "predictions.jsonl").read_bytes()
 
     ours, paper = go("ours"), go("paper", "--method", "rem")
-    spelt = ("--lr", "0.002", "--anchor", "auto", "--answer", "both", "--guard", "rollback", "--set", "centre=true")
+    spelt = ("--lr", "0.002", "--anchor", "auto", "--answer", "both", "--guard", "rollback", "--set", "center=true")
     own = go("own", *spelt, "--set", "bn=recent", "--adapt-layers", "all", "--mask-ratios", "0,0.2", "--lambda", "2")
     assert ours["method"] == own["method"]
     assert ours["options"]["guard"] == own["options"]["guard"] and lines("ours") == lines("own")

@@ -22,6 +22,7 @@ from remtta.lab.evaluation.variants import MethodVariant
 from remtta.methods.base import Method
 from remtta.methods.build import build_method
 from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.renamed import current_record
 from remtta.methods.source_data import learn_from_source
 from remtta.methods.table import METHOD_TABLE
 from remtta.models.card import ModelCard
@@ -190,7 +191,8 @@ def read_earlier(record: Path) -> dict[str, Any]:
     settings = earlier.get("settings")
     if "status" not in earlier or not isinstance(settings, Mapping) or not isinstance(settings.get("methods"), Mapping):
         raise UsageError(f"{record} is damaged (not the record of an evaluation); start again with --overwrite")
-    for used in settings["methods"].values():
+    methods = {name: current_record(used) for name, used in settings["methods"].items()}
+    for used in methods.values():
         if used.get("precision") == "auto":  # of an earlier version
             used["precision"] = recorded_precision(used)
-    return earlier
+    return {**earlier, "settings": {**settings, "methods": methods}}

@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, ClassVar, Literal
 
 from remtta.errors import UsageError, check
+from remtta.methods.settings.renamed import current_settings
 from remtta.options import run_options
 from remtta.options.option import Bounds, check_options, method_option, output_option
 
 Optimizer = Literal["adam", "sgd"]
 Precision = Literal["auto", "fp32", "bf16"]
-Answer = Literal["last"]
+PredictionStep = Literal["first", "last"]
 BatchNorms = Literal["batch", "recent", "running"]
 FixedBatchNorms = Literal["batch", "running"]
 """Of methods that adapt more or less than norms, so that running statistics must not move with them."""
@@ -39,8 +40,15 @@ def _read_anchor(text: str) -> float | str:
         raise UsageError(f"--anchor takes a number or auto, got {text}") from None
 
 
+class _OldNames(type):
+    """Lets the settings be constructed with their old names, too."""
+
+    def __call__(cls, *args: Any, **settings: Any) -> Any:
+        return super().__call__(*args, **current_settings(settings))
+
+
 @dataclass(frozen=True, kw_only=True)
-class MethodConfig:
+class MethodConfig(metaclass=_OldNames):
     """Settings shared by all methods that use gradient descent on the norms.
 
     Attributes:
@@ -49,13 +57,13 @@ class MethodConfig:
         momentum: SGD's momentum or Adam's first beta (the second is 0.999).
         nesterov: Use Nesterov momentum with SGD.
         steps: Optimizer steps per batch.
-        answer: The prediction to return if there are several steps: None for the one before the first step; "last" for
-            the one before the last step, as in the methods' official code.
+        prediction_step: The step before which a batch is predicted if there are several: "first", or "last" as in the
+            methods' official code.
         anchor: Fraction by which every adapted weight returns to its source value after each step: theta <- theta +
             anchor (theta_0 - theta). 0, as published, turns it off; "auto", on the command line, is 1 - exp(-10
             lr), for Adam. Specific to this project; ROID mixes in 1 % of the source weights.
         episodic: Restore the source weights before every batch.
-        centre: Subtract the common component of all logits, in the loss and in predictions
+        center: Subtract the common component of all logits, in the loss and in predictions
             (`remtta.pipeline.centering`). Specific to this project.
         micro_batch: Images per forward and backward pass; fewer save memory without changing the update. None for the
             method's choice: the whole batch, or for `rem` on a CPU the fastest number.
@@ -91,7 +99,7 @@ class MethodConfig:
     momentum: Annotated[BelowOne, method_option("SGD's momentum or Adam's first beta.", default="rem 0.9")] = 0.9
     nesterov: bool = False
     steps: Annotated[int, method_option("Optimizer steps per batch.", min=1, max=MAX_STEPS, default="rem 1")] = 1
-    answer: Answer | None = None
+    prediction_step: PredictionStep = "first"
     anchor: Annotated[
         BelowOne,
         method_option(
@@ -103,7 +111,7 @@ class MethodConfig:
         ),
     ] = 0.0
     episodic: bool = False
-    centre: bool = False
+    center: bool = False
     micro_batch: Annotated[
         int | None,
         method_option(
@@ -163,7 +171,8 @@ class MethodConfig:
         check_options(self)
         sgd = self.optimizer == "sgd" and self.momentum > 0
         check(not self.nesterov or sgd, "nesterov", self.nesterov, "used with sgd and momentum")
-        check(not (self.centre and self.predicts_last_step), "answer", self.answer, "left out with centre")
+        early = not (self.center and self.predicts_last_step)
+        check(early, "prediction_step", self.prediction_step, "first with center")
         for name in self.unused:
             is_default = getattr(self, name) == getattr(type(self), name)
             check(is_default, name, getattr(self, name), f"left out, as {type(self).__name__} has no use for it")
@@ -171,7 +180,7 @@ class MethodConfig:
     @property
     def predicts_last_step(self) -> bool:
         """True if the prediction is the one before the last of several steps."""
-        return self.answer == "last" and self.steps > 1
+        return self.prediction_step == "last" and self.steps > 1
 
     def used(self) -> dict[str, Any]:
         """Return the settings that the method uses, as JSON would give them back."""
@@ -199,7 +208,7 @@ PUBLISHED = Preset()
 """The config's own defaults, without a guard."""
 
 REMTTA = Preset(
-    {"optimizer": "adam", "lr": 0.01, "anchor": "auto", "centre": True, "bn": "recent", "adapt_layers": "auto"},
+    {"optimizer": "adam", "lr": 0.01, "anchor": "auto", "center": True, "bn": "recent", "adapt_layers": "auto"},
     "rollback",
     "both",
 )
@@ -211,7 +220,7 @@ BATCH_NORM_SETTINGS = ("bn", "bn_prior")
 NO_NORMS = ("adapt_layers", "anchor")
 """Settings of methods that adapt norms."""
 
-UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "answer", "adapt_every", *NO_NORMS)
+UPDATE_SETTINGS = ("lr", "optimizer", "momentum", "nesterov", "steps", "prediction_step", "adapt_every", *NO_NORMS)
 """Settings of methods that train weights."""
 
 

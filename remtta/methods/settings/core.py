@@ -23,7 +23,7 @@ _ONE_MASK = Preset({"mask_ratios": (0.0, 0.1)})  # the paper's N = 1
 METHODS: dict[str, MethodSpec] = {
     "remtta": MethodSpec(
         "remtta.methods.ensemble_rem:EnsembleREM",
-        "the default: REM on the ensemble with the source model, with centred logits, a higher rate and an anchor",
+        "the default: REM on the ensemble with the source model, with centered logits, a higher rate and an anchor",
         _DEFAULT,
         REMConfig,
     ),
@@ -34,14 +34,15 @@ METHODS: dict[str, MethodSpec] = {
         REMConfig,
     ),
     "fast": MethodSpec(
-        "remtta.methods.source:CentredSource",
-        "centre, with recent statistics in batch norms: no training, one forward pass (two with batch norms)",
+        "remtta.methods.source:CenteredSource",
+        "center, with recent statistics in batch norms: no training, one forward pass (two with batch norms)",
         Preset({"bn": "recent"}, answer="both"),
     ),
     "source": MethodSpec("remtta.methods.source:Source", "no adaptation: the baseline"),
-    "centre": MethodSpec(
-        "remtta.methods.source:CentredSource", "remove the offset common to all logits: one forward pass, no training"
+    "center": MethodSpec(
+        "remtta.methods.source:CenteredSource", "remove the offset common to all logits: one forward pass, no training"
     ),
+    "centre": MethodSpec("remtta.methods.source:CenteredSource", "deprecated: center"),
     "tent": MethodSpec("remtta.methods.tent:Tent", "minimise the entropy of predictions (Wang et al., ICLR 2021)"),
     "rem": MethodSpec(
         "remtta.methods.rem:REM",

@@ -112,8 +112,8 @@ def test_class_maps_and_lists_are_restricted_too_but_not_domains_with_others(
 def test_deltas_of_restricted_and_whole_heads_fit_each_other(variants: Path, tmp_path: Path) -> None:
     model, dataset = make("head"), few_of(variants / "r")
     run = partial(evaluate_tiny, dataset, model=model, batch_size=4, order="stored")
-    run(folder=tmp_path / "run", methods=methods_of("centre"))
-    saved = load_delta(tmp_path / "run" / "deltas" / "centre_seed0.safetensors")
+    run(folder=tmp_path / "run", methods=methods_of("center"))
+    saved = load_delta(tmp_path / "run" / "deltas" / "center_seed0.safetensors")
     (bias,) = saved.tensors.values()
     moved = set(bias.nonzero().flatten().tolist())
     assert bias.shape == (1000,) and moved and moved <= set(dataset.class_numbers)
