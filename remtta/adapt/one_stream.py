@@ -13,7 +13,7 @@ from remtta.adapt.image_inputs import warn_of_guess
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta
 from remtta.errors import UsageError
-from remtta.extensions import built_in
+from remtta.extensions import load_of_part
 from remtta.interrupts import Interrupts
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.chosen import default_method
@@ -123,8 +123,7 @@ def _callbacks_of_hooks(
     _log.warning("adapt_stream now takes callbacks=[...]; echo, health, metrics, on_batch and viewers will be removed")
     made = [RowPipe(echo)] if echo else []
     if health:
-        make: Any = built_in("callbacks")["health"].load()
-        made.append(make(health))
+        made.append(load_of_part("remtta.deployment.health:Health", "health=...")(health))
     return [*made, *([metrics] if metrics else []), _Hooks(viewers, on_batch)]
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
 from remtta.errors import RemttaError, UsageError, check
+from remtta.extensions import load_of_part
 from remtta.files import check_can_hold, writing
 from remtta.options.option import output_option
 from remtta.runs.callbacks import BatchReport, Callback, PlannedRun
@@ -77,7 +78,9 @@ class ModelPublisher(Callback):
         self._run, context, self._at = run, run.context, time.monotonic()  # when it was last published
         if not context.pipeline.method.adapts or context.pipeline.method.delta_refusal:
             raise UsageError(f"{context.method} changes no weights that --publish could write")
-        if self._path.suffix == ".safetensors" and context.card.provider and not self._as_delta:
+        if self._path.suffix != ".safetensors":
+            load_of_part("remtta.formats.export:save_onnx", f"--publish {self._path}")
+        elif context.card.provider and not self._as_delta:
             raise UsageError(f"--publish {self._path}: an ONNX file is published as .onnx, or as its delta.safetensors")
 
     def on_batch(self, report: BatchReport) -> None:
@@ -122,7 +125,6 @@ class ModelPublisher(Callback):
 
     def _write(self, path: Path) -> None:
         from remtta.deltas.delta import apply_delta, save_delta, save_weights
-        from remtta.formats.export import ExportableModel, save_onnx
         from remtta.models.card import card_of
         from remtta.runs.manifest import delta_of
 
@@ -136,6 +138,8 @@ class ModelPublisher(Callback):
             model = copy.deepcopy(adapted.backbone.module).cpu()
         apply_delta(model, delta)
         if path.suffix == ".onnx":
+            from remtta.formats.export import ExportableModel, save_onnx
+
             save_onnx(ExportableModel(model, {}, card_of(model), delta, ()), path)
         else:
             save_weights(path, model)

@@ -1,14 +1,19 @@
-"""Lists of streams: files of names and addresses, and the folder of their runs. Imports no torch."""
+"""Lists of streams: files of names and addresses, opened together, and the folder of their runs. Imports no torch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from remtta.errors import UsageError
+from remtta.errors import StreamError, UsageError, without_password
 from remtta.files import read_text
+from remtta.options import LiveOptions, StreamOptions
 from remtta.runs.folder import STREAM_GROUP, check_folder
+from remtta.streams.frames import Frame
+from remtta.streams.sources import Stream, open_source
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _FORM = "name=address on each line"
@@ -42,6 +47,40 @@ def read_sources(path: Path) -> dict[str, str]:
     if not sources:
         raise UsageError(f"{path} names no source; write {_FORM}")
     return sources
+
+
+def open_streams(
+    sources: Mapping[str, str], options: StreamOptions | None = None, *, resuming: bool = False
+) -> dict[str, Stream]:
+    """Open several sources, by name, as `open_stream` does; live ones that are unavailable at the start are waited for.
+
+    Raise UsageError, naming it, if one does not exist or holds no images; when `resuming`, it fails only once read.
+    """
+    options, streams = options or StreamOptions(), {}
+    if options.null:
+        raise UsageError("-0 is for paths on standard input, and --streams reads none")
+    live = replace(options.live or LiveOptions(), wait_at_start=True)
+    for name, source in sources.items():
+        reopen = partial(_open_or_fail_later, source, options, live)
+        try:
+            stream = reopen() if resuming else open_source(source, options, live)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
+        streams[name] = replace(stream, reopen=reopen)
+    return streams
+
+
+def _open_or_fail_later(source: str, options: StreamOptions, live: LiveOptions) -> Stream:
+    """Open a source; return a stream that fails once it is read, if that is impossible."""
+    try:
+        return open_source(source, options, live)
+    except UsageError as error:
+        return Stream(without_password(source), "missing", _failing(StreamError(str(error))))
+
+
+def _failing(error: StreamError) -> Iterator[Frame]:
+    raise error
+    yield  # makes this a generator
 
 
 def check_group_folder(folder: Path, names: Iterable[str], *, overwrite: bool, resume: bool) -> None:

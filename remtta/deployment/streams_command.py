@@ -12,7 +12,6 @@ from remtta.cli.adapt_command import AdaptCommand, AdaptRunner
 from remtta.cli.reporting import progress
 from remtta.cli.running import RunningOptions
 from remtta.deployment.group_callback import GroupCallback
-from remtta.deployment.stream_lists import check_group_folder, read_sources
 from remtta.errors import UsageError, check_installed, counted
 from remtta.options.option import option_fields, output_option, stream_option
 from remtta.options.run_options import Engine
@@ -31,7 +30,8 @@ class StreamsOptions:
     streams: Annotated[
         bool,
         stream_option(
-            "SOURCE is a file with one name=address per line; the streams share one model.",
+            "SOURCE is a file with one name=address per line; the streams share one model. Missing cameras are "
+            "waited for.",
             common=True,
             more="scale.md",
         ),
@@ -65,7 +65,7 @@ class ManyStreams(AdaptRunner):
             raise UsageError("--predictions - is for one stream; with --streams, follow each run's predictions.jsonl")
         if options.engine == "ray":
             check_installed("ray", "cluster", "--engine ray")
-        from remtta.streams.sources import open_streams
+        from remtta.deployment.stream_lists import check_group_folder, open_streams, read_sources
 
         run = command.run
         streams = open_streams(read_sources(Path(command.source)), command.stream, resuming=run.resume)

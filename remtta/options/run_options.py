@@ -52,8 +52,8 @@ class LiveOptions:
     reconnect_for: Annotated[
         float,
         stream_option(
-            "Seconds to wait for a lost camera or network stream; 0 ends the run. If set, or with --resume or "
-            "--streams, also wait for a source that is missing at the start.",
+            "Seconds to wait for a lost camera or network stream; 0 ends the run. If set, or with --resume, also wait "
+            "for a source that is missing at the start.",
             metavar="SECONDS",
             min=0,
             below=math.inf,

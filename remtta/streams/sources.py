@@ -107,7 +107,7 @@ def open_stream(
 
 def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = False) -> Stream:
     """Open a source of frames with the options of the command line; see `open_stream`."""
-    stream = _open(source, options, replace(options.live or LiveOptions(), wait_at_start=wait_at_start))
+    stream = open_source(source, options, replace(options.live or LiveOptions(), wait_at_start=wait_at_start))
     if not stream.live and options.live is not None:
         raise UsageError(
             f"--reconnect-for, --buffer and --poll are for cameras and network streams, and {stream.name} is neither; "
@@ -118,41 +118,12 @@ def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = F
     return stream
 
 
-def open_streams(
-    sources: Mapping[str, str], options: StreamOptions | None = None, *, resuming: bool = False
-) -> dict[str, Stream]:
-    """Open several sources, by name, as `open_stream` does; live ones that are unavailable at the start are waited for.
-
-    Raise UsageError, naming it, if one does not exist or holds no images; when `resuming`, it fails only once read.
-    """
-    options, streams = options or StreamOptions(), {}
-    if options.null:
-        raise UsageError("-0 is for paths on standard input, and --streams reads none")
-    live = replace(options.live or LiveOptions(), wait_at_start=True)
-    for name, source in sources.items():
-        reopen = partial(_open_or_fail_later, source, options, live)
-        try:
-            stream = reopen() if resuming else _open(source, options, live)
-        except UsageError as error:
-            raise UsageError(f"{name}: {error}") from error
-        streams[name] = replace(stream, reopen=reopen)
-    return streams
-
-
-def _open_or_fail_later(source: str, options: StreamOptions, live: LiveOptions) -> Stream:
-    """Open a source; return a stream that fails once it is read, if that is impossible."""
-    try:
-        return _open(source, options, live)
-    except UsageError as error:
-        failure = StreamError(str(error))
-        return Stream(without_password(source), "missing", (_fail(failure) for _ in range(1)))
-
-
 def _fail(error: Exception) -> Never:
     raise error
 
 
-def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
+def open_source(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
+    """Open a source of frames; `live` are ignored unless it is a camera or a network stream."""
     if isinstance(source, int):
         if not 0 <= source <= _MAX_CAMERA:  # OpenCV crashes the process
             raise UsageError(f"there is no camera {source}; cameras are numbered from 0")
@@ -175,7 +146,7 @@ def _open(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
         check_protocol(name)
         return _of_live("url", name, without_password(name), options, live)
     if name.isdecimal():
-        return _open(int(name), options, live)
+        return open_source(int(name), options, live)
     if glob.has_magic(name):
         files = [str(file) for file in sort_files(_matches(name), options.sort)]
         if not files:

@@ -19,6 +19,7 @@ from remtta.deployment.health import Health
 from remtta.deployment.inspection import inspect_streams
 from remtta.deployment.many_streams import adapt_streams
 from remtta.deployment.stream_group import StreamGroupSummary
+from remtta.deployment.stream_lists import open_streams
 from remtta.engines.processes import DIED, WorkersDied
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.interrupts import Interrupts
@@ -30,7 +31,7 @@ from remtta.runs.folder import STREAM_GROUP
 from remtta.runs.manifest import RunManifest
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
-from remtta.streams.sources import Stream, open_stream, open_streams
+from remtta.streams.sources import Stream, open_stream
 from tests.conftest import draw_folder, draw_image, happens, meanwhile, tiny_vit
 from tests.records import assert_same_results, json_of, num_rows, record_of, rows_of
 from tests.runs.tiny import CONFIGS, GUARD, StopAfter, adapt_tiny, received_frames
