@@ -20,7 +20,7 @@ def main() -> None:
     except SystemExit as end:
         code = end.code or 0
     if isinstance(code, int) and any(thread.daemon for thread in threading.enumerate()):
-        # A reader may be in a call of OpenCV, which aborts a process that shuts down as usual.
+        # The reader of a camera may be in a call of OpenCV, which aborts a process that shuts down as usual.
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError, AttributeError):
                 stream.flush()

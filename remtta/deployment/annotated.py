@@ -8,7 +8,6 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
-from remtta.errors import needed
 from remtta.files import check_not_input, check_target, writing
 from remtta.options.option import output_option
 from remtta.runs.callbacks import BatchReport, Callback, PlannedRun
@@ -34,7 +33,6 @@ def check_video(path: Path, folder: Path, *, overwrite: bool, resume: bool) -> P
     """Return the file of a run's video: the requested one or, if the run resumes, a new one beside the earlier parts;
     raise UsageError if it cannot be created.
     """
-    needed("av", "video", "--annotate")
     check_target(path, "--annotate", ".mp4", overwrite=overwrite or resume, made_by_then=folder)
     if not path.exists() or overwrite:
         return path

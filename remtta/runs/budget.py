@@ -15,7 +15,7 @@ from remtta.errors import UsageError
 from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
 from remtta.runs.summary import RunProgress
 from remtta.streams.batches import Batch
-from remtta.streams.fitness import fingerprint, not_to_learn_from
+from remtta.streams.fitness import fingerprint, unlearnable_frames
 from remtta.streams.prefetch import DecodedFrame
 
 _MEMORY = 0.3  # weight of the newest batch in the expected duration of an update
@@ -162,7 +162,7 @@ class LearnableFrames(LearningPolicy):
         self._progress, self._budget, self._rate = progress, budget, rate
 
     def excluded(self, batch: Batch, pixels: Tensor) -> Mapping[int, str]:
-        reasons = not_to_learn_from(batch.frames, self._progress.fingerprint)
+        reasons = unlearnable_frames(batch.frames, self._progress.fingerprint)
         if self._budget.allows(batch.frames):
             return reasons
         return {frame.index: OUT_OF_TIME for frame in batch.readable} | reasons

@@ -9,24 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-import numpy as np
-
 from remtta.errors import RemttaError, StreamError, without_password
 from remtta.options import LiveOptions
-from remtta.streams.capture import VideoCapture, cannot_open, codec_of, load_opencv, no_frame, why_not_open
-from remtta.streams.video import MAX_REFUSED, position_s
+from remtta.streams.capture import Capture, cannot_open, no_frame
+from remtta.streams.frames import CannotOpen, Picture
 
 MAX_WAITING_BYTES = 256 * 1024**2
-"""Memory for undecoded frames that wait for the model; 4K frames take 25 MB each."""
+"""Memory for frames that wait for the model; 4K frames take up to 25 MB each."""
 
 MAX_WAITING = 64
 """Maximum number of waiting frames if every frame counts."""
 
 _POLL_S = 0.1
-_TIMED_OUT = 0.9
-"""A call that took this share of FFmpeg's timeout is considered timed out. A frame that it still returned is no sign of
-life: the decoder was flushed.
-"""
 _HANGING = 1.1
 """A call that takes this multiple of the timeout hangs, and FFmpeg's own timeout failed."""
 
@@ -42,9 +36,8 @@ class CapturedFrame:
 
     number: int
     arrived: float  # by the source's clock
-    pixels: np.ndarray | None  # (H, W, 3) uint8, BGR; None if it could not be decoded
+    picture: Picture
     read_at: str | None  # UTC; None in a finite video, so that its rows are reproducible
-    position_s: float | None = None  # in a finite video
 
 
 @dataclass
@@ -58,13 +51,13 @@ class Backlog:
 
 class Connection:
     """A connection to a camera or URL, read by a thread, which is left running if a read hangs. Only every stride-th
-    frame is converted; `closed` is set when no more are wanted.
+    frame is kept; `closed` is set when no more are wanted.
     """
 
     def __init__(
         self,
         source: str | int,
-        connect: Callable[[], VideoCapture],
+        connect: Callable[[], Capture],
         options: LiveOptions,
         backlog: Backlog,
         closed: threading.Event,
@@ -80,14 +73,9 @@ class Connection:
         self._change = threading.Condition()
         self._waiting: deque[CapturedFrame] = deque()
         self._ended = self._abandoned = self._opened = False
-        self._stalled = False  # True if a single call timed out
         self._call_began: float | None = clock()  # None while the reading thread waits for room
-        self._undecodable_since: float | None = None
         self._error: Exception | None = None
-        self._timed_out: str | None = None  # what was missing for too long
-        self._why_not_open: str | None = None
-        self._position_s: float | None = None  # of the last frame, in a finite video
-        self._end_reason, self._codec = "the connection ended", ""
+        self._codec = ""
         self._thread = threading.Thread(target=self._run, name="remtta-live", daemon=True)
         self._thread.start()
 
@@ -100,8 +88,11 @@ class Connection:
                     return self._waiting.popleft()
                 if self._ended:
                     return None
-                began = self._call_began
-                if (began is not None and self._took(_HANGING, began)) or self._clock() >= deadline:
+                began, now = self._call_began, self._clock()
+                hangs = began is not None and now - began >= _HANGING * self._limit_s
+                if hangs:
+                    self._error = TimeoutError(f"no {'frame' if self._opened else 'answer'} within {self._limit_s:g} s")
+                if hangs or now >= deadline:
                     self._abandoned = True
                     return None
                 self._change.wait(_POLL_S)
@@ -117,15 +108,15 @@ class Connection:
     @property
     def reason(self) -> str:
         """Why there are no more frames."""
-        if self._error:
-            reason = getattr(self._error, "strerror", None) or str(self._error)
-            return " ".join(reason.split()) or type(self._error).__name__
-        return self._timed_out or self._end_reason
+        if self._error is None:
+            return "the connection ended"
+        reason = getattr(self._error, "strerror", None) or str(self._error)
+        return " ".join(reason.split()) or type(self._error).__name__
 
     @property
     def failed(self) -> bool:
         """True if it ended abnormally."""
-        return self._error is not None or self._timed_out is not None
+        return self._error is not None
 
     @property
     def hopeless(self) -> bool:
@@ -137,80 +128,65 @@ class Connection:
         name = name_of(self._source)
         if isinstance(self._error, RemttaError):
             return StreamError(str(self._error))
-        if self._error or self._stalled:
+        if isinstance(self._error, CannotOpen):
+            return StreamError(cannot_open(self._source, self.reason))
+        if self._error:
             return StreamError(f"{name}: {self.reason}; check the camera or the network")
-        if not self._opened:
-            return StreamError(cannot_open(self._source, self._why_not_open))
         return no_frame(name, self._codec)
 
     def _run(self) -> None:
         try:
-            cv2, began = load_opencv("video", StreamError), self._clock()
             capture = self._connect()
             try:
-                if capture.isOpened():
-                    self._codec = codec_of(capture)
-                    self.promised = int(max(0, capture.get(cv2.CAP_PROP_FRAME_COUNT)))
-                    self._read(capture)
-                elif not self._took(_TIMED_OUT, began):
-                    self._why_not_open = why_not_open(str(self._source)) if "://" in str(self._source) else None
-                    self._end_reason = self._why_not_open or "it cannot be opened"
+                self._codec, self.promised, self._opened = capture.codec, capture.num_frames, True
+                self._read(capture)
             finally:
-                capture.release()  # before the end is announced: a camera can be opened only once
-        except Exception as error:  # mostly OpenCV's own
-            self._error = error
+                capture.close()  # before the end is announced: a camera can be opened only once
+        except Exception as error:  # of OpenCV, FFmpeg or the network
+            self._error = self._error or error
         with self._change:
             self._ended = True
             self._change.notify_all()
 
-    def _read(self, capture: VideoCapture) -> None:
-        finite = self.promised > 0
-        self._opened = True
-        arrived = self._clock()
-        refused, max_refused = 0, MAX_REFUSED if "://" in str(self._source) and not finite else 1
+    def _read(self, capture: Capture) -> None:
+        limit_s = self._options.read_timeout_s
+        stalled_at: float | None = None  # what the decoder still gives after a timeout arrived before it
+        undecodable_since: float | None = None
         while self._is_wanted:
             self._call_began = began = self._clock()
-            grabbed, now = capture.grab(), self._clock()
-            stalled = not finite and self._took(_TIMED_OUT, began)
-            if not grabbed:
-                refused += 1
-                if stalled or refused >= max_refused or self._is_starved(arrived):
-                    return
-                continue
-            arrived = began if stalled else now
-            for _ in range(refused):  # packets that the decoder rejected; the stream goes on
-                if self.number % self._stride == 0:
-                    self._put(arrived, None)
-                self.number += 1
-            refused = 0
-            if self.number % self._stride == 0:
-                decoded, pixels = capture.retrieve()
-                pixels = pixels if decoded and pixels is not None and pixels.size > 0 else None
-                if finite:
-                    self._position_s = position_s(capture, self._position_s, self._stride)
-                self._put(arrived, pixels)
-                if finite or pixels is not None:
-                    self._undecodable_since = None
-                elif self._undecodable_since is None:
-                    self._undecodable_since = self._clock()
-                stalled |= self._undecodable_since is not None and self._is_starved(self._undecodable_since)
-            self.number += 1
-            if stalled:
+            picture = capture.read()
+            if picture is None:
                 return
+            now = self._clock()
+            if not self.promised and now - began >= limit_s:
+                stalled_at = began
+            if self.number % self._stride == 0:
+                self._put(now if stalled_at is None else stalled_at, picture)
+            self.number += 1
+            if picture.size:
+                undecodable_since = None
+            elif undecodable_since is None:
+                undecodable_since = began
+            elif not self.promised and now - undecodable_since >= limit_s:
+                raise TimeoutError(f"no frame that could be decoded within {limit_s:g} s")
 
     @property
     def _is_wanted(self) -> bool:
         return not (self._abandoned or self._closed.is_set())
 
-    def _put(self, arrived: float, pixels: np.ndarray | None) -> None:
+    @property
+    def _limit_s(self) -> float:
+        return self._options.read_timeout_s if self._opened else self._options.open_timeout_s
+
+    def _put(self, arrived: float, picture: Picture) -> None:
         """Hand a frame to the consumer, as soon as there is room."""
         then = datetime.now(UTC) - timedelta(seconds=self._clock() - arrived)
         read_at = None if self.promised else then.isoformat(timespec="milliseconds")
-        frame = CapturedFrame(self.number, arrived, pixels, read_at, self._position_s)
+        frame = CapturedFrame(self.number, arrived, picture, read_at)
         drops = self._backlog.newest_only and not self.promised
-        num_bytes = 0 if pixels is None else pixels.nbytes
-        most = self._backlog.keep if drops else MAX_WAITING
-        capacity = min(most, max(1, MAX_WAITING_BYTES // max(1, num_bytes)))
+        most = max(1, self._backlog.keep) if drops else MAX_WAITING
+        width, height = picture.size or (1, 1)
+        capacity = min(most, max(1, MAX_WAITING_BYTES // (3 * width * height)))
         with self._change:
             while drops and len(self._waiting) >= capacity:
                 self._waiting.popleft()
@@ -221,20 +197,3 @@ class Connection:
             self._call_began = self._clock()
             self._waiting.append(frame)
             self._change.notify_all()
-
-    def _took(self, multiple: float, began: float) -> bool:
-        """Return True, and note it, if a call has taken this multiple of its timeout."""
-        opened, options = self._opened, self._options
-        missing, limit_s = ("frame", options.read_timeout_s) if opened else ("answer", options.open_timeout_s)
-        if self._clock() - began < multiple * limit_s:
-            return False
-        self._timed_out, self._stalled = f"no {missing} within {limit_s:g} s", True
-        return True
-
-    def _is_starved(self, since: float) -> bool:
-        """Return True, and note it, if there has been no decodable frame for longer than the timeout."""
-        limit_s = self._options.read_timeout_s
-        if self._clock() - since < limit_s:
-            return False
-        self._timed_out = f"no frame that could be decoded within {limit_s:g} s"
-        return True

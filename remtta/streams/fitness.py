@@ -25,7 +25,7 @@ _NEAR_EQUAL = 3.0  # of 255: what noise and slow motion change from frame to fra
 _SLOW_VIDEO_S = 0.15  # between frames
 
 
-def not_to_learn_from(frames: Sequence[DecodedFrame], before: str | None) -> dict[int, str]:
+def unlearnable_frames(frames: Sequence[DecodedFrame], before: str | None) -> dict[int, str]:
     """Find frames that are black, or equal to the previous one, as from lost signals and frozen cameras.
 
     Return reasons by frame index; `before` is the fingerprint of the last readable video frame before them.

@@ -7,14 +7,39 @@ from dataclasses import dataclass
 
 from PIL import Image
 
+from remtta.errors import FrameError
+
 
 @dataclass(frozen=True)
 class Gap:
-    """An interval without frames from a live source."""
+    """An interval without frames from a live source, or a restart of the times in a video."""
 
     seconds: float  # from the last frame before it to the first one after it
     reason: str
     attempts: int  # to open the source until it gave a frame again
+
+
+class CannotOpen(OSError):
+    """A video, camera or address cannot be opened; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as it comes from a video or camera."""
+
+    size: tuple[int, int] | None  # width and height; None if it cannot be decoded
+    load: Callable[[], Image.Image]  # converts it to an upright RGB image, or raises `FrameError`
+    time_s: float = 0.0  # in a video; 0 from a camera
+    gap: Gap | None = None  # a restart of the times just before it
+
+
+def undecodable(time_s: float = 0.0) -> Picture:
+    """Return a picture that cannot be decoded."""
+
+    def load() -> Image.Image:
+        raise FrameError("cannot be decoded")
+
+    return Picture(None, load, time_s)
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from typing import Literal
 
 from remtta.errors import StreamError
 from remtta.options import LiveOptions
-from remtta.streams.capture import VideoCapture, open_capture, open_polled, polling_interval
+from remtta.streams.capture import Capture, open_capture
 from remtta.streams.connection import Backlog, CapturedFrame, Connection, name_of
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.video import video_frame, warn_if_cut
+from remtta.streams.web import polling_interval
 
 _MIN_DELAY_S = 0.5
 _MAX_DELAY_S = 30.0
@@ -42,7 +43,7 @@ class LiveSource:
         options: LiveOptions | None = None,
         *,
         stride: int = 1,
-        connect: Callable[[], VideoCapture] | None = None,
+        connect: Callable[[], Capture] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] | None = None,
         jitter: Callable[[], float] | None = None,
@@ -52,13 +53,11 @@ class LiveSource:
         self.finite = False  # whether it is a finite video; known from the first frame on
         timeouts = self.options.open_timeout_s, self.options.read_timeout_s
         self._closed = threading.Event()
-        every_s = polling_interval(source, self.options.poll)
-        if connect is None and every_s is not None and isinstance(source, str):
-            connect = partial(open_polled, source, every_s, self._closed, *timeouts)
         self._source, self._stride = source, stride
         # A polled image may stay the same for any time.
-        self._connection_options = replace(self.options, read_timeout_s=math.inf) if every_s else self.options
-        self._connect = connect or partial(open_capture, source, *timeouts)
+        polled = polling_interval(source, self.options.poll) is not None
+        self._connection_options = replace(self.options, read_timeout_s=math.inf) if polled else self.options
+        self._connect = connect or partial(open_capture, source, *timeouts, self.options.poll, self._closed)
         self.backlog = Backlog(newest_only=self.options.buffer == "latest")
         self._clock, self._sleep, self._jitter = clock, sleep or self._closed.wait, jitter or random.Random().random
         self._connection: Connection | None = None
@@ -77,8 +76,8 @@ class LiveSource:
         return 0.0 if lost_at is None else self._clock() - lost_at
 
     def frames(self) -> Generator[Frame]:
-        """Yield the frames, once; raise StreamError if OpenCV cannot be loaded, the source cannot be opened or yields
-        no frame, or it was lost and did not come back in time, or reconnection is off.
+        """Yield the frames, once; raise StreamError if the source cannot be opened or yields no frame, or it was
+        lost and did not come back in time, or reconnection is off.
         """
         try:
             connection, gap = self._open(), None
@@ -92,8 +91,8 @@ class LiveSource:
             while frame is not None:
                 self.finite = connection.promised > 0
                 self.state, self._lost_at = "running", None
-                time_s = frame.arrived - began if frame.position_s is None else frame.position_s
-                yield video_frame(self.name, frame.pixels, frame.number, time_s, gap, frame.read_at)
+                time_s = frame.picture.time_s if self.finite else frame.arrived - began
+                yield video_frame(self.name, frame.picture, frame.number, time_s, gap, frame.read_at)
                 last, gap, frame = frame, None, connection.take()
                 if frame is None and not self._is_over(connection):
                     connection, frame, gap = self._reconnect(connection, last)
@@ -167,7 +166,7 @@ class LiveSource:
                 return connection, None, None
             connection = self._open()
             frame = connection.take(deadline)
-            while frame is not None and frame.pixels is None:  # cannot be decoded
+            while frame is not None and frame.picture.size is None:  # cannot be decoded
                 frame = connection.take(deadline)
             if frame:
                 if last and connection.promised > 0:  # HLS: all of it was read live
@@ -179,9 +178,9 @@ class LiveSource:
                     return connection, frame, None
                 gap = Gap(round(frame.arrived - last.arrived, 3), lost.reason, attempt)
                 _log.warning("%s is back after %.1f s", self.name, gap.seconds)
-                before, now = last.pixels, frame.pixels
-                if before is not None and now is not None and before.shape != now.shape:
-                    _log.info("%s now gives frames of %d x %d pixels", self.name, *now.shape[1::-1])
+                before, now = last.picture.size, frame.picture.size
+                if before and now and before != now:
+                    _log.info("%s now gives frames of %d x %d pixels", self.name, *now)
                 return connection, frame, gap
             _log.debug("%s, attempt %d: %s", self.name, attempt, connection.reason)
         raise StreamError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextvars
 import queue
 import threading
@@ -21,7 +20,6 @@ from remtta.streams.frames import Frame, Gap
 
 _POLL_S = 0.1
 _JOIN_TIMEOUT_S = 0.3  # longer than a poll
-_EXIT_TIMEOUT_S = 3.0  # longer than reading one frame of a video with a large stride
 
 
 @dataclass(frozen=True)
@@ -117,9 +115,7 @@ def prefetch(
     finally:
         stop.set()
         pool.shutdown(wait=False, cancel_futures=True)
-        reader.join(_JOIN_TIMEOUT_S)  # OpenCV aborts a process that ends in the middle of a call
-        if reader.is_alive():
-            atexit.register(reader.join, _EXIT_TIMEOUT_S)
+        reader.join(_JOIN_TIMEOUT_S)
 
 
 def _acquire(semaphore: threading.Semaphore, stop: threading.Event) -> bool:

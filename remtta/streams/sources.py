@@ -23,7 +23,7 @@ from remtta.streams.frames import Frame
 from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, load_image, none_but, sort_files
 from remtta.streams.live import LiveSource
 from remtta.streams.path_list import read_paths
-from remtta.streams.video import VIDEO_SUFFIXES, iter_video
+from remtta.streams.video import VIDEO_SUFFIXES, is_video, iter_video
 
 _MAX_CAMERA = 9999
 
@@ -164,7 +164,7 @@ def _open_existing(name: str, options: StreamOptions, live: LiveOptions) -> Stre
         return _of_live("camera", name, name, options, live)
     if stat.S_ISFIFO(mode):
         raise UsageError(f"{name} is a pipe; give paths on standard input, with - as the source")
-    if _is_video(name):
+    if is_video(name):
         frames = itertools.islice(iter_video(name, stride=options.frame_stride), options.limit)
         return Stream(name, "video", frames, options=options)
     if has_suffix(name, (".txt",)):
@@ -210,7 +210,7 @@ def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int
 
 
 def _of_paths(name: str, kind: str, paths: list[str], options: StreamOptions) -> Stream:
-    stills = not any(_is_video(path) for path in paths)
+    stills = not any(is_video(path) for path in paths)
     total = len(paths[:: options.frame_stride][: options.limit]) if stills else None
     return _slice(Stream(name, kind, _frames_of(paths), total), options)
 
@@ -229,14 +229,10 @@ def _slice(stream: Stream, options: StreamOptions) -> Stream:
 
 def _frames_of(paths: Iterable[str]) -> Iterator[Frame]:
     for path in paths:
-        if not _is_video(path) or not os.path.isfile(path):
+        if not is_video(path) or not os.path.isfile(path):
             yield Frame(path, partial(load_image, Path(path)))
             continue
         try:
             yield from iter_video(path)
         except StreamError as error:  # one bad video among many is one unreadable frame
             yield Frame(path, partial(_fail, FrameError(str(error).removeprefix(path).lstrip(": "))))
-
-
-def _is_video(path: str) -> bool:
-    return has_suffix(path, VIDEO_SUFFIXES)

@@ -3,16 +3,18 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from remtta.options import LiveOptions
-from remtta.streams.frames import Frame
+from remtta.streams.frames import CannotOpen, Frame, Picture, undecodable
 from remtta.streams.live import LiveSource
 from tests.conftest import draw_image
 
-UNDECODABLE, REFUSED_PART, HANGS, GATE = "undecodable", "refused part", "hangs", "gate"
+UNDECODABLE, HANGS, GATE = "undecodable", "hangs", "gate"
 REFUSED = None
 Script = list[Any] | None
 
@@ -36,41 +38,39 @@ class Clock:
 
 
 class FakeCapture:
-    """Plays a script of grey levels or pixel arrays; the connection ends with the script."""
+    """Plays a script of grey levels, pixel arrays or exceptions; the connection ends with the script."""
+
+    codec = ""
 
     def __init__(self, script: Script, promised: int = 0) -> None:
-        self.steps = iter(script or [])
-        self.opened, self.promised = script is not None, promised
-        self.num_grabbed = 0
-        self.released = False
+        if script is REFUSED:
+            raise CannotOpen("it cannot be opened")
+        self.steps, self.num_frames = iter(script), promised
+        self.num_read = 0
+        self.closed = False
         self.gate = threading.Event()
         self.step: Any = None
 
-    def isOpened(self) -> bool:
-        return self.opened
-
-    def grab(self) -> bool:
+    def read(self) -> Picture | None:
         self.step = next(self.steps, None)
         if self.step is GATE:
             self.gate.wait(20)
             self.step = next(self.steps)
         if self.step is HANGS:
             released.wait(20)
-            return False
-        grabbed = self.step is not None and self.step is not REFUSED_PART
-        self.num_grabbed += grabbed
-        return grabbed
+            return None
+        if isinstance(self.step, Exception):
+            raise self.step
+        if self.step is None:
+            return None
+        self.num_read += 1
+        if self.step is UNDECODABLE:
+            return undecodable()
+        pixels = self.step if isinstance(self.step, np.ndarray) else np.full((36, 40, 3), self.step, np.uint8)
+        return Picture(pixels.shape[1::-1], partial(Image.fromarray, pixels), (self.num_read - 1) / 10)
 
-    def retrieve(self) -> tuple[bool, Any]:
-        if isinstance(self.step, str):
-            return False, None
-        return True, self.step if isinstance(self.step, np.ndarray) else np.full((36, 40, 3), self.step, np.uint8)
-
-    def get(self, prop: int, /) -> float:
-        return float(self.promised)
-
-    def release(self) -> None:
-        self.released = True
+    def close(self) -> None:
+        self.closed = True
 
 
 class Slow(FakeCapture):
@@ -80,9 +80,9 @@ class Slow(FakeCapture):
         super().__init__(script)
         self.clock, self.seconds = clock, seconds
 
-    def grab(self) -> bool:
+    def read(self) -> Picture | None:
         self.clock.now += self.seconds
-        return super().grab()
+        return super().read()
 
 
 Camera = Callable[[], FakeCapture]
@@ -93,9 +93,11 @@ class FakeCamera:
 
     def __init__(self, *scripts: Script, capture: Callable[[Script], FakeCapture] = FakeCapture) -> None:
         self.captures: list[FakeCapture] = []
+        self.num_openings = 0
         self._scripts, self._capture = iter(scripts), capture
 
     def __call__(self) -> FakeCapture:
+        self.num_openings += 1
         self.captures.append(self._capture(next(self._scripts, REFUSED)))
         return self.captures[-1]
 
@@ -114,23 +116,6 @@ def levels(frames: list[Frame]) -> list[int]:
 
 def numbers(frames: list[Frame]) -> list[int | None]:
     return [frame.number for frame in frames]
-
-
-class Silent(FakeCapture):
-    """Returns only after FFmpeg's whole timeout."""
-
-    def __init__(self, script: Script, clock: Clock) -> None:
-        super().__init__(script)
-        self.clock = clock
-
-    def isOpened(self) -> bool:
-        self.clock.now += 0 if self.opened else 15.01
-        return self.opened
-
-    def grab(self) -> bool:
-        grabbed = super().grab()
-        self.clock.now += 0 if grabbed else 15.01
-        return grabbed
 
 
 def web(camera: Camera, clock: Clock, *, stride: int = 1, **options: Any) -> LiveSource:

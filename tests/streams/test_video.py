@@ -1,3 +1,4 @@
+import os
 import re
 import sys
 from fractions import Fraction
@@ -137,14 +138,14 @@ def test_a_text_or_a_cut_file_named_mp4_is_a_stream_error(tmp_path: Path, conten
         cut(ramp(path, "mp4v", 10), 0.5)
     else:
         path.write_text(content)
-    with pytest.raises(StreamError, match=r"clip1\.mp4 cannot be opened as a video; it may be truncated"):
+    with pytest.raises(StreamError, match=r"clip1\.mp4 cannot be opened as a video \(.*\); it may be truncated"):
         list(open_stream(path).frames)
 
 
 def test_a_frame_of_over_256_mib_is_not_decoded(tmp_path: Path) -> None:
     Image.new("1", (9600, 9600)).save(tmp_path / "a.mp4", "PNG")
     [frame] = open_stream(tmp_path / "a.mp4").frames
-    with pytest.raises(FrameError, match=r"^cannot be decoded$"):
+    with pytest.raises(FrameError, match="Cannot allocate memory"):
         frame.load()
 
 
@@ -176,45 +177,30 @@ def test_stride_and_limit_run_on_across_videos(tmp_path: Path) -> None:
     assert [(Path(frame.source).name, frame.number) for frame in frames] == [("a.avi", 0), ("a.avi", 2), ("b.avi", 1)]
 
 
-@pytest.mark.parametrize("source", ["clip.avi", "0", "rtsp://camera.invalid/live"])
-def test_without_opencv_video_is_a_stream_error_that_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
-    ramp(tmp_path / "clip.avi", "MJPG", 1)
-    monkeypatch.chdir(tmp_path)
+def test_without_opencv_a_camera_is_a_stream_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cv2", None)
     with pytest.raises(StreamError, match=r"pip install opencv-python-headless$"):
-        next(open_stream(source).frames)
+        next(open_stream("0").frames)
 
 
-def test_an_unfinished_read_releases_the_video(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[cv2.VideoCapture] = []
-
-    def capture(*args: Any) -> cv2.VideoCapture:
-        opened.append(real(*args))
-        return opened[-1]
-
-    path = ramp(tmp_path / "clip.avi", "MJPG", 5)
-    real = cv2.VideoCapture
-    monkeypatch.setattr(cv2, "VideoCapture", capture)
-    frames = iter_video(str(path))
+def test_an_unfinished_read_closes_the_video(tmp_path: Path) -> None:
+    path = str(ramp(tmp_path / "clip.avi", "MJPG", 5))
+    frames = iter_video(path)
     next(frames)
-    assert [video.isOpened() for video in opened] == [True]
+
+    def open_files() -> list[str]:
+        return [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.exists()]
+
+    assert path in open_files()
     del frames
-    assert [video.isOpened() for video in opened] == [False]
+    assert path not in open_files()
 
 
-def test_a_codec_that_opencv_lacks_is_named_with_a_remedy(tmp_path: Path) -> None:
+def test_av1_is_decoded(tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
     noise = [Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)) for _ in range(3)]
     noise[0].save(path, "AVIF", save_all=True, append_images=noise[1:])  # AV1 in an MP4's container
-    try:
-        frames = list(iter_video(str(path)))
-    except StreamError as error:
-        message = rf"^{path}: no frame could be decoded; it is damaged, or OpenCV cannot decode AV01: convert it "
-        assert re.match(message + r"\(ffmpeg -i INPUT -c:v libx264 out\.mp4\), or check that it is whole$", str(error))
-    else:  # an OpenCV that decodes it
-        assert frames
+    assert [frame.load().size for frame in iter_video(str(path))] == 3 * [(64, 64)]
 
 
 def test_a_frame_that_cannot_be_decoded_is_one_unreadable_frame_among_the_others(tmp_path: Path) -> None:

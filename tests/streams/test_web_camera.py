@@ -3,6 +3,7 @@
 import contextlib
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +14,14 @@ import numpy as np
 import pytest
 
 from remtta.errors import StreamError
+from remtta.streams.pyav import Video
 from remtta.streams.sources import open_stream
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image
 from tests.records import rows_of
 from tests.runs.tiny import adapt_tiny
 from tests.streams.servers import QuietHandler, rtsp_camera, serving
+from tests.streams.test_pyav import scene, write
 
 
 class WebCamera(QuietHandler):
@@ -46,13 +49,8 @@ class WebCamera(QuietHandler):
 @pytest.fixture
 def web_camera() -> Iterator[Any]:
     with serving(WebCamera) as server:
-        server.connections, server.most = 0, 3
-        server.url = f"http://user:secret@127.0.0.1:{server.server_port}/live"
-        probe = cv2.VideoCapture(server.url, cv2.CAP_FFMPEG)
-        if not probe.grab():
-            pytest.skip("this OpenCV reads no MJPEG over HTTP")
-        probe.release()
         server.connections, server.most = 0, 2
+        server.url = f"http://user:secret@127.0.0.1:{server.server_port}/live"
         yield server
 
 
@@ -91,10 +89,12 @@ class _Endless(QuietHandler):
 
 GIVE_UP = """
 import sys
-from remtta.streams import capture
-capture.MAX_ALLOCATED_BYTES = 32 * 2**20
-video = capture.open_capture(sys.argv[1], 3, 3)
-assert not video.grab()
+from remtta.streams import pyav
+pyav.MAX_ALLOCATED_BYTES = 32 * 2**20
+try:
+    pyav.Video(sys.argv[1], 3, 3).read()
+except OSError as error:
+    print(type(error), error, file=sys.stderr)
 print(next(line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM")))
 """
 
@@ -105,6 +105,32 @@ def test_a_picture_that_never_ends_does_not_fill_the_memory() -> None:
         command = [sys.executable, "-c", GIVE_UP, f"http://127.0.0.1:{server.server_port}/"]
         peak = subprocess.run(command, capture_output=True, check=True, timeout=60).stdout
     assert int(peak) < 200 * 1024  # kB: 32 MiB of it, and the libraries; without a limit it is 350
+
+
+class _Stalling(QuietHandler):
+    """Sends the server's video, and then nothing more."""
+
+    def do_GET(self) -> None:
+        server: Any = self.server
+        self.send_response(200)
+        self.send_header("Content-Type", "video/mp2t")
+        self.end_headers()
+        self.wfile.write(server.video)
+        server.enough.wait(20)
+
+
+def test_what_the_decoder_holds_back_comes_before_a_timeout(tmp_path: Path) -> None:
+    video = write(tmp_path / "a.ts", [scene(number) for number in range(20)])
+    with serving(_Stalling) as server:
+        server.video, server.enough = video.read_bytes(), threading.Event()
+        stream = Video(f"http://127.0.0.1:{server.server_port}/", 3, 0.5)
+        sizes = []
+        with pytest.raises(TimeoutError, match=r"^no frame within 0\.5 s$"):
+            while picture := stream.read():
+                sizes.append(picture.size)
+        server.enough.set()
+        stream.close()
+    assert sizes == 20 * [(128, 96)]
 
 
 def test_an_rtsp_camera_gives_its_frames_and_its_loss_ends_a_run_that_has_predicted_them(tmp_path: Path) -> None:

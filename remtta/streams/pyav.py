@@ -1,0 +1,228 @@
+"""Videos and network streams, decoded by FFmpeg's libraries (PyAV)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import logging
+import os
+from collections.abc import Generator, Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from PIL import Image
+
+from remtta.errors import FrameError, counted, without_password
+from remtta.machine import num_cores
+from remtta.streams.frames import CannotOpen, Gap, Picture, undecodable
+from remtta.streams.hdr import HLG, PQ, srgb_of
+
+if TYPE_CHECKING:
+    from av import VideoFrame
+    from av.filter import Graph
+    from av.video.stream import VideoStream
+
+MAX_ALLOCATED_BYTES = 256 * 2**20  # frames of 8K video take 100 MB
+MAX_REFUSED = 30
+"""Number of consecutive parts of a container that may be damaged before reading ends."""
+
+_OPTIONS = "OPENCV_FFMPEG_CAPTURE_OPTIONS"  # under which name users of OpenCV have set FFmpeg's options
+_FILE_OPTIONS = {"probesize": "100000000", "analyzeduration": "3600000000"}  # the first picture may come late
+_MAX_THREADS = 4  # each delays a live stream by one frame
+_TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
+_RESTART_S = 0.5  # times that go back by less are reordered frames
+
+_log = logging.getLogger(__name__)
+
+
+class Video:
+    """A video file or network stream that is open for reading."""
+
+    def __init__(self, source: str, open_timeout_s: float | None = None, read_timeout_s: float | None = None) -> None:
+        """Open it; raise `CannotOpen` with the reason."""
+        import av  # takes 0.15 s
+
+        _limit_allocations()
+        self.name, self._read_timeout_s = without_password(source), read_timeout_s
+        live = "://" in source
+        try:
+            self._container = av.open(
+                source if live else os.path.join(".", source),  # else FFmpeg takes the 10 of 10:30.mp4 as a protocol
+                options=_network_options() if live else _FILE_OPTIONS,
+                timeout=(open_timeout_s, read_timeout_s),
+                metadata_errors="replace",
+            )
+        except av.error.ExitError as error:
+            raise TimeoutError(f"no answer within {open_timeout_s:g} s") from error
+        except av.error.FFmpegError as error:
+            raise CannotOpen(error.strerror) from error
+        self._stream = self._best_track()
+        codec = self._stream.codec_context.codec
+        # Each frame of these is complete: in threads, frames before a damaged last one would be lost with it.
+        self._stream.thread_type = "SLICE" if codec.intra_only else "AUTO"
+        self._stream.thread_count = min(_MAX_THREADS, num_cores())
+        self.codec = codec.name
+        self._rate = float(self._stream.guessed_rate or self._stream.average_rate or 1)
+        self.num_frames = self._stream.frames or self._estimated_frames()
+        self._live = live and not self.num_frames
+        self.pictures = self._read()
+
+    def read(self) -> Picture | None:
+        """Return the next picture; None at the end. Raise OSError, also as TimeoutError, if the stream is lost."""
+        return next(self.pictures, None)
+
+    def close(self) -> None:
+        self.pictures.close()
+        self._container.close()
+
+    def _best_track(self) -> VideoStream:
+        """Return the track that players show; raise CannotOpen if there is none that can be decoded."""
+        from av.stream import Disposition
+
+        tracks = [each for each in self._container.streams.video if not each.disposition & Disposition.attached_pic]
+        best = self._container.streams.best("video")
+        if best not in tracks:
+            best = tracks[0] if tracks else None
+        if best is None:
+            raise CannotOpen("it has no video track")
+        if best.codec_context is None:
+            raise CannotOpen("FFmpeg has no decoder for it")
+        if others := [_description(track) for track in tracks if track is not best]:
+            text = "%s has %s: reading %s, not %s"
+            _log.warning(text, self.name, counted(len(tracks), "video track"), _description(best), ", ".join(others))
+        return best
+
+    def _estimated_frames(self) -> int:
+        """Return at least how many frames the duration means; 0 for a live stream, which has none."""
+        return int(0.95 * (self._container.duration or 0) / 1e6 * self._rate)  # in microseconds, also of the sound
+
+    def _read(self) -> Generator[Picture]:
+        """Yield the pictures, with times that never go back."""
+        offset_s = -float((self._stream.start_time or 0) * (self._stream.time_base or 0))
+        before_s: float | None = None
+        restarted = False
+        for number, frame in enumerate(_deinterlaced(self._decode())):
+            following_s = 0.0 if before_s is None else before_s + 1 / self._rate
+            untimed = self._live or frame is None or frame.pts is None
+            own_s = following_s if untimed or frame is None else frame.time + offset_s
+            gap = None
+            if before_s is not None and own_s < before_s - _RESTART_S:
+                if not restarted:
+                    _log.warning(
+                        "%s: the times restart at frame %d; they are continued from %.2f s on",
+                        self.name,
+                        number,
+                        following_s,
+                    )
+                restarted = True
+                offset_s, own_s = offset_s + following_s - own_s, following_s
+                gap = Gap(round(1 / self._rate, 3), "the times restart", 0)
+            before_s = max(own_s, before_s or 0.0)
+            if frame is None:
+                yield undecodable(before_s)
+            else:
+                yield Picture((frame.width, frame.height), partial(_image_of, frame), before_s, gap)
+
+    def _decode(self) -> Iterator[VideoFrame | None]:
+        """Yield the frames; None for each one that cannot be decoded, or only in part."""
+        from av.error import ExitError, FFmpegError, InvalidDataError
+
+        refused = 0
+        while refused <= MAX_REFUSED:
+            try:
+                for packet in self._container.demux(self._stream):
+                    refused = 0
+                    try:
+                        frames = packet.decode()
+                    except FFmpegError:
+                        yield None
+                        continue
+                    yield from (None if frame.is_corrupt else frame for frame in frames)
+                return
+            except InvalidDataError:
+                refused += 1
+            except FFmpegError as error:
+                with contextlib.suppress(FFmpegError):
+                    yield from self._stream.decode(None)  # what the decoder holds back
+                if isinstance(error, ExitError):
+                    raise TimeoutError(f"no frame within {self._read_timeout_s:g} s") from error
+                if self._live and error.errno == errno.EIO:  # of a camera that hung up
+                    return
+                raise OSError(error.strerror) from error  # the others hold the address, and its password
+
+
+def _network_options() -> dict[str, str]:
+    chosen = os.environ.get(_OPTIONS, "rtsp_transport;tcp")
+    return dict(option.split(";", 1) for option in chosen.split("|") if ";" in option)
+
+
+def _limit_allocations() -> None:
+    """Limit single allocations of FFmpeg to 256 MiB from now on, if its library can be found.
+
+    Otherwise a picture of an MJPEG stream that never ends, which FFmpeg buffers, or a huge one in a video file would
+    fill the memory.
+    """
+    import av._core
+
+    with contextlib.suppress(OSError, AttributeError):  # Windows finds functions only by their own library
+        limit = ctypes.CDLL(av._core.__file__).av_max_alloc
+        limit.argtypes, limit.restype = [ctypes.c_size_t], None
+        limit(MAX_ALLOCATED_BYTES)
+
+
+def _description(track: VideoStream) -> str:
+    codec = track.codec_context.name if track.codec_context else "unknown codec"
+    return f"track {track.index} ({codec}, {track.width} x {track.height})"
+
+
+def _deinterlaced(frames: Iterable[VideoFrame | None]) -> Iterator[VideoFrame | None]:
+    """Yield the frames, interlaced ones as the picture of their first field; those after it are one frame late."""
+    graph: Graph | None = None
+    shape: tuple[int, int, str] | None = None
+    for frame in frames:
+        new = (frame.width, frame.height, frame.format.name) if frame else None
+        if graph and new != shape:
+            yield from _filtered(graph, None)
+            graph = None
+        if frame and not graph and frame.interlaced_frame:
+            graph, shape = _deinterlacer(frame), new
+        if frame and graph:
+            yield from _filtered(graph, frame)
+        else:
+            yield frame
+    if graph:
+        yield from _filtered(graph, None)
+
+
+def _deinterlacer(frame: VideoFrame) -> Graph:
+    from av.filter import Graph
+
+    graph = Graph()
+    graph.link_nodes(
+        graph.add_buffer(width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base),
+        graph.add("bwdif", mode="send_frame", deint="interlaced"),
+        graph.add("buffersink"),
+    ).configure()
+    return graph
+
+
+def _filtered(graph: Graph, frame: VideoFrame | None) -> Iterator[VideoFrame]:
+    """Push a frame, or None for the end, and yield those that are ready."""
+    graph.vpush(frame)
+    with contextlib.suppress(BlockingIOError, EOFError):
+        while True:
+            yield graph.vpull()
+
+
+def _image_of(frame: VideoFrame) -> Image.Image:
+    """Return a frame as an upright RGB image; HDR is tone-mapped. Raise FrameError if there is no conversion."""
+    from av.error import FFmpegError
+
+    try:
+        pixels = frame.reformat(format="rgb24", threads=1).to_ndarray()
+    except FFmpegError as error:
+        raise FrameError(f"cannot be converted to RGB ({error.strerror})") from error
+    image = Image.fromarray(srgb_of(pixels, frame.color_trc) if frame.color_trc in (PQ, HLG) else pixels)
+    turned = _TURNS.get(frame.rotation % 360)
+    return image if turned is None else image.transpose(turned)
