@@ -18,7 +18,6 @@ from remtta.cli.running import PrintOptions
 from remtta.errors import UsageError
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.table import FULL_BATCH, METHOD_SUMMARIES, METHOD_TABLE, REFUSED, check_method
-from remtta.zero_shot import METHODS as ZERO_SHOT
 
 if TYPE_CHECKING:
     from remtta.methods.support import Support
@@ -145,8 +144,10 @@ def methods_text(support: Support) -> str:
     """Return the supported methods, in a few words."""
     if len(support.refused) >= len(support.methods):
         return f"only {', '.join(support.methods)}"
-    refused = [method for method in support.refused if method not in ZERO_SHOT]
-    return f"all methods but {', '.join([*refused, 'zero-shot ones'])}"
+    refused = [method for method in support.refused if not METHOD_TABLE[method].zero_shot]
+    if len(refused) < len(support.refused):
+        refused.append("zero-shot ones")
+    return f"all methods but {', '.join(refused)}" if refused else "all methods"
 
 
 def _model_text(support: Support) -> str:

@@ -10,11 +10,11 @@ from typing import Annotated
 from remtta.errors import UsageError
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.rem_config import REMConfig
-from remtta.methods.table import METHOD_SUMMARIES, METHOD_TABLE, check_method, method_config
+from remtta.methods.table import METHOD_TABLE, check_method, method_config
 from remtta.options.model import ModelOptions
 from remtta.options.option import PassedSettings, method_option, model_option, option_fields, read_pairs
 
-STREAM_METHODS = {name: text for name, text in METHOD_SUMMARIES.items() if name != "supervised"}  # needs labels
+STREAM_METHODS = {name: spec.summary for name, spec in METHOD_TABLE.items() if not spec.needs_labels}
 
 
 def default_method(model: str | None) -> str:

@@ -22,6 +22,8 @@ class MethodSpec:
     summary: str  # a one-line description
     default_preset: Preset = PUBLISHED  # its preset; a method of another package has its own
     config_class: type[MethodConfig] | None = None  # the class of its settings, if it is known without loading torch
+    needs_labels: bool = False  # so that it does not run on a stream
+    zero_shot: bool = False  # whether it accepts only zero-shot models
 
     @property
     def method(self) -> type[Method[MethodConfig]]:
