@@ -29,7 +29,7 @@ from remtta.models.weights import count_in
 from remtta.options import DEFAULT_BATCH_SIZE, Action, Answer, GuardOptions, RunOptions, Smooth
 from remtta.options.loaders import is_model_file
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
-from remtta.pipeline.guard import log_event
+from remtta.pipeline.events import log_event
 from remtta.pipeline.precision import Resolved, set_precision
 from remtta.runs.loop import load_whole
 from remtta.runs.manifest import delta_of

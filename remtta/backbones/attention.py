@@ -78,3 +78,10 @@ def _softmax_row(q: Tensor, k: Tensor, bias: Tensor | None = None) -> Tensor:
     if bias is not None:
         scores = scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
     return scores.float().softmax(-1).sum(dim=(1, 2))
+
+
+def gather_patches(tokens: Tensor, indices: Tensor, num_prefix_tokens: int) -> Tensor:
+    """Select the P prefix tokens and the patch tokens at indices (B, K) from (B, P + N, D): (B, P + K, D)."""
+    patch_tokens = tokens[:, num_prefix_tokens:]
+    chosen = patch_tokens.gather(1, indices.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
+    return torch.cat([tokens[:, :num_prefix_tokens], chosen], dim=1)

@@ -253,42 +253,6 @@ class _Moments(torch.autograd.Function):
         return torch.addcmul((to_mean / count - slope * mean).view(shape), input, slope.view(shape))
 
 
-class RobustNorms(TorchFunctionMode):
-    """Context in which batch norms with these running statistics move them towards the batch's, then normalise
-    by them.
-    """
-
-    def __init__(self, statistics: Mapping[str, Tensor], share: float) -> None:
-        super().__init__()
-        self._ids, self._share = {id(tensor) for tensor in statistics.values()}, share
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        robust = func is F.batch_norm and id(args[1]) in self._ids
-        return (self._normalise if robust else func)(*args, **(kwargs or {}))
-
-    def _normalise(
-        self,
-        input: Tensor,
-        mean: Tensor,
-        variance: Tensor,
-        weight: Any = None,
-        bias: Any = None,
-        *_: Any,
-        eps: float,
-        **__: Any,
-    ) -> Tensor:
-        new_variance, new_mean = torch.var_mean(input.to(mean), [0, *range(2, input.ndim)], correction=0)
-        new_mean, new_variance = mean.lerp(new_mean, self._share), variance.lerp(new_variance, self._share)
-        mean.copy_(new_mean.detach())
-        variance.copy_(new_variance.detach())
-        scale = (new_variance + eps).rsqrt() * (1 if weight is None else weight)
-        shift = (0 if bias is None else bias) - new_mean * scale
-        scale, shift = (each.view(-1, *[1] * (input.ndim - 2)) for each in (scale, shift))
-        return (input * scale + shift).to(input.dtype)
-
-
 def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:
     """Return the batch norms with running statistics, by name."""
     return {

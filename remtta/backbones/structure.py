@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from remtta.backbones.attention import AttentionRows
+from remtta.backbones.attention import AttentionRows, gather_patches
 from remtta.backbones.norms import is_norm
 from remtta.models.metadata import ModelWithMetadata, Shape, Size
 from remtta.models.unwrapping import UnwrappedModel, floating_weight
@@ -62,13 +62,6 @@ def infer_structure(model: UnwrappedModel, blocks: Sequence[str], stem: Sequence
         height, width = patch_size or (min(_PATCH, max(1, min(size) // _MIN_PATCHES)),) * 2
         grid = math.ceil(size[0] / height), math.ceil(size[1] / width)
     return Structure(blocks, stem, grid, feature_map=path, channel_axis=axis)
-
-
-def gather_patches(tokens: Tensor, indices: Tensor, num_prefix_tokens: int) -> Tensor:
-    """Select the P prefix tokens and the patch tokens at indices (B, K) from (B, P + N, D): (B, P + K, D)."""
-    patch_tokens = tokens[:, num_prefix_tokens:]
-    chosen = patch_tokens.gather(1, indices.unsqueeze(-1).expand(-1, -1, tokens.shape[-1]))
-    return torch.cat([tokens[:, :num_prefix_tokens], chosen], dim=1)
 
 
 def logits_of_kept(model: UnwrappedModel, first: nn.Module, images: Tensor, kept: Tensor, prefix: int) -> Tensor:

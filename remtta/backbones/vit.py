@@ -15,7 +15,7 @@ from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from remtta.backbones.structure import gather_patches
+from remtta.backbones.attention import gather_patches
 from remtta.backbones.tokens import BlockArguments, Transformer, defined
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
-from remtta.backbones.batchnorm import RobustNorms, running_statistics
+from remtta.backbones.batchnorm import running_statistics
 from remtta.baselines.augmentations import jitter
 from remtta.baselines.teacher import Teacher, move_towards
 from remtta.methods.adapted_model import AdaptedModel
@@ -136,3 +139,39 @@ class RoTTA(Teacher[RoTTAConfig]):
 
     def after_step(self) -> None:
         move_towards(self.model.weights.parameters, self.student, self.config.teacher_decay)
+
+
+class RobustNorms(TorchFunctionMode):
+    """Context in which batch norms with these running statistics move them towards the batch's, then normalise
+    by them.
+    """
+
+    def __init__(self, statistics: Mapping[str, Tensor], share: float) -> None:
+        super().__init__()
+        self._ids, self._share = {id(tensor) for tensor in statistics.values()}, share
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: object, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        robust = func is F.batch_norm and id(args[1]) in self._ids
+        return (self._normalise if robust else func)(*args, **(kwargs or {}))
+
+    def _normalise(
+        self,
+        input: Tensor,
+        mean: Tensor,
+        variance: Tensor,
+        weight: Any = None,
+        bias: Any = None,
+        *_: Any,
+        eps: float,
+        **__: Any,
+    ) -> Tensor:
+        new_variance, new_mean = torch.var_mean(input.to(mean), [0, *range(2, input.ndim)], correction=0)
+        new_mean, new_variance = mean.lerp(new_mean, self._share), variance.lerp(new_variance, self._share)
+        mean.copy_(new_mean.detach())
+        variance.copy_(new_variance.detach())
+        scale = (new_variance + eps).rsqrt() * (1 if weight is None else weight)
+        shift = (0 if bias is None else bias) - new_mean * scale
+        scale, shift = (each.view(-1, *[1] * (input.ndim - 2)) for each in (scale, shift))
+        return (input * scale + shift).to(input.dtype)

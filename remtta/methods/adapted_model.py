@@ -98,7 +98,7 @@ class AdaptedModel:
     def device(self) -> torch.device:
         return next(self.backbone.module.parameters()).device
 
-    @property
+    @cached_property
     def num_classes(self) -> int:
         return self.backbone.num_classes
 

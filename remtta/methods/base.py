@@ -16,7 +16,7 @@ from typing import ClassVar, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from remtta.errors import UsageError, check
+from remtta.errors import UsageError
 from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
@@ -421,16 +421,18 @@ def _check_returned(name: str, returned: object, batch: tuple[int, int]) -> None
         raise UsageError(f"{name} must return views, loss and count, got {_described(returned)}")
     views, loss, count = returned
     _check_logits(f"the views of {name}", views, ("L", *batch))
-    is_number = isinstance(loss, Tensor) and not loss.shape and loss.is_floating_point()
-    check(is_number, f"the loss of {name}", _described(loss), "a tensor of one number")
-    check(type(count) is int and count >= 0, f"the count of {name}", _described(count), "a number of images")
+    if not (isinstance(loss, Tensor) and not loss.shape and loss.is_floating_point()):
+        raise UsageError(f"the loss of {name} must be a tensor of one number, got {_described(loss)}")
+    if type(count) is not int or count < 0:
+        raise UsageError(f"the count of {name} must be a number of images, got {_described(count)}")
 
 
 def _check_logits(name: str, logits: object, shape: tuple[int | str, ...]) -> None:
     """Raise UsageError if logits do not have this shape, in which a letter stands for any number."""
     sizes = logits.shape if isinstance(logits, Tensor) else ()
-    fits = len(sizes) == len(shape) and all(of in (size, "L") for of, size in zip(shape, sizes, strict=True))
-    check(fits, name, _described(logits), f"logits of shape ({', '.join(map(str, shape))})")
+    if len(sizes) != len(shape) or any(of not in (size, "L") for of, size in zip(shape, sizes, strict=True)):
+        shown = ", ".join(map(str, shape))
+        raise UsageError(f"{name} must be logits of shape ({shown}), got {_described(logits)}")
 
 
 def _described(value: object) -> str:

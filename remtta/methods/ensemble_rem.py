@@ -11,9 +11,8 @@ from torch.nn import functional as F
 from remtta.errors import UsageError
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, LossOutput, Method, Targets
-from remtta.methods.losses import entropy
+from remtta.methods.losses import entropy, masked_consistency_loss
 from remtta.methods.masking import MaskedViews
-from remtta.methods.rem import masked_consistency_loss
 from remtta.methods.settings.rem_config import REMConfig
 
 _MASKED = 3, 4

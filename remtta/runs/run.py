@@ -17,12 +17,13 @@ from remtta.errors import FrameError, OutputError, StreamError, UsageError, coun
 from remtta.interrupts import Interrupts, Stopped
 from remtta.pipeline.accuracy import WINDOW
 from remtta.pipeline.smoothing import Smoother
-from remtta.runs.budget import LearnableFrames, RateCheck, TimeBudget
+from remtta.runs.budget import LearnableFrames, TimeBudget
 from remtta.runs.callbacks import Callback, following
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.loop import AdaptationLoop
 from remtta.runs.manifest import RunContext, RunManifest, check_same_run
 from remtta.runs.pipe import ReaderGone
+from remtta.runs.rate import RateCheck
 from remtta.runs.reading import Row, read_rows
 from remtta.runs.run_writer import RunWriter
 from remtta.runs.saving import Saver, load_position
@@ -49,6 +50,11 @@ class Run:
         self.summary = RunSummary(folder, progress, smooths=context.pipeline.find(Smoother) is not None)
         self.record = RunManifest(context, self.summary)
         self._writer = RunWriter(context, self.summary, self.record, callbacks)
+        rate = None
+        if context.stream.live:
+            skips_updates, stride = options.realtime or options.max_ms is not None, context.stream.options.frame_stride
+            passes = context.pipeline.passes_per_image
+            rate = RateCheck(context.method, passes, stride, skips_updates=skips_updates)
         self._loop = AdaptationLoop(
             context.pipeline,
             context.card,
@@ -56,12 +62,7 @@ class Run:
             policy=LearnableFrames(
                 progress,
                 TimeBudget(options.max_ms, options.realtime),
-                RateCheck(
-                    context.method,
-                    context.pipeline.passes_per_image,
-                    context.stream.options.frame_stride,
-                    skips_updates=options.realtime or options.max_ms is not None,
-                ),
+                rate,
             ),
             callback=self._writer,
             interrupts=interrupts,

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from remtta.errors import counted
 from remtta.methods.losses import entropy
-from remtta.pipeline.guard import log_event
+from remtta.pipeline.events import log_event
 from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.loop import BatchResult, LoopCallback

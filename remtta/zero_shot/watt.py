@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from remtta.errors import ModelError
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, LossOutput, Method, unchanged
-from remtta.methods.losses import transductive_loss
+from remtta.methods.losses import rem_loss, transductive_loss
 from remtta.methods.masking import MaskedViews
-from remtta.methods.rem import rem_loss
 from remtta.methods.settings.base import Count, MethodConfig, Steps
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.zero_shot.classifier import zero_shot_head

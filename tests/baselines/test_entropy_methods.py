@@ -12,8 +12,8 @@ from torch import Tensor
 from remtta.baselines.augmentations import clean_jitter
 from remtta.errors import UsageError
 from remtta.methods.base import unchanged
+from remtta.methods.losses import rem_loss
 from remtta.methods.pixels import PixelSpace, shuffle_patches
-from remtta.methods.rem import rem_loss
 from remtta.methods.table import METHOD_TABLE, method_config
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import NUM_CLASSES, random_images

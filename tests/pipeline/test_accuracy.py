@@ -11,7 +11,7 @@ from remtta.errors import UsageError
 from remtta.methods.table import method_config
 from remtta.options import RunOptions
 from remtta.pipeline.accuracy import WINDOW, Calibration, Estimator
-from remtta.pipeline.guard import describe
+from remtta.pipeline.events import describe
 from remtta.runs.reading import shown_estimates
 from tests.conftest import draw_folder
 from tests.pipeline.helpers import transformed

@@ -16,7 +16,8 @@ from remtta.methods.build import build_method
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.table import method_config
 from remtta.options import Answer, GuardOptions, RunOptions
-from remtta.pipeline.guard import Guard, describe
+from remtta.pipeline.events import describe
+from remtta.pipeline.guard import Guard
 from remtta.pipeline.information import InformationGap, information_gap
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import draw_folder, random_images, same_tensors, tiny_vit

@@ -16,8 +16,9 @@ from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.table import METHOD_TABLE, _warn_of_deprecated, method_config
 from remtta.methods.tent import TentConfig
 from remtta.options import Action, Answer, GuardOptions
+from remtta.pipeline.events import describe
 from remtta.pipeline.forward import shifted, source_logits
-from remtta.pipeline.guard import Guard, describe, guard_for
+from remtta.pipeline.guard import Guard, guard_for
 from remtta.pipeline.information import PredictionWindow, information_gap_of, mixture, parked_class
 from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.summary import RunSummary

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from remtta.backbones.lookup import backbone_of
 from remtta.errors import ModelError, UsageError
+from remtta.methods.losses import rem_loss
 from remtta.methods.masking import keep_indices
 from remtta.methods.pixels import random_view
-from remtta.methods.rem import rem_loss
 from remtta.methods.table import method_config
 from remtta.models.loading import load_model
 from remtta.pipeline.pipeline import Pipeline

@@ -21,7 +21,7 @@ from remtta.errors import UsageError
 from remtta.interrupts import Interrupts, Stopped
 from remtta.lab.evaluation.domains import Dataset
 from remtta.methods import rem as rem_module
-from remtta.methods.rem import rem_loss
+from remtta.methods.losses import rem_loss
 from remtta.options import RunOptions
 from tests.conftest import draw_image, happens, meanwhile, tiny_vit
 from tests.lab.evaluation.trees import evaluate_tiny, methods_of, open_tree

@@ -13,7 +13,7 @@ from remtta.deltas.delta import Delta, load_delta
 from remtta.errors import DeltaError, RemttaError, StreamError, UsageError
 from remtta.lab.evaluation.domains import Dataset, Domain
 from remtta.methods import rem as rem_module
-from remtta.methods.rem import rem_loss
+from remtta.methods.losses import rem_loss
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.table import method_config

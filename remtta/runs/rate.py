@@ -1,0 +1,61 @@
+"""Whether a method keeps up with a live source."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from remtta.runs.loop import BatchResult
+from remtta.streams.prefetch import DecodedFrame
+
+_FASTER = {"--method remtta --adapt-every 2": 2.0, "--method fast": 1.0}
+"""Options of less cost, in forward passes."""
+_FRAMES_MEASURED, _BATCHES_MEASURED = 8, 2
+_SLOWER = 0.9  # below this share of its rate, a source is too fast
+
+_log = logging.getLogger("remtta")
+
+
+class RateCheck:
+    """Warns once, after the first batches, if a live source gives frames faster than the method takes them; only of
+    predictions if it `skips_updates` to keep up.
+
+    Args:
+        method: Name of the method.
+        passes: Its cost of an image in plain forward passes.
+        stride: Frames of the source per frame used.
+    """
+
+    def __init__(self, method: str, passes: float, stride: int, *, skips_updates: bool = False) -> None:
+        self._method, self._passes, self._stride, self._skips_updates = method, passes, stride, skips_updates
+        self._first: DecodedFrame | None = None  # of the frames measured, after a first batch, which is slower
+        self._batches, self._frames, self._seconds = 0, 0, 0.0
+
+    def record(self, result: BatchResult) -> None:
+        """Record a batch."""
+        arrived = [frame for frame in result.batch.readable if frame.read_at]  # not those of a finite video
+        measured = self._frames >= _FRAMES_MEASURED and self._batches >= _BATCHES_MEASURED
+        if not arrived or measured or (self._skips_updates and result.adapted):
+            return
+        if self._first is None:
+            self._first = arrived[-1]
+            return
+        self._batches, self._frames = self._batches + 1, self._frames + len(result.batch.frames)
+        self._seconds += result.seconds
+        if self._frames < _FRAMES_MEASURED or self._batches < _BATCHES_MEASURED:
+            return
+        first, last = self._first, arrived[-1]
+        seconds = max((last.time_s or 0.0) - (first.time_s or 0.0), 1e-9)
+        rate = ((last.number or 0) - (first.number or 0)) / self._stride / seconds
+        speed = self._frames / max(self._seconds, 1e-9)
+        if speed < _SLOWER * rate:
+            text = "%s takes %.1f frames/s here, and the source gives %.1f: it cannot keep up; %s"
+            _log.warning(text, self._method, speed, rate, self._remedy(speed, rate))
+
+    def _remedy(self, speed: float, rate: float) -> str:
+        # Plain forward passes per second.
+        forward = 0.0 if self._skips_updates else speed * self._passes
+        for options, passes in _FASTER.items():
+            if forward > rate * passes:
+                return f"{options} --latency --realtime would (about {forward / passes:.1f} frames/s)"
+        return f"use a smaller model, or --frame-stride {math.ceil(self._stride * rate / speed)}"
