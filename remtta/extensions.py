@@ -112,7 +112,7 @@ def built_in(point: Point) -> dict[str, Extension]:
 
 def missing(point: Point) -> dict[str, str]:
     """Return remtta's own extensions at a point that are in missing parts, with the name of the part."""
-    return {name: target.split(".")[1] for name, target in _BUILT_IN[point].items() if not _exists(target)}
+    return {name: _part_of(target) for name, target in _BUILT_IN[point].items() if not _exists(target)}
 
 
 def of_packages(point: Point, known: Iterable[str]) -> tuple[dict[str, Extension], dict[str, str]]:
@@ -142,7 +142,7 @@ def load_of_part(target: str, what: str) -> Any:
     needs it, if the part is not installed.
     """
     if not _exists(target):
-        raise UsageError(f"{what} needs remtta.{_part_of(target)}, a part that is not installed")
+        raise UsageError(f"{what} needs remtta.{_part_of(target)}, a part of remtta that is not installed")
     return Extension("", target).load()
 
 

@@ -79,7 +79,7 @@ class ModelPublisher(Callback):
         if not context.pipeline.method.adapts or context.pipeline.method.delta_refusal:
             raise UsageError(f"{context.method} changes no weights that --publish could write")
         if self._path.suffix != ".safetensors":
-            load_of_part("remtta.formats.export:save_onnx", f"--publish {self._path}")
+            self._save_onnx = load_of_part("remtta.formats.export:save_adapted_onnx", f"--publish {self._path}")
         elif context.card.provider and not self._as_delta:
             raise UsageError(f"--publish {self._path}: an ONNX file is published as .onnx, or as its delta.safetensors")
 
@@ -125,7 +125,6 @@ class ModelPublisher(Callback):
 
     def _write(self, path: Path) -> None:
         from remtta.deltas.delta import apply_delta, save_delta, save_weights
-        from remtta.models.card import card_of
         from remtta.runs.manifest import delta_of
 
         context, frames = self._run.context, self._run.summary.progress.frames_in_delta
@@ -138,8 +137,6 @@ class ModelPublisher(Callback):
             model = copy.deepcopy(adapted.backbone.module).cpu()
         apply_delta(model, delta)
         if path.suffix == ".onnx":
-            from remtta.formats.export import ExportableModel, save_onnx
-
-            save_onnx(ExportableModel(model, {}, card_of(model), delta, ()), path)
+            self._save_onnx(model, delta, path)
         else:
             save_weights(path, model)

@@ -126,6 +126,11 @@ def save_onnx(adapted: ExportableModel, path: Path) -> None:
     write_atomically(path, write)
 
 
+def save_adapted_onnx(model: nn.Module, delta: Delta, path: Path) -> None:
+    """Write a model to which a delta was added, on the CPU, as an ONNX file; raise as `save_onnx`."""
+    save_onnx(ExportableModel(model, {}, card_of(model), delta, ()), path)
+
+
 def _to_onnx(adapted: ExportableModel) -> Any:
     # Other attention kernels cannot be exported if they have a bias.
     with warnings.catch_warnings(action="ignore"), sdpa_kernel(SDPBackend.MATH):
