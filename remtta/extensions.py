@@ -146,10 +146,15 @@ def load_of_part(target: str, what: str) -> Any:
     return Extension("", target).load()
 
 
+def has_part(part: str) -> bool:
+    """Return whether a part of remtta is installed."""
+    return importlib.util.find_spec(f"remtta.{part}") is not None
+
+
 def _exists(target: str) -> bool:
     """Return whether the part of remtta that has an extension is installed."""
     part = _part_of(target)
-    return part not in PARTS or importlib.util.find_spec(f"remtta.{part}") is not None
+    return part not in PARTS or has_part(part)
 
 
 def _part_of(target: str) -> str:

@@ -122,7 +122,8 @@ def find_loaders() -> Mapping[str, Loader]:
             refused[name] = str(error)
     for reason in refused.values():
         _log.warning("%s", reason)
-    return {**found, _ANY_NAME: found.pop(_ANY_NAME)}
+    any_name = found.pop(_ANY_NAME)
+    return {**found, _ANY_NAME: any_name}
 
 
 def _created(extension: Extension) -> Loader:

@@ -69,7 +69,7 @@ class ZeroShotLoader(Loader):
                 f"{options.name} has the classes that --labels names, and takes no --num-classes, --model-kwargs or "
                 "--text-embeddings"
             )
-        check_installed("open_clip", "clip", CLIP)
+        check_installed("open_clip", "clip", options.name or "")
 
     def load(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
         from remtta.zero_shot.models import load_image_tower, load_zero_shot
