@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from remtta.models.preprocessing import Preprocessing as Preprocessing
     from remtta.options import RunOptions as RunOptions
     from remtta.pipeline.build import REM as REM
+    from remtta.runs.callbacks import Callback as Callback
     from remtta.streams.sources import open_stream as open_stream
 
 # Imported when first used: torch takes seconds, and `remtta --help` does not need it.
 _HOMES = {
     "REM": "remtta.pipeline.build",
     "Adapter": "remtta.adapt.adapter",
+    "Callback": "remtta.runs.callbacks",
     "Delta": "remtta.deltas.delta",
     "Preprocessing": "remtta.models.preprocessing",
     "REMConfig": "remtta.methods.settings.rem_config",

@@ -1,9 +1,11 @@
+import contextlib
 import importlib.util
 import json
 import os
 import re
 import shlex
 import shutil
+import sqlite3
 import subprocess
 from itertools import product
 from pathlib import Path
@@ -24,7 +26,7 @@ from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_video
 from tests.lab.evaluation.trees import write_tree
 from tests.records import rows_of
-from tests.runs.tiny import adapt_tiny
+from tests.runs.tiny import adapt_tiny, stop_after
 from tests.test_documents import is_taken
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -243,6 +245,16 @@ def test_adapt_video_and_restore_delta(
     )  # without the repeated ones
 
 
+def test_rows_are_in_a_database_once_also_of_a_run_that_continues(frames: Path, tmp_path: Path) -> None:
+    callback = script("sqlite_rows").SqliteRows(str(tmp_path / "rows.db"))
+    stop_after(2, frames, tmp_path / "run")
+    adapt_tiny(frames, tmp_path / "run", resume=True, callbacks=[callback])
+    adapt_tiny(frames, tmp_path / "again", callbacks=[callback])
+    with contextlib.closing(sqlite3.connect(tmp_path / "rows.db")) as database:
+        stored = database.execute("SELECT frame, row FROM predictions ORDER BY frame").fetchall()
+    assert [(frame, json.loads(row)) for frame, row in stored] == list(enumerate(rows_of(tmp_path / "again")))
+
+
 @pytest.fixture
 def classes(tmp_path: Path) -> Path:
     """A folder of data to train on: four images of each of three classes, and one to test on."""
@@ -293,7 +305,7 @@ def test_a_tiny_clip_starts_from_a_vit_is_trained_and_loads(
 
 
 def test_examples_use_only_public_names() -> None:
-    for name in ("own_loop", "adapt_video", "restore_delta", "serve"):
+    for name in ("own_loop", "adapt_video", "restore_delta", "serve", "sqlite_rows"):
         text = (EXAMPLES / f"{name}.py").read_text()
         assert "from remtta import" in text
         assert "from remtta." not in text

@@ -1,5 +1,5 @@
-"""Methods, backbones and commands of other packages: those in examples/plugin/ run as built-in ones do, and wrong ones
-are refused.
+"""Methods, backbones, commands and callbacks of other packages: those in examples/plugin/ run as built-in ones do, and
+wrong ones are refused.
 """
 
 import json
@@ -9,13 +9,16 @@ import sys
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
 import typer
+from PIL import Image
 
 from remtta.backbones import families
 from remtta.backbones.lookup import backbone_of
+from remtta.cli.adapt import find_callbacks
 from remtta.cli.application import add_commands
 from remtta.cli.usage import Application
 from remtta.errors import UsageError
@@ -27,7 +30,7 @@ from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, tiny_vit
 from tests.lab.evaluation.trees import write_tree
 from tests.methods.making import check_inference_mode, check_prediction, check_reset, check_state
-from tests.records import json_of, record_of
+from tests.records import json_of, record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "plugin"
@@ -222,10 +225,12 @@ def test_a_package_has_backbones_for_its_own_models(site: Path, monkeypatch: pyt
 
 def of_an_installed_package(*args: str | Path) -> int:
     """The exit code of a command, also of packages that this process has installed since it began."""
+    find_callbacks.cache_clear()
     app = typer.Typer(cls=Application)
     add_commands(app)
     with pytest.raises(SystemExit) as exit_:
         typer.main.get_command(app).main([str(arg) for arg in args])
+    find_callbacks.cache_clear()
     return int(exit_.value.code or 0)
 
 
@@ -268,5 +273,65 @@ def test_a_command_that_cannot_be_used_is_left_out_with_a_warning(
     (site / "bad_command.py").write_text(module)
     monkeypatch.delitem(sys.modules, "bad_command", raising=False)
     assert of_an_installed_package("methods") == 0
+    (warning,) = capfd.readouterr().err.splitlines()
+    assert warning.startswith("Warning: ") and told in warning
+
+
+def test_a_package_s_callback_brings_its_options(
+    site: Path, frames: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    monkeypatch.syspath_prepend(EXAMPLE)
+    install(site, project["name"], project["entry-points"]["remtta.callbacks"], "remtta.callbacks")
+    assert of_an_installed_package("adapt", "--help-all") == 0
+    assert "--unsure-below" in capfd.readouterr().out
+    run: list[str | Path] = [frames, *tiny, "-o", tmp_path / "run", "--overwrite"]
+    folder = tmp_path / "unsure" / "frames"
+    assert of_an_installed_package("adapt", *run) == 0
+    middle = sorted(row["prob"] for row in rows_of(tmp_path / "run"))[6]
+    assert of_an_installed_package("adapt", *run, "--unsure", folder, "--unsure-below", str(middle)) == 0
+    unsure = {row["index"] for row in rows_of(tmp_path / "run") if row["prob"] < middle}
+    assert {int(path.stem) for path in folder.iterdir()} == unsure and len(unsure) == 6
+    with Image.open(folder / f"{min(unsure)}.png") as image:
+        assert image.size == (32, 32)
+    capfd.readouterr()
+    (tmp_path / "file").touch()
+    assert of_an_installed_package("adapt", *run, "--unsure", tmp_path / "file" / "x") == 2
+    assert "file is a file, so" in capfd.readouterr().err
+    assert len(rows_of(tmp_path / "run")) == 12
+    assert refusal_of(capfd, "adapt", *run, "--unsure", folder).startswith("Error: No such option: --unsure")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import nothing_of_the_kind", "cannot be imported (ModuleNotFoundError: "),
+        ("class Mine: options = int", "is not a callback (TypeError: it must be a subclass of remtta.Callback whose"),
+        ("class Mine(Callback): pass", "is not a callback (TypeError: it must be a subclass of remtta.Callback whose"),
+        (
+            "@dataclass\nclass Options:\n    x: Annotated[str | None, output_option('Mine.', flags=('-b',))] = None\n"
+            "class Mine(Callback): options = Options",
+            "is not a callback (TypeError: remtta adapt already has -b); uninstall it",
+        ),
+        (
+            "@dataclass\nclass Options:\n    health: Annotated[str | None, output_option('Mine.')] = None\n"
+            "class Mine(Callback): options = Options",
+            "is not a callback (TypeError: remtta adapt already has health); uninstall it",
+        ),
+        (
+            "@dataclass\nclass Options:\n    mine: 'Nothing' = None\nclass Mine(Callback): options = Options",
+            "is not a callback (NameError: name 'Nothing' is not defined); uninstall it",
+        ),
+    ],
+)
+def test_a_callback_that_cannot_be_used_is_left_out_with_a_warning(
+    text: str, told: str, site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(site, "bad", {"mine": "bad_callback:Mine"}, "remtta.callbacks")
+    imports = "from dataclasses import dataclass", "from typing import Annotated", "from remtta import Callback"
+    option = "from remtta.options.option import output_option"
+    (site / "bad_callback.py").write_text("\n".join([*imports, option, text]))
+    monkeypatch.delitem(sys.modules, "bad_callback", raising=False)
+    assert of_an_installed_package("adapt", "--help") == 0
     (warning,) = capfd.readouterr().err.splitlines()
     assert warning.startswith("Warning: ") and told in warning

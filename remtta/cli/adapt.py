@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -12,10 +13,10 @@ import typer
 
 from remtta.cli.adapt_command import AdaptCommand, AdaptRunner, OutputOptions, Summary
 from remtta.cli.parameters import option_names
-from remtta.cli.reporting import discard_output, print_message, signal_exit_code
+from remtta.cli.reporting import discard_output, one_line, print_message, signal_exit_code
 from remtta.cli.running import RunningOptions
 from remtta.errors import UsageError
-from remtta.extensions import Extension, built_in, of_packages
+from remtta.extensions import built_in, of_packages
 from remtta.methods.settings.chosen import MethodOptions
 from remtta.options import ModelOptions, RunOptions, StreamOptions
 from remtta.options.option import OptionGroups
@@ -25,38 +26,38 @@ _FAILURE, _STOPPED_BY_GUARD = 1, 5
 _GROUPS = (StreamOptions, ModelOptions, MethodOptions, RunOptions, OutputOptions, RunningOptions)
 
 
+@functools.cache
 def find_callbacks() -> dict[str, type[Callback] | type[AdaptRunner]]:
     """Return the callbacks of remtta's parts and of other packages by name; warn of those that cannot be used."""
     own = built_in("callbacks")
     others, refused = of_packages("callbacks", own)
-    problems, found = list(refused.values()), dict[str, Any]()
+    warnings, found = list(refused.values()), dict[str, Any]()
     taken = {name for group in _GROUPS for name in option_names(group)}
     for name, extension in {**own, **others}.items():
         try:
-            found[name] = _checked(extension, taken)
+            found[name] = _checked(extension.load(), taken)
             taken |= option_names(found[name].options)
-        except UsageError as error:
-            problems.append(str(error))
-    for problem in problems:
-        print_message(f"Warning: {problem}")
+        except UsageError as error:  # the package cannot be imported
+            warnings.append(str(error))
+        except (NameError, TypeError) as error:  # of the object, or of its options' annotations
+            what = f"{extension.target} of {extension.owner} is not a callback"
+            warnings.append(f"{what} ({type(error).__name__}: {error}); uninstall it")
+    for warning in warnings:
+        print_message(f"Warning: {one_line(warning)}")
     return found
 
 
-def _checked(extension: Extension, taken: set[str]) -> object:
-    """Load a callback; raise UsageError, naming its package, if it is none, or has no options of its own."""
-    found, what = extension.load(), f"{extension.target} of {extension.owner}"
+def _checked(found: object, taken: set[str]) -> object:
+    """Return a callback; raise TypeError if it is none, or its options are not a dataclass with names of its own."""
     if not (isinstance(found, type) and issubclass(found, Callback | AdaptRunner) and is_dataclass(found.options)):
-        raise UsageError(f"{what} is not a remtta.runs.callbacks.Callback with a dataclass of options")
-    try:
-        both = option_names(found.options) & taken
-    except (NameError, TypeError) as error:  # of annotations
-        raise UsageError(f"{what} has options that cannot be read ({error})") from error
-    if both:
-        raise UsageError(f"{what} has options that remtta adapt has already: {', '.join(sorted(both))}")
+        raise TypeError("it must be a subclass of remtta.Callback whose options are a dataclass")
+    if both := option_names(found.options) & taken:
+        raise TypeError(f"remtta adapt already has {', '.join(sorted(both))}")
     return found
 
 
-CALLBACKS = find_callbacks()
+def _option_groups() -> dict[str, type]:
+    return {name: callback.options for name, callback in find_callbacks().items() if callback.options}
 
 
 def adapt(
@@ -72,9 +73,7 @@ def adapt(
     method: MethodOptions,
     run: RunOptions,
     files: OutputOptions,
-    options: Annotated[
-        Mapping[str, Any], OptionGroups({name: callback.options for name, callback in CALLBACKS.items()})
-    ],
+    options: Annotated[Mapping[str, Any], OptionGroups(_option_groups)],
     running: RunningOptions,
 ) -> None:
     """Predict every frame of SOURCE, and adapt the model to the frames.
@@ -94,10 +93,12 @@ def adapt(
     with running.command() as interrupts:
         files.check(run)
         makers = [
-            partial(each.from_options, options[name]) for name, each in CALLBACKS.items() if issubclass(each, Callback)
+            partial(each.from_options, options[name])
+            for name, each in find_callbacks().items()
+            if issubclass(each, Callback)
         ]
         command = AdaptCommand(source, stream, model, method, run, files, running, interrupts, makers)
-        runners = ((each, options[name]) for name, each in CALLBACKS.items() if issubclass(each, AdaptRunner))
+        runners = ((each, options[name]) for name, each in find_callbacks().items() if issubclass(each, AdaptRunner))
         instead = (runner.execute(given, command) for runner, given in runners)
         summary = next(filter(None, instead), None) or command.execute()
         _report(summary, files, running)

@@ -67,7 +67,7 @@ def _expand(field: OptionField) -> Iterator[OptionField]:
     if passed := field.first(PassedSettings):
         yield from (replace(setting, command_default=None) for setting in _settings(passed))
     elif extensions := field.first(OptionGroups):
-        for name, group in extensions.groups.items():
+        for name, group in extensions.find().items():
             yield from _expand(option_field(name, group))
     elif field.is_group:
         options = [(nested.name, option) for nested in option_fields(field.type) for option in _expand(nested)]
@@ -93,7 +93,7 @@ def _build(field: OptionField, values: Mapping[str, object]) -> object:
         settings = [setting for setting in _settings(passed) if values.get(setting.name) is not None]
         return {setting.name: _read(setting, values[setting.name]) for setting in settings}
     if extensions := field.first(OptionGroups):
-        return {name: _build(option_field(name, group), values) for name, group in extensions.groups.items()}
+        return {name: _build(option_field(name, group), values) for name, group in extensions.find().items()}
     if not field.is_group:
         return _read(field, values[field.name])
     members = {option.name for option in _expand(field)}

@@ -111,9 +111,9 @@ class PassedSettings:
 
 @dataclass(frozen=True)
 class OptionGroups:
-    """Marks a mapping that holds groups of options by name, of extensions."""
+    """Marks a mapping that holds groups of options by name: of extensions, which are found on use."""
 
-    groups: Mapping[str, type]
+    find: Callable[[], Mapping[str, type]]
 
 
 @dataclass(frozen=True)
