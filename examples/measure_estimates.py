@@ -24,7 +24,7 @@ from remtta import load_model
 from remtta.lab.evaluation.datasets import open_dataset
 from remtta.methods.build import build_method
 from remtta.methods.table import method_config
-from remtta.models.card import card_of
+from remtta.models.info import model_info
 from remtta.models.preprocessing import preprocessing_of
 from remtta.pipeline.accuracy import MIN_FRAMES, WINDOW, Calibration, Estimator
 from remtta.pipeline.pipeline import Pipeline
@@ -192,7 +192,7 @@ def main() -> None:
     def look(root: str, severity: int | None, *, limit: int, adapt: bool) -> list[tuple[Predictions, Predictions]]:
         """Return the source and the adapted model's predictions for each domain."""
         severities = None if severity is None else [severity]
-        dataset, found = open_dataset(root, num_classes=card_of(model).num_classes, severities=severities), []
+        dataset, found = open_dataset(root, num_classes=model_info(model).num_classes, severities=severities), []
         for domain in dataset.domains:
             places = np.random.default_rng(0).permutation(len(domain.labels))[:limit]
             parts = []

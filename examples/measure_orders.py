@@ -24,7 +24,7 @@ from remtta import load_model
 from remtta.backbones.lookup import backbone_of
 from remtta.lab.evaluation.datasets import open_dataset
 from remtta.methods.pixels import shuffle_patches
-from remtta.models.card import card_of
+from remtta.models.info import model_info
 from remtta.models.preprocessing import preprocessing_of
 from remtta.pipeline.centering import LogitCentering
 
@@ -42,7 +42,7 @@ def predict(model: Any, root: str, severity: int | None, limit: int | None) -> t
     rows = preprocessing.input_size[0] // backbone_of(model).patch_size[0]
     transform = preprocessing.transform()
     severities = None if severity is None else [severity]
-    dataset = open_dataset(root, num_classes=card_of(model).num_classes, severities=severities, limit=limit)
+    dataset = open_dataset(root, num_classes=model_info(model).num_classes, severities=severities, limit=limit)
     labels = dataset.domains[0].labels
     for domain in dataset.domains:
         if not np.array_equal(domain.labels, labels):

@@ -21,8 +21,8 @@ from remtta.lab.corruptions.options import CorruptOptions, parse_corruptions
 from remtta.lab.evaluation.datasets import read_image_list
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.table import METHOD_TABLE, method_config
-from remtta.models.card import read_labels
 from remtta.models.checkpoints import load_checkpoint
+from remtta.models.info import read_labels
 from remtta.models.tensor_files import CHECKSUM, read_tensors, save_tensors, state_sha256
 from remtta.options.option import option_fields, read_pairs, read_size, read_value
 from remtta.streams.images import natural_key

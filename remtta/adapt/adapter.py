@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
@@ -19,7 +20,7 @@ from remtta.errors import NotFiniteError, UsageError
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.chosen import default_method
 from remtta.methods.table import FULL_BATCH, method_config
-from remtta.models.card import card_of, read_labels, warn_of_change
+from remtta.models.info import ModelInfo, model_info, read_labels, warn_of_change
 from remtta.models.loading import load_model
 from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
 from remtta.models.precision import multiplies_bf16
@@ -56,7 +57,7 @@ class Adapter:
     ends a call, the weights are those before or after its update, and its images may count in the centering.
 
     Attributes:
-        card: The model's preprocessing, labels and number of classes.
+        info: The model's preprocessing, labels and number of classes.
         options: The run's options.
         config: The method's settings.
 
@@ -101,24 +102,30 @@ class Adapter:
         if isinstance(model, str | Path) and is_model_file(model):
             model = load_model(str(model))
         described = ModelWithMetadata(model, output, patch_size, preprocessing, read_labels(labels))  # type: ignore[arg-type]
-        self.card = card_of(described)
-        warn_of_change(described, self.card)
+        self.info = model_info(described)
+        warn_of_change(described, self.info)
         if guard == "stop":
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
-        method = method or default_method(self.card.name)
+        method = method or default_method(self.info.name)
         config = method_config(method, settings, batch_size=batch_size)
         setup = AdaptationConfig(method, config, options, delta, source_data).with_guard()
         self.options = setup.options
         with _on_cpu():
-            self.pipeline = build_pipeline(described, self.card, setup)
+            self.pipeline = build_pipeline(described, self.info, setup)
         self._name, self._small_calls = method, 0  # in a row
         self._chose_precision = config.precision == "auto"
-        self._origin = {"base_sha256": _as_tensor(self.card.sha256), "method": _as_tensor(method)}
+        self._origin = {"base_sha256": _as_tensor(self.info.sha256), "method": _as_tensor(method)}
         self._lock = threading.RLock()
         self._metadata = metadata_of(unwrap_model(described).module)
         self._metadata.adapter = ref(self)
-        self.image_inputs = ImageInputs(self.card)
+        self.image_inputs = ImageInputs(self.info)
+
+    @property
+    def card(self) -> ModelInfo:
+        """Deprecated: `info`."""
+        warnings.warn("Adapter.card is called Adapter.info", DeprecationWarning, stacklevel=2)
+        return self.info
 
     @property
     def config(self) -> MethodConfig:
@@ -150,7 +157,7 @@ class Adapter:
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
         """Use the model while no other thread does, in the configured precision; raise UsageError if it is not ours."""
-        with self._lock, _on_cpu(), torch.autocast(self.card.device.type, enabled=False):
+        with self._lock, _on_cpu(), torch.autocast(self.info.device.type, enabled=False):
             if self._metadata.adapter is None or self._metadata.adapter() is not self:
                 raise UsageError(_SHARED)
             yield
@@ -187,12 +194,12 @@ class Adapter:
                 not committed[0] and f"{self._name} changes no weights"
             ):
                 raise UsageError(f"there is no delta to save: {refusal}")
-            delta = delta_of(self.card, self._name, self.config, size, committed, self.pipeline.frames_in_delta)
+            delta = delta_of(self.info, self._name, self.config, size, committed, self.pipeline.frames_in_delta)
             save_delta(path, delta, overwrite=overwrite)
 
     def __repr__(self) -> str:
         num_updates = self.pipeline.method.num_updates
-        return f"Adapter({self.card.name}, method={self._name!r}, updates={num_updates}, frozen={self.frozen})"
+        return f"Adapter({self.info.name}, method={self._name!r}, updates={num_updates}, frozen={self.frozen})"
 
     def __reduce__(self) -> Never:
         """Raise TypeError: an adapter is bound to its model."""
@@ -216,7 +223,7 @@ class Adapter:
                 others = (_FROZEN, _FRAMES, _PRECISION, *self._origin)
                 load_whole({name: tensor for name, tensor in state.items() if name not in others}, self.pipeline)
                 frozen, frames = bool(count_in(state, _FROZEN)), count_in(state, _FRAMES)
-                if self._chose_precision and (precision := _usable_precision(state, self.card.device)):
+                if self._chose_precision and (precision := _usable_precision(state, self.info.device)):
                     set_precision(self.pipeline.method, precision)
                 self.pipeline.frozen, self.pipeline.frames_in_delta = frozen, frames
             except (ValueError, KeyError, TypeError, AttributeError) as error:

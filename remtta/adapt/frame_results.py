@@ -98,11 +98,11 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
             work()
 
     opened = source if isinstance(source, Stream) else open_stream(source)
-    batches, callback = Batches(opened.live_source, adapter.options, adapter.card.preprocessing), _FrameResults(adapter)
+    batches, callback = Batches(opened.live_source, adapter.options, adapter.info.preprocessing), _FrameResults(adapter)
     progress = RunProgress()
     loop = AdaptationLoop(
         adapter.pipeline,
-        adapter.card,
+        adapter.info,
         progress,
         policy=LearnableFrames(progress, TimeBudget()),
         callback=callback,
@@ -122,7 +122,7 @@ class _FrameResults(LoopCallback):
     """Collects the results of a loop's last batch, without those of frames that were predicted early."""
 
     def __init__(self, adapter: Adapter) -> None:
-        self._adapter, self._labels = adapter, adapter.card.labels
+        self._adapter, self._labels = adapter, adapter.info.labels
         self.results: list[Result] = []
 
     def on_batch_end(self, result: BatchResult) -> None:

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from remtta.backbones.backbone import check_dense, check_images
-from remtta.models.card import ModelCard
+from remtta.models.info import ModelInfo
 from remtta.streams.images import to_rgb
 
 Images = Tensor | np.ndarray | Sequence[Image.Image | np.ndarray]
@@ -26,15 +26,15 @@ _log = logging.getLogger("remtta")
 
 
 class ImageInputs:
-    """Turns images into inputs of the model with this card, and warns once of what is probably wrong with them."""
+    """Turns images into inputs of the model with this info, and warns once of what is probably wrong with them."""
 
-    def __init__(self, card: ModelCard) -> None:
-        self._card, self._warned_of_guess, self._warned_of_range = card, False, False
+    def __init__(self, info: ModelInfo) -> None:
+        self._info, self._warned_of_guess, self._warned_of_range = info, False, False
 
     def inputs(self, images: Images) -> Tensor:
         """Return inputs (B, 3, H, W), on the model's device; raise ValueError if they are not finite images."""
         if not isinstance(images, Tensor):
-            transform = self._card.preprocessing.transform()
+            transform = self._info.preprocessing.transform()
             images = torch.stack([transform(picture) for picture in pictures_of(images)])
         check_dense(images)
         if images.is_meta:
@@ -43,22 +43,22 @@ class ImageInputs:
         if images.dtype == torch.uint8:
             self.warn_of_guess()
             check_images(images, None, torch.uint8)  # before their channels meet the mean's
-            return self._card.preprocessing.normalise(images.to(self._card.device))
+            return self._info.preprocessing.normalise(images.to(self._info.device))
         if images.is_floating_point() and images.numel():
             if not images.isfinite().all():
                 raise ValueError("the images hold values that are not finite numbers")
             self._warn_of_range(float(images.abs().max()))
-        return images.to(self._card.device)
+        return images.to(self._info.device)
 
     def warn_of_guess(self) -> None:
         """Warn once if the model's preprocessing is not known."""
         if not self._warned_of_guess:
-            warn_of_guess(self._card)
+            warn_of_guess(self._info)
         self._warned_of_guess = True
 
     def _warn_of_range(self, largest: float) -> None:
         """Warn once of a value that no preprocessed image has."""
-        means, stds = self._card.preprocessing.mean, self._card.preprocessing.std
+        means, stds = self._info.preprocessing.mean, self._info.preprocessing.std
         usual = max(max(mean, 1 - mean) / std for mean, std in zip(means, stds, strict=True))
         if largest > _FAR * usual and not self._warned_of_range:
             text = (
@@ -68,10 +68,10 @@ class ImageInputs:
             self._warned_of_range = True
 
 
-def warn_of_guess(card: ModelCard) -> None:
-    """Warn if the preprocessing of a card's model is not known."""
-    if card.guessed:
-        height, width = card.preprocessing.input_size
+def warn_of_guess(info: ModelInfo) -> None:
+    """Warn if the model's preprocessing is not known."""
+    if info.guessed:
+        height, width = info.preprocessing.input_size
         unknown = "the model's preprocessing is unknown: images get ImageNet's mean and standard deviation at"
         _log.warning("%s %d x %d; choose others by --mean and --std (preprocessing= in Python)", unknown, height, width)
 

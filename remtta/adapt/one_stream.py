@@ -18,7 +18,7 @@ from remtta.interrupts import Interrupts
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.chosen import default_method
 from remtta.methods.table import METHOD_TABLE
-from remtta.models.card import ModelCard, card_of, warn_of_change
+from remtta.models.info import ModelInfo, model_info, warn_of_change
 from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.runs.callbacks import BatchReport, Callback
@@ -90,10 +90,10 @@ def adapt_stream(
         if options.realtime and stream.num_frames is not None:
             raise UsageError(f"--realtime needs the times of a video or a live source, and {stream.name} has none")
         check_folder(folder, overwrite=options.overwrite, resume=options.resume)
-        card = card_of(model)
-        warn_of_change(model, card)
-        setup = AdaptationConfig(method or default_method(card.name), config, options, delta, source_data)
-        context = prepare_run(model, card, stream, folder, setup, interrupts.check)
+        info = model_info(model)
+        warn_of_change(model, info)
+        setup = AdaptationConfig(method or default_method(info.name), config, options, delta, source_data)
+        context = prepare_run(model, info, stream, folder, setup, interrupts.check)
         log_context(context)
         summary = Run(context, folder, interrupts, callbacks).execute()
     log_ignored(stream.name, stream.left_out)
@@ -128,7 +128,7 @@ def _callbacks_of_hooks(
 
 
 def prepare_run(
-    model: nn.Module, card: ModelCard, stream: Stream, folder: Path, config: AdaptationConfig, wait: Callable[[], None]
+    model: nn.Module, info: ModelInfo, stream: Stream, folder: Path, config: AdaptationConfig, wait: Callable[[], None]
 ) -> RunContext:
     """Build a pipeline on a model at its source weights, to adapt it to a stream; raise as `build_pipeline` does.
 
@@ -140,19 +140,19 @@ def prepare_run(
     config = config.with_guard()
     resuming = config.options.resume and (folder / RECORD).exists()
     earlier = read_record(folder / RECORD) if resuming else None
-    pipeline = build_pipeline(model, card, config, wait, earlier)
-    return RunContext(card, pipeline, config.method, config.options, stream, config.delta, earlier=earlier)
+    pipeline = build_pipeline(model, info, config, wait, earlier)
+    return RunContext(info, pipeline, config.method, config.options, stream, config.delta, earlier=earlier)
 
 
 def log_context(context: RunContext) -> None:
     """Log what is about to run, and warn about surprising settings."""
-    pipeline, card, options = context.pipeline, context.card, context.options
+    pipeline, info, options = context.pipeline, context.info, context.options
     method, every, size = pipeline.method, options.reset_every, options.batch_size
     if every is not None and every < size:
         _log.warning(
             "--reset-every %d is less than a batch of %d frames: the weights are reset before every batch", every, size
         )
-    warn_of_guess(card)
+    warn_of_guess(info)
     guard, preset = options.guard or GuardOptions(), METHOD_TABLE[context.method].preset
     used = pipeline.guard.options if pipeline.guard else GuardOptions("off", "adapted")
     for option, value, others in (
@@ -165,8 +165,8 @@ def log_context(context: RunContext) -> None:
         _log.info("the head has no bias to hold the offset of centered logits, so deltas are without it")
     names = method.model.weights.parameters
     _log.debug("%s adapts %d tensors, %s", context.method, len(names), ", ".join(names) or "none")
-    _log.debug("preprocessing: %s", card.preprocessing)
-    _log.debug("base weights: sha256 %s, on %s", card.sha256, card.device)
+    _log.debug("preprocessing: %s", info.preprocessing)
+    _log.debug("base weights: sha256 %s, on %s", info.sha256, info.device)
     if not method.norms_only and not options.save_full and not method.delta_refusal:
         megabytes = sum(tensor.nbytes for tensor in pipeline.committed[0].values()) / 1e6
         text = "%s changes every weight, so no %s is written; --save-full writes one of %.0f MB"

@@ -17,7 +17,7 @@ from torch import nn
 from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
 from remtta.files import from_json
-from remtta.models.card import UNKNOWN
+from remtta.models.info import UNKNOWN
 from remtta.models.loading import load
 from remtta.models.preprocessing import check_preprocessing
 from remtta.options import ModelOptions

@@ -17,7 +17,7 @@ from remtta.backbones.batchnorm import batch_norms, running_statistics
 from remtta.deltas.delta_files import FORMAT_VERSION, MAPPINGS, NUMBERS, TEXTS, read_arrays
 from remtta.errors import DeltaError, UsageError
 from remtta.files import as_path
-from remtta.models.card import UNKNOWN
+from remtta.models.info import UNKNOWN
 from remtta.models.metadata import ModelWithMetadata, Output
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.tensor_files import save_tensors, state_sha256

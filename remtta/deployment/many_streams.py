@@ -16,7 +16,7 @@ from remtta.engines.cluster import connected
 from remtta.errors import UsageError
 from remtta.interrupts import Interrupts
 from remtta.methods.settings.chosen import default_method
-from remtta.models.card import card_of
+from remtta.models.info import model_info
 from remtta.options.run_options import Engine
 from remtta.pipeline.build import AdaptationConfig
 from remtta.runs.folder import run_folder
@@ -59,7 +59,7 @@ def adapt_streams(
         DeltaError: If the delta does not fit the model.
         OutputError: If results cannot be written.
     """
-    setup = setup or AdaptationConfig(default_method(card_of(model).name))
+    setup = setup or AdaptationConfig(default_method(model_info(model).name))
     interrupts = interrupts or Interrupts()
     if not streams:
         raise UsageError("there are no streams to adapt to")

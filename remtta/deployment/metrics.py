@@ -142,7 +142,7 @@ def sample(run: Run) -> Sample:
     """Return the counts of a run in a form that JSON can hold; can be called at any time from any thread."""
     latencies: dict[str, Latencies] = {name: getattr(run.record, field) for name, (_, field) in _HISTOGRAMS.items()}
     return {
-        "run": {"model": run.context.card.name, "method": run.context.method},
+        "run": {"model": run.context.info.name, "method": run.context.method},
         "counters": _counters(run),
         "gauges": _gauges(run),
         "histograms": {name: (item.cumulative_counts(BUCKETS_S), item.seconds) for name, item in latencies.items()},

@@ -80,7 +80,7 @@ class ModelPublisher(Callback):
             raise UsageError(f"{context.method} changes no weights that --publish could write")
         if self._path.suffix != ".safetensors":
             self._save_onnx = load_of_part("remtta.formats.export:save_adapted_onnx", f"--publish {self._path}")
-        elif context.card.provider and not self._as_delta:
+        elif context.info.provider and not self._as_delta:
             raise UsageError(f"--publish {self._path}: an ONNX file is published as .onnx, or as its delta.safetensors")
 
     def on_batch(self, report: BatchReport) -> None:
@@ -129,7 +129,7 @@ class ModelPublisher(Callback):
 
         context, frames = self._run.context, self._run.summary.progress.frames_in_delta
         size, adapted = context.options.batch_size, context.pipeline.method.model
-        delta = delta_of(context.card, context.method, context.config, size, context.pipeline.committed, frames)
+        delta = delta_of(context.info, context.method, context.config, size, context.pipeline.committed, frames)
         if self._as_delta:
             save_delta(path, delta)
             return

@@ -28,7 +28,7 @@ from remtta.deployment.metrics import Sample, sample
 from remtta.errors import RemttaError, UsageError
 from remtta.files import FolderLock, remove_leftovers, write_json
 from remtta.interrupts import Interrupts, Stopped
-from remtta.models.card import card_of
+from remtta.models.info import model_info
 from remtta.models.weights import AdaptedWeights
 from remtta.options import RunOptions
 from remtta.pipeline.accuracy import Estimator
@@ -210,13 +210,13 @@ class SharedModelRunner(StreamGroup):
         self._worker = ThreadPoolExecutor(1, "remtta-model")
         self._write_site = self.write if options_of is None else lambda: None
         self._runs: dict[str, Run] = {}
-        card = card_of(config.model)
-        memory, chosen = decoding_budget(setup.options, card.preprocessing), setup
+        info = model_info(config.model)
+        memory, chosen = decoding_budget(setup.options, info.preprocessing), setup
         for name, stream in config.streams.items():
             folder, options = config.folder / name, options_of(name) if options_of else setup.options
             resumes = options.resume and (folder / RECORD).exists()
             own = replace(setup if resumes else chosen, options=options)
-            context = prepare_run(config.model, card, stream, folder, own, interrupts.check)
+            context = prepare_run(config.model, info, stream, folder, own, interrupts.check)
             weights = context.pipeline.method.model.weights
             if not context.pipeline.method.norms_only:
                 raise UsageError(

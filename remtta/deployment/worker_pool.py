@@ -22,7 +22,7 @@ from remtta.engines.processes import DIED, WorkersDied, in_processes
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.files import writing
 from remtta.interrupts import Stopped, WorkerInterrupts
-from remtta.models.card import card_of
+from remtta.models.info import model_info
 from remtta.options import RunOptions
 from remtta.options.run_options import Engine
 from remtta.pipeline.build import AdaptationConfig
@@ -112,7 +112,7 @@ class WorkerPoolRunner(StreamGroup):
     def _worker_results(self) -> Generator[tuple[int, dict[str, RunSummary]]]:
         callbacks: dict[str, Any] = {"interrupts": self._config.interrupts, "died": self._note_death}
         if self._engine == "ray":
-            gpus = int(card_of(self._config.model).device.type == "cuda")
+            gpus = int(model_info(self._config.model).device.type == "cuda")
             return on_ray(_adapt, self._common, self._shares, gpus=gpus, **callbacks)
         return in_processes(_adapt, self._common, self._shares, jobs=len(self._shares), **callbacks)
 

@@ -29,7 +29,7 @@ from remtta.errors import OutputError, RemttaError, UsageError, check_installed,
 from remtta.files import FolderLock, check_can_hold, check_not_input, write_atomically, writing
 from remtta.formats.onnx_graph import OnnxGraph, read_graph
 from remtta.formats.onnx_model import OnnxClassifier
-from remtta.models.card import ModelCard, card_of
+from remtta.models.info import ModelInfo, model_info
 from remtta.models.loading import load, load_model
 from remtta.models.unwrapping import classifiers_of, config_of, custom_head
 from remtta.options import ModelOptions
@@ -52,7 +52,7 @@ class ExportableModel:
 
     model: nn.Module  # on the CPU, in float32
     base: Mapping[str, Tensor]  # the source weights
-    card: ModelCard  # the adapted model's
+    info: ModelInfo  # the adapted model's
     delta: Delta
     inputs: Sequence[str | Path | None]  # files or folders of base and delta, if known
 
@@ -63,19 +63,19 @@ class ExportableModel:
             "remtta_version": __version__,
             "model": self.delta.model,
             "base_sha256": self.delta.base_sha256,
-            "state_sha256": self.card.sha256,
+            "state_sha256": self.info.sha256,
             "delta_sha256": self.delta.file_sha256 or "",
             "method": self.delta.method,
             "frames": str(self.delta.frames),
             "updates": str(self.delta.updates),
-            "preprocessing": json.dumps(self.card.preprocessing.as_dict()),
-            "labels": json.dumps(list(self.card.labels or [])),
+            "preprocessing": json.dumps(self.info.preprocessing.as_dict()),
+            "labels": json.dumps(list(self.info.labels or [])),
         }
 
     def images(self, count: int) -> Tensor:
         """Return normalised random images, the same each time."""
         generator = torch.Generator().manual_seed(count)
-        return torch.randn(count, 3, *self.card.preprocessing.input_size, generator=generator)
+        return torch.randn(count, 3, *self.info.preprocessing.input_size, generator=generator)
 
     @torch.inference_mode()
     def check(self, program: str, predict: Callable[[Tensor], ArrayLike]) -> None:
@@ -106,7 +106,7 @@ def adapted_model(delta: Delta, options: ModelOptions) -> ExportableModel:
     base = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     apply_delta(model, delta)
     inputs = [*options.files, delta.path]
-    return ExportableModel(model, base, card_of(model), delta, inputs)
+    return ExportableModel(model, base, model_info(model), delta, inputs)
 
 
 def save_onnx(adapted: ExportableModel, path: Path) -> None:
@@ -128,7 +128,7 @@ def save_onnx(adapted: ExportableModel, path: Path) -> None:
 
 def save_adapted_onnx(model: nn.Module, delta: Delta, path: Path) -> None:
     """Write a model to which a delta was added, on the CPU, as an ONNX file; raise as `save_onnx`."""
-    save_onnx(ExportableModel(model, {}, card_of(model), delta, ()), path)
+    save_onnx(ExportableModel(model, {}, model_info(model), delta, ()), path)
 
 
 def _to_onnx(adapted: ExportableModel) -> Any:
@@ -208,7 +208,7 @@ def write_timm(adapted: ExportableModel, folder: Path) -> None:
         )
     model.pretrained_cfg = {name: value for name, value in config.items() if name not in ("built_from", "label_names")}
     try:
-        labels = {"label_names": list(adapted.card.labels)} if adapted.card.labels else {}
+        labels = {"label_names": list(adapted.info.labels)} if adapted.info.labels else {}
         facts = {name: value for name, value in adapted.facts.items() if name not in ("labels", "preprocessing")}
         save_config_for_hf(model, str(folder / "config.json"), model_config={**labels, "remtta": facts})
         save_weights(folder / "model.safetensors", model)
@@ -217,13 +217,13 @@ def write_timm(adapted: ExportableModel, folder: Path) -> None:
     name = f"local-dir:{folder}"
     try:
         reloaded = timm.create_model(name, pretrained=True).eval()
-        card = card_of(load_model(name))
+        info = model_info(load_model(name))
     except Exception as error:  # timm raises many types
         raise RemttaError(
             f"timm cannot load its own export of {adapted.delta.model}: {error}; try --format onnx"
         ) from error
-    expected = adapted.card
-    if (card.sha256, card.preprocessing, card.labels) != (expected.sha256, expected.preprocessing, expected.labels):
+    expected = adapted.info
+    if (info.sha256, info.preprocessing, info.labels) != (expected.sha256, expected.preprocessing, expected.labels):
         raise RemttaError(f"timm loads its own export of {adapted.delta.model} as a different model; use --format onnx")
     adapted.check("timm", reloaded)
 

@@ -21,7 +21,7 @@ from remtta.errors import CheckpointError, ModelError, RemttaError, UsageError, 
 from remtta.files import write_atomically
 from remtta.formats.loaders import OnnxOptions
 from remtta.formats.onnx_graph import OnnxGraph, import_onnx, read_graph
-from remtta.models.card import built_from, checked_labels, given_preprocessing, known_labels, read_labels
+from remtta.models.info import built_from, checked_labels, given_preprocessing, known_labels, read_labels
 from remtta.models.metadata import PretrainedConfig, Size
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import UnwrappedModel, classifiers_of

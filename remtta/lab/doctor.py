@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from remtta.errors import StreamError, counted
 from remtta.methods.losses import entropy
 from remtta.methods.support import Support, refused_methods, support_in
-from remtta.models.card import ModelCard, card_of
+from remtta.models.info import ModelInfo, model_info
 from remtta.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from remtta.pipeline.information import mutual_information
 from remtta.streams.decoding_budget import Budget
@@ -76,7 +76,7 @@ class Better(NamedTuple):
 class Diagnosis:
     """A verdict on a model's preprocessing, with the findings that it rests on."""
 
-    card: ModelCard
+    info: ModelInfo
     source: str  # of the images
     num_images: int  # readable ones
     num_unreadable: int
@@ -94,7 +94,7 @@ class Diagnosis:
         better, support = self.better, self.support
         return {
             "fits": self.fits,
-            "model": {**self.card.origin, "num_classes": self.card.num_classes, "base_sha256": self.card.sha256},
+            "model": {**self.info.origin, "num_classes": self.info.num_classes, "base_sha256": self.info.sha256},
             "source": self.source,
             "images": self.num_images,
             "unreadable": self.num_unreadable,
@@ -133,19 +133,19 @@ def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], 
         limit: Maximum number of images, spread evenly over the stream if its length is known.
         wait: Called between batches; may raise to stop.
     """
-    card = card_of(model)
-    frames = _read(stream, limit, card.preprocessing, wait)
+    info = model_info(model)
+    frames = _read(stream, limit, info.preprocessing, wait)
     readable = [frame.image for frame in frames if frame.image is not None]
     images = torch.stack(readable)
-    findings = [_finding(model, candidate, images, wait) for candidate in candidates_of(card.preprocessing)]
+    findings = [_finding(model, candidate, images, wait) for candidate in candidates_of(info.preprocessing)]
     return Diagnosis(
-        card,
+        info,
         stream.name,
         num_images=len(readable),
         num_unreadable=len(frames) - len(readable),
         findings=findings,
         better=better_than(findings) if are_conclusive(findings) else None,
-        support=support_in(model, card.name, refused=refused_methods(model, ["rem"])),
+        support=support_in(model, info.name, refused=refused_methods(model, ["rem"])),
     )
 
 

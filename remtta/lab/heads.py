@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from remtta.errors import ModelError
-from remtta.models.card import labels_of
+from remtta.models.info import labels_of
 from remtta.models.unwrapping import CustomHead, classifiers_of, custom_head, is_timm_model
 
 

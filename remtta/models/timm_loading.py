@@ -12,8 +12,8 @@ from torch import nn
 
 from remtta.errors import ModelError, UsageError
 from remtta.models.building import create
-from remtta.models.card import built_from, checked_labels, given_preprocessing, known_labels, read_labels
 from remtta.models.checkpoints import load_checkpoint
+from remtta.models.info import built_from, checked_labels, given_preprocessing, known_labels, read_labels
 from remtta.models.loading import select_device
 from remtta.models.metadata import PretrainedConfig, TimmModel
 from remtta.models.preprocessing import image_size

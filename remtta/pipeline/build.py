@@ -22,7 +22,7 @@ from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source, source_files
 from remtta.methods.table import METHOD_TABLE, check_method, settings_of
-from remtta.models.card import ModelCard
+from remtta.models.info import ModelInfo
 from remtta.models.precision import multiplies_bf16
 from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.accuracy import WINDOW, Calibration, Estimator
@@ -87,7 +87,7 @@ def REM(model: nn.Module, config: REMConfig | None = None) -> Pipeline:
 @torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
 def build_pipeline(
     model: nn.Module,
-    card: ModelCard,
+    info: ModelInfo,
     config: AdaptationConfig,
     wait: Callable[[], None] = lambda: None,
     earlier: Mapping[str, Any] | None = None,
@@ -96,7 +96,7 @@ def build_pipeline(
 
     Args:
         model: The model, which the delta's weights are put into.
-        card: Its preprocessing, labels and number of classes.
+        info: Its preprocessing, labels and number of classes.
         config: How it is adapted, `with_guard`.
         wait: Called now and then meanwhile; may raise to stop.
         earlier: The record of the run to resume.
@@ -112,21 +112,21 @@ def build_pipeline(
         torch.default_generator.manual_seed(options.seed)
         method = build_method(config.method, model, settings)
         _check_method(method, config)
-        _resolve_precision(method, card, config, earlier)
+        _resolve_precision(method, info, config, earlier)
         source_record = None
         if source_data is not None and method.needs_source_data:
             source_record = learn_from_source(method, source_data, name=config.method, wait=wait)
         estimator = None
         if options.estimate is not None:
-            calibration = _calibration(method, card, config, earlier, wait)
-            estimator = Estimator(calibration, card.num_classes, options.expire_below, adapts=method.adapts)
+            calibration = _calibration(method, info, config, earlier, wait)
+            estimator = Estimator(calibration, info.num_classes, options.expire_below, adapts=method.adapts)
         if options.max_memory is not None and settings.micro_batch is None:
-            _limit_memory(method, card, options, earlier)
-        smoother = Smoother(card.num_classes) if options.smooth == "auto" else None
+            _limit_memory(method, info, options, earlier)
+        smoother = Smoother(info.num_classes) if options.smooth == "auto" else None
         pipeline = assemble_pipeline(method, options.guard, estimator, smoother)
         pipeline.source_record = source_record
         if delta is not None:
-            check_base(delta, card.sha256)
+            check_base(delta, info.sha256)
             pipeline.load_delta(delta.tensors, delta.updates, delta.frames)
         return pipeline
 
@@ -169,7 +169,7 @@ def _check_method(method: Method[MethodConfig], config: AdaptationConfig) -> Non
 
 
 def _resolve_precision(
-    method: Method[MethodConfig], card: ModelCard, config: AdaptationConfig, earlier: Mapping[str, Any] | None
+    method: Method[MethodConfig], info: ModelInfo, config: AdaptationConfig, earlier: Mapping[str, Any] | None
 ) -> None:
     """Resolve "auto": a resumed run keeps its precision, and one that starts from a delta that of the delta's run."""
     chosen: Resolved | None = None
@@ -178,14 +178,14 @@ def _resolve_precision(
         chosen = recorded_precision(earlier.get("method", {}))
     elif isinstance(delta, Delta) and delta.method == config.method:
         recorded = delta.hyperparameters.get("precision")
-        if recorded == "fp32" or (recorded == "bf16" and multiplies_bf16(card.device)):
+        if recorded == "fp32" or (recorded == "bf16" and multiplies_bf16(info.device)):
             chosen = recorded_precision(delta.hyperparameters)
     resolve_precision(method, config.method, chosen)
 
 
 def _calibration(
     method: Method[MethodConfig],
-    card: ModelCard,
+    info: ModelInfo,
     config: AdaptationConfig,
     earlier: Mapping[str, Any] | None,
     wait: Callable[[], None],
@@ -198,9 +198,9 @@ def _calibration(
     if config.calibration is not None:
         return config.calibration
     if config.source_data is None:
-        return Calibration.assumed(accuracy, card.num_classes)
+        return Calibration.assumed(accuracy, info.num_classes)
     files = source_files(Path(config.source_data))
-    with contextlib.closing(clean_batches(files, card.preprocessing, card.device, WINDOW, wait)) as batches:
+    with contextlib.closing(clean_batches(files, info.preprocessing, info.device, WINDOW, wait)) as batches:
         transform = method.model.transform
         logits = torch.cat([source_logits(method, transform(batch)).float().cpu() for batch in batches])
     if len(logits) < FEW_IMAGES:
@@ -209,7 +209,7 @@ def _calibration(
 
 
 def _limit_memory(
-    method: Method[MethodConfig], card: ModelCard, options: RunOptions, earlier: Mapping[str, Any] | None
+    method: Method[MethodConfig], info: ModelInfo, options: RunOptions, earlier: Mapping[str, Any] | None
 ) -> None:
     """Choose a micro-batch that respects `max_memory`; a resumed run keeps its micro-batch."""
     assert options.max_memory is not None
@@ -219,7 +219,7 @@ def _limit_memory(
     if earlier is not None:
         size = earlier.get("method", {}).get("micro_batch")
     else:
-        size = fitting_micro_batch(method, card.preprocessing.input_size, options.batch_size, options.max_memory)
+        size = fitting_micro_batch(method, info.preprocessing.input_size, options.batch_size, options.max_memory)
     if size is not None:
         method.model.micro_batch, method.config = size, replace(method.config, micro_batch=size)
         _log.info("--max-memory: micro-batches of %d", size)

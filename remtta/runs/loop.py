@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remtta.errors import DeltaError, NotFiniteError, UsageError
 from remtta.interrupts import Interrupts
-from remtta.models.card import ModelCard
+from remtta.models.info import ModelInfo
 from remtta.models.weights import Committed
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.prediction import Prediction, Update
@@ -107,7 +107,7 @@ class AdaptationLoop:
     def __init__(
         self,
         pipeline: Pipeline,
-        card: ModelCard,
+        info: ModelInfo,
         counts: Counts,
         *,
         policy: LearningPolicy,
@@ -119,7 +119,7 @@ class AdaptationLoop:
         live: bool = False,
         run_exclusively: RunExclusively = call,
     ) -> None:
-        self.pipeline, self.counts, self._card = pipeline, counts, card
+        self.pipeline, self.counts, self._info = pipeline, counts, info
         self._policy, self._callback, self._interrupts = policy, callback, interrupts
         self._reset_every, self._adapt_for, self._latency = reset_every, adapt_for, latency
         self._live, self._run_exclusively = live, run_exclusively
@@ -151,7 +151,7 @@ class AdaptationLoop:
                     self._callback.deliver(result)
                 # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
             learning = time.monotonic()
-            update = self.pipeline.learn(None if batch.labels is None else batch.labels.to(self._card.device))
+            update = self.pipeline.learn(None if batch.labels is None else batch.labels.to(self._info.device))
             result = self._timed(result, update, started, learning)
             with self._interrupts.held():
                 if not self._latency:
@@ -174,10 +174,10 @@ class AdaptationLoop:
         frames = batch.readable
         self._freeze_or_reset(batch)
         if not frames:
-            none = torch.empty(0, self._card.num_classes), torch.empty(0, dtype=torch.bool)
+            none = torch.empty(0, self._info.num_classes), torch.empty(0, dtype=torch.bool)
             return BatchResult(batch, Prediction(*none, num_updates=self.pipeline.method.num_updates))
         images = torch.stack([frame.image for frame in frames if frame.image is not None])
-        pixels = self._card.preprocessing.normalise(images.to(self._card.device, non_blocking=True))
+        pixels = self._info.preprocessing.normalise(images.to(self._info.device, non_blocking=True))
         learn = batch.learn and self.pipeline.adapts
         excluded = self._policy.excluded(batch, pixels) if learn else {}
         learnable = torch.tensor([learn and excluded.get(frame.index) in (None, OUT_OF_TIME) for frame in frames])

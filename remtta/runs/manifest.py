@@ -23,7 +23,7 @@ from remtta.files import from_json, to_json, write_json
 from remtta.machine import processor_name
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.renamed import current_record
-from remtta.models.card import ModelCard
+from remtta.models.info import ModelInfo
 from remtta.models.tensor_files import json_sha256
 from remtta.models.weights import Committed
 from remtta.options import RunOptions
@@ -44,7 +44,7 @@ from remtta.streams.sources import Stream
 class RunContext:
     """The inputs of a run of `adapt`, fixed before its first frame."""
 
-    card: ModelCard
+    info: ModelInfo
     pipeline: Pipeline  # of that model
     method: str
     options: RunOptions
@@ -61,20 +61,20 @@ class RunContext:
 
 
 def delta_of(
-    card: ModelCard, method: str, config: MethodConfig, batch_size: int, committed: Committed, frames: int
+    info: ModelInfo, method: str, config: MethodConfig, batch_size: int, committed: Committed, frames: int
 ) -> Delta:
     """Return the delta of an adaptation, with its origin; `frames` were used in its updates."""
     tensors, updates = committed
     return Delta(
         tensors={name: tensor.cpu() for name, tensor in tensors.items()},
-        model=card.name,
-        base_sha256=card.sha256,
+        model=info.name,
+        base_sha256=info.sha256,
         method=method,
         hyperparameters={**config.used(), "batch_size": batch_size},
         frames=frames,
         updates=updates,
-        model_options=card.options,
-        preprocessing=card.preprocessing.as_dict(),
+        model_options=info.options,
+        preprocessing=info.preprocessing.as_dict(),
     )
 
 
@@ -88,7 +88,7 @@ class RunManifest:
         self.latencies = Latencies()  # of predictions
         self.steps = Latencies()  # of batches, including their updates
         self.reads, self.decodes = Latencies(), Latencies()  # of frames; preprocessing counts as decoding
-        self._environment = environment(context.card.device)
+        self._environment = environment(context.info.device)
 
     def resume_from(self, earlier: Mapping[str, Any]) -> None:
         """Continue an earlier run's record."""
@@ -147,14 +147,14 @@ class RunManifest:
                 **({"live": dataclasses.asdict(live.options)} if live else {}),
             },
             "model": {
-                **context.card.origin,
-                **({"provider": context.card.provider} if context.card.provider else {}),
-                "num_classes": context.card.num_classes,
-                "base_sha256": context.card.sha256,
-                "labels_sha256": json_sha256(context.card.labels),
+                **context.info.origin,
+                **({"provider": context.info.provider} if context.info.provider else {}),
+                "num_classes": context.info.num_classes,
+                "base_sha256": context.info.sha256,
+                "labels_sha256": json_sha256(context.info.labels),
                 "start_delta": None if context.start is None else context.start.origin,
             },
-            "preprocessing": context.card.preprocessing.as_dict(),
+            "preprocessing": context.info.preprocessing.as_dict(),
             "method": {"name": context.method, **context.config.used(), "batch_size": context.options.batch_size},
             "source_statistics": context.pipeline.source_record,
             "guard": guard_record(context.pipeline, progress),

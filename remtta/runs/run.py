@@ -57,7 +57,7 @@ class Run:
             rate = RateCheck(context.method, passes, stride, skips_updates=skips_updates)
         self._loop = AdaptationLoop(
             context.pipeline,
-            context.card,
+            context.info,
             progress,
             policy=LearnableFrames(
                 progress,
@@ -72,7 +72,7 @@ class Run:
             live=context.stream.live,
             run_exclusively=context.run_exclusively,
         )
-        self._stream_batches = Batches(context.stream.live_source, options, context.card.preprocessing, context.memory)
+        self._stream_batches = Batches(context.stream.live_source, options, context.info.preprocessing, context.memory)
         self._saver = Saver(context, self.summary, self.record, self._loop)
 
     def execute(self) -> RunSummary:
@@ -90,7 +90,7 @@ class Run:
                 self._resume()
             self._stop_if_ended()
             row = next(read_rows(self._folder.path / PREDICTIONS), None) if summary.progress.frames else None
-            unsaved, transform = self._writer.expected_rows(), self.context.card.preprocessing.transform()
+            unsaved, transform = self._writer.expected_rows(), self.context.info.preprocessing.transform()
             unseen = unseen_frames(stream, summary.progress, row, unsaved, transform)
             decoded = self._stream_batches.decoded(unseen, first=summary.progress.frames, wait=self._wait)
             with contextlib.closing(decoded) as frames, contextlib.closing(stream):

@@ -35,7 +35,7 @@ class RunWriter(LoopCallback):
         self, context: RunContext, summary: RunSummary, record: RunManifest, callbacks: Sequence[Callback]
     ) -> None:
         self._context, self._record, self._callbacks = context, record, callbacks
-        self._form = RowFormat(context.card.labels, topk=context.options.topk, logits=context.options.logits)
+        self._form = RowFormat(context.info.labels, topk=context.options.topk, logits=context.options.logits)
         self._rows: RowWriter | None = None
         self._events: RowWriter | None = None
         self._written: list[Row] = []

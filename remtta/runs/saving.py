@@ -124,7 +124,7 @@ class Saver:
         context = self._context
         if not committed[0] or not (context.pipeline.method.norms_only or context.options.save_full):
             return
-        delta = delta_of(context.card, context.method, context.config, context.options.batch_size, committed, frames)
+        delta = delta_of(context.info, context.method, context.config, context.options.batch_size, committed, frames)
         try:
             save_delta(self._summary.output / DELTA, delta)
         except DeltaError as error:  # the outputs will not be finite either, and stop the run

@@ -287,7 +287,7 @@ def test_labels_by_number_or_in_a_file(tmp_path: Path) -> None:
     names = list("abcdefg")
     (tmp_path / "labels.txt").write_text("\n".join(names))
     for labels in (names, dict(enumerate(names)), tmp_path / "labels.txt"):
-        assert adapter_of(labels=labels).card.labels == names
+        assert adapter_of(labels=labels).info.labels == names
 
 
 def test_no_call_changes_the_callers_random_numbers(frames: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from remtta.backbones.lookup import backbone_of, compile_blocks
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError, RemttaError
 from remtta.methods.table import method_config
-from remtta.models.card import card_of
+from remtta.models.info import model_info
 from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256
@@ -126,7 +126,7 @@ def test_transformers_models_adapt_as_their_twins_in_timm(kind: str, tmp_path: P
     given = ModelWithMetadata(theirs, preprocessing=Preprocessing((size, size)))
     assert_like_twin(given, load_model(f"local-dir:{tmp_path}", input_size=(size, size)), size)
     theirs.config.id2label = dict(reversed(theirs.config.id2label.items()))
-    assert card_of(given).labels == LABELS
+    assert model_info(given).labels == LABELS
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_wrapper_that_normalises_is_looked_through(wrap: Any, make: Any) -> No
 def test_a_wrapper_may_resize_images(make: Any) -> None:
     enlarged = nn.Sequential(nn.Upsample(scale_factor=0.5), make())
     adapter = Adapter(enlarged, "rem", preprocessing=Preprocessing((64, 64)), masking="features")
-    assert adapter.card.preprocessing.input_size == (64, 64)
+    assert adapter.info.preprocessing.input_size == (64, 64)
     alone = Adapter(make(), "rem", preprocessing=Preprocessing((32, 32)), masking="features")
     pixels = images_of(64)
     torch.testing.assert_close(adapter(pixels), alone(F.interpolate(pixels, scale_factor=0.5)))
@@ -177,7 +177,7 @@ def test_a_delta_of_a_wrapped_model_is_that_of_the_model_inside() -> None:
     rem(images_of(32).sigmoid())
     delta = Delta(rem.delta(), "unknown", state_sha256(inner), "rem", {}, 6, 1)
     apply_delta(inner, delta)
-    assert card_of(nn.Sequential(Normalise(), tiny_vit())).sha256 == delta.base_sha256
+    assert model_info(nn.Sequential(Normalise(), tiny_vit())).sha256 == delta.base_sha256
     assert all(torch.equal(tensor, wrapped[1].state_dict()[name]) for name, tensor in inner.state_dict().items())
 
 
@@ -281,20 +281,20 @@ def test_gradient_checkpointing_changes_no_update_or_is_refused() -> None:
 @pytest.mark.parametrize("make", [tiny_vit, lambda: nn.Sequential(Normalise(), tiny_vit()), small])
 def test_a_head_may_be_replaced(make: Any) -> None:
     model = make()
-    assert card_of(model).num_classes == NUM_CLASSES
+    assert model_info(model).num_classes == NUM_CLASSES
     inner = model[1] if isinstance(model, nn.Sequential) else getattr(model, "module", model)
     head = "fc" if isinstance(inner, Net) else "head"
     old: Any = inner.get_submodule(head)
     inner.set_submodule(head, nn.Linear(old.in_features, 3))
     pipeline = pipeline_of("remtta", model, method_config("remtta", {}, batch_size=4))
-    assert card_of(model).num_classes == pipeline.method.model.num_classes == 3 and card_of(model).labels is None
+    assert model_info(model).num_classes == pipeline.method.model.num_classes == 3 and model_info(model).labels is None
     assert pipeline(images_of(32)[:4]).shape == (4, 3) and f"{head}.bias" in pipeline.delta()
 
 
 def test_a_model_may_have_some_names_of_timms() -> None:
     model: Any = Net()
     model.get_classifier = lambda: model.fc
-    assert card_of(model).num_classes == NUM_CLASSES
+    assert model_info(model).num_classes == NUM_CLASSES
 
 
 def test_a_model_that_folds_views_into_the_batch_is_refused_with_a_remedy() -> None:

@@ -25,7 +25,7 @@ from remtta.backbones.norms import norm_modules
 from remtta.errors import OutputError, RemttaError, UsageError
 from remtta.files import check_not_input
 from remtta.formats.export import ExportableModel, export_model, save_onnx, write_timm
-from remtta.models.card import card_of, labels_of
+from remtta.models.info import labels_of, model_info
 from remtta.models.tensor_files import state_sha256
 from remtta.options import ModelOptions
 from remtta.zero_shot.classifier import ZeroShotHead
@@ -103,13 +103,13 @@ def test_attention_with_a_bias_and_a_head_of_text_embeddings_go_to_onnx(place: P
     embeddings = random_images(NUM_CLASSES, size=4).flatten(1)
     model.head = ZeroShotHead(nn.Identity(), embeddings, torch.tensor(10.0), torch.tensor(-2.0), texts)
     save_onnx(
-        ExportableModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path / "model.onnx"
+        ExportableModel(model, {}, model_info(model), load_delta(place / "1.safetensors"), ()), tmp_path / "model.onnx"
     )
     check_onnx(tmp_path / "model.onnx", model)
 
 
 def test_logits_that_are_not_numbers_are_refused(place: Path) -> None:
-    model = ExportableModel(tiny_vit(), {}, card_of(tiny_vit()), load_delta(place / "1.safetensors"), ())
+    model = ExportableModel(tiny_vit(), {}, model_info(tiny_vit()), load_delta(place / "1.safetensors"), ())
     with pytest.raises(RemttaError, match="in x the logits differ from torch's by nan"):
         model.check("x", lambda images: np.full((len(images), NUM_CLASSES), np.nan))
 
@@ -151,7 +151,7 @@ def test_timm_and_remtta_load_the_folder(place: Path) -> None:
 def test_weights_that_layers_share_go_to_a_timm_folder(place: Path, tmp_path: Path) -> None:
     model: Any = tiny_vit()
     model.blocks[0].norm1 = model.blocks[0].norm2
-    write_timm(ExportableModel(model, {}, card_of(model), load_delta(place / "1.safetensors"), ()), tmp_path)
+    write_timm(ExportableModel(model, {}, model_info(model), load_delta(place / "1.safetensors"), ()), tmp_path)
     assert state_sha256(timm.create_model(f"local-dir:{tmp_path}", pretrained=True)) == state_sha256(model)
 
 
@@ -202,6 +202,6 @@ def test_the_weights_that_an_export_is_made_of_are_not_replaced(
 def test_a_full_disk_is_named_with_the_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
     monkeypatch.setattr("remtta.formats.export.save_weights", raising(full))
-    model = ExportableModel(tiny_vit(), {}, card_of(tiny_vit()), load_delta(place / "1.safetensors"), ())
+    model = ExportableModel(tiny_vit(), {}, model_info(tiny_vit()), load_delta(place / "1.safetensors"), ())
     with pytest.raises(OutputError, match=r"out cannot be written: .*No space left"):
         export_model(model, "timm", tmp_path / "out")

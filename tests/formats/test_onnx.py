@@ -16,7 +16,7 @@ from remtta import Adapter, load_model
 from remtta.errors import CheckpointError, RemttaError, UsageError
 from remtta.formats.onnx_model import OnnxClassifier
 from remtta.methods.build import build_method
-from remtta.models.card import card_of
+from remtta.models.info import model_info
 from remtta.models.preprocessing import preprocessing_of
 from tests.conftest import raising, random_images
 from tests.formats.tiny_onnx import NUM_CLASSES, PATCH, tiny_network, write_onnx
@@ -141,11 +141,11 @@ def test_preprocessing_and_labels_are_those_of_the_file_then_of_options(tmp_path
     path = tmp_path / "tiny.onnx"
     for metadata, mean, guessed in ((ours, 0.1, False), (theirs, 0.0, False), ({}, 0.485, True)):
         model = load(write_onnx(path, side="S", metadata=metadata), input_size=32)
-        card = card_of(model)
-        assert card.preprocessing.mean[0] == mean and card.guessed == guessed
-        assert card.labels == (labels if metadata else None)
+        info = model_info(model)
+        assert info.preprocessing.mean[0] == mean and info.guessed == guessed
+        assert info.labels == (labels if metadata else None)
     assert preprocessing_of(load(write_onnx(path, side="S"))).input_size == (224, 224)
-    given = card_of(load(write_onnx(path, metadata=ours), mean=0.5, std=0.5, labels=list("abcdefg")))
+    given = model_info(load(write_onnx(path, metadata=ours), mean=0.5, std=0.5, labels=list("abcdefg")))
     assert (given.preprocessing.mean[0], given.preprocessing.interpolation, given.labels) == (
         0.5,
         "bilinear",
@@ -210,10 +210,10 @@ def test_weights_in_another_file_come_only_from_the_folder(tmp_path: Path) -> No
     onnx.save_model(proto, path, save_as_external_data=True, location="tiny.data", size_threshold=0)
     assert torch.equal(load(path)(images), logits)
     data = folder / "tiny.data"
-    first = card_of(load(path)).sha256
+    first = model_info(load(path)).sha256
     values = np.frombuffer(data.read_bytes(), np.float32) * 2
     data.write_bytes(values.tobytes())
-    assert card_of(load(path)).sha256 != first
+    assert model_info(load(path)).sha256 != first
     outside = tmp_path / "secret.data"
     data.rename(outside)
     with pytest.raises(CheckpointError, match="missing; copy it beside the file"):

@@ -16,7 +16,7 @@ from torch import nn
 from remtta.errors import CheckpointError, DownloadError, UsageError
 from remtta.models import imagenet
 from remtta.models.building import reachable_or_offline
-from remtta.models.card import card_of, labels_of
+from remtta.models.info import labels_of, model_info
 from remtta.models.loading import load_model, select_device
 from remtta.models.preprocessing import INTERPOLATIONS, Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256, tensors_sha256
@@ -261,7 +261,7 @@ def test_weights_that_cannot_be_downloaded_are_reported_in_one_line(monkeypatch:
 def test_downloaded_weights_are_named_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     model = timm.create_model(NAME)
     monkeypatch.setattr(timm, "create_model", lambda *_, **__: model)
-    assert card_of(load_model(NAME)).name == f"{NAME}.augreg_in21k_ft_in1k"
+    assert model_info(load_model(NAME)).name == f"{NAME}.augreg_in21k_ft_in1k"
 
 
 def test_behind_a_proxy_the_hubs_name_need_not_resolve(monkeypatch: pytest.MonkeyPatch) -> None:

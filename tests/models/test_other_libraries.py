@@ -13,8 +13,8 @@ from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, DeiTIm
 
 from remtta.backbones.lookup import backbone_of
 from remtta.errors import CheckpointError, UsageError
-from remtta.models.card import card_of, labels_of
 from remtta.models.checkpoints import checkpoint_dtypes
+from remtta.models.info import labels_of, model_info
 from remtta.models.loading import load_model
 from remtta.models.preprocessing import preprocessing_of
 from remtta.models.tensor_files import state_sha256
@@ -52,7 +52,7 @@ def test_logits_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     ours = load_model(model)
     assert _equal(ours, theirs)
     assert labels_of(ours) == LABELS
-    assert card_of(ours).name == model
+    assert model_info(ours).name == model
     backbone, images = backbone_of(ours), _images(preprocessing_of(ours).input_size)
     with torch.no_grad():
         torch.testing.assert_close(backbone.logits(images), ours(images), atol=1e-5, rtol=1e-5)

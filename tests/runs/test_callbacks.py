@@ -27,7 +27,7 @@ class Notes(Callback):
         self.end = ""
 
     def on_start(self, run: Run) -> None:
-        assert run.context.card.num_classes == 7 and not run.summary.num_frames
+        assert run.context.info.num_classes == 7 and not run.summary.num_frames
         self._call("start")
 
     def on_batch(self, report: BatchReport) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from remtta import REMConfig
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, RemttaError, UsageError
-from remtta.models.card import set_labels
+from remtta.models.info import set_labels
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE, check_same_model
 from remtta.runs.pipe import RowPipe
 from remtta.runs.saving import load_position, save_state

@@ -17,7 +17,7 @@ from remtta.deltas.base_model import base_options
 from remtta.deltas.delta import Delta, apply_delta, check_base, checkpoint_state, load_delta
 from remtta.errors import CheckpointError, DeltaError, ModelError, UsageError
 from remtta.formats.export import ExportableModel
-from remtta.models.card import labels_of
+from remtta.models.info import labels_of
 from remtta.models.loading import load, load_model
 from remtta.models.tensor_files import state_sha256
 from remtta.options import ModelOptions

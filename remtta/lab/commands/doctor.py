@@ -61,7 +61,7 @@ def doctor(
 
 
 def _lines(found: Diagnosis) -> list[str]:
-    card, support, configured = found.card, found.support, found.findings[0].candidate.preprocessing
+    info, support, configured = found.info, found.support, found.findings[0].candidate.preprocessing
     unreadable = f", {found.num_unreadable} cannot be read" if found.num_unreadable else ""
     rows = [["", "  MI, nats", "entropy", "classes"]]
     for number, finding in enumerate(found.findings):
@@ -69,7 +69,7 @@ def _lines(found: Diagnosis) -> list[str]:
         rows.append([f"{'' if number else 'now':<5}{finding.candidate.title}", *figures])
     refused = support.refused.get("rem")
     return [
-        f"model    {card.name}, {card.num_classes} classes",
+        f"model    {info.name}, {info.num_classes} classes",
         f"images   {found.num_images} of {found.source}{unreadable}",
         f"now      {configured.command_line}",
         "",

@@ -144,7 +144,7 @@ def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOp
 def _open(root: Path, classifier: nn.Module, data: DataOptions, options: EvalOptions) -> Dataset:
     from remtta.lab.evaluation.class_maps import read_class_map
     from remtta.lab.evaluation.datasets import open_dataset, read_image_list
-    from remtta.models.card import labels_of
+    from remtta.models.info import labels_of
 
     dataset = open_dataset(
         root,

@@ -57,7 +57,7 @@ class DemoLoader(Loader):
         return options.name == DEMO_MODEL
 
     def load(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
-        from remtta.models.card import built_from
+        from remtta.models.info import built_from
         from remtta.models.timm_loading import load_timm
 
         own = {name: value for name, value in _OWN.items() if getattr(options, name) is None}

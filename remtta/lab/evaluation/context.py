@@ -25,7 +25,7 @@ from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.renamed import current_record
 from remtta.methods.source_data import learn_from_source
 from remtta.methods.table import METHOD_TABLE
-from remtta.models.card import ModelCard
+from remtta.models.info import ModelInfo
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options.option import fixed_fields
 from remtta.pipeline.build import assemble_pipeline
@@ -44,7 +44,7 @@ class EvaluationContext:
     """The inputs of an evaluation, fixed before its first image."""
 
     model: nn.Module  # the classifier, with its head restricted to the dataset's classes if needed
-    card: ModelCard
+    info: ModelInfo
     dataset: Dataset
     variants: Mapping[str, MethodVariant]  # by name, in the order of the table
     methods: Mapping[str, MethodConfig]  # settings of those to run, likewise
@@ -60,7 +60,7 @@ class EvaluationContext:
         options = {name: value for name, value in asdict(self.options).items() if name in fixed_fields(EvalOptions)}
         if math.isinf(self.options.imbalance):
             options["imbalance"] = "infinity"  # JSON cannot represent infinity
-        dataset, card = self.dataset, self.card
+        dataset, info = self.dataset, self.info
         domains = [
             {
                 "name": domain.name,
@@ -79,11 +79,11 @@ class EvaluationContext:
                 "restricted_to": dataset.restricted_to,
                 "domains": domains,
             },
-            "model": {**card.origin, "base_sha256": card.sha256},
-            "preprocessing": card.preprocessing.as_dict(),
+            "model": {**info.origin, "base_sha256": info.sha256},
+            "preprocessing": info.preprocessing.as_dict(),
             "methods": {name: self.methods[name].used() for name in order or self.methods},
             "options": options,
-            "device": str(card.device),
+            "device": str(info.device),
             **({"start_delta": self.start.origin} if self.start else {}),
             **({"source_statistics": self.learned} if self.learned else {}),
         }
@@ -136,7 +136,7 @@ class EvaluationContext:
     def _learn(
         self, method: Method[MethodConfig], name: str, source_data: str | Path, wait: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        chosen, crop_pct = self.card.preprocessing, preprocessing_of(self.model).crop_pct
+        chosen, crop_pct = self.info.preprocessing, preprocessing_of(self.model).crop_pct
         # Domains of the input size are used uncropped, which does not say how to crop photographs.
         as_they_are = chosen.crop_pct == 1 and set(self.dataset.sizes) == {chosen.input_size[::-1]}
         return learn_from_source(

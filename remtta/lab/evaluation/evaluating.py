@@ -43,7 +43,7 @@ from remtta.machine import num_cores
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.source_data import check_source_data
 from remtta.methods.table import settings_of
-from remtta.models.card import card_of, labels_of, set_labels
+from remtta.models.info import labels_of, model_info, set_labels
 from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.tensor_files import state_sha256
@@ -141,13 +141,13 @@ def evaluate(
     if dataset.names:
         model = _with_class_names(model, dataset.names)
     plan_visits(dataset, options, options.seeds[0])  # refuses what the data set lacks
-    restricted_to, num_classes = dataset.class_numbers if dataset.restricted_to else None, card_of(model).num_classes
+    restricted_to, num_classes = dataset.class_numbers if dataset.restricted_to else None, model_info(model).num_classes
     if delta is not None and restricted_to is not None:
         delta = replace(delta, tensors=restricted_tensors(delta.tensors, model, restricted_to))
     with restricted_classes(model, restricted_to):
-        card = card_of(model, preprocessing, base_sha256)
-        numbers = range(card.num_classes) if restricted_to is None else restricted_to
-        context = EvaluationContext(model, card, dataset, variants, configs, options, numbers, num_classes, delta)
+        info = model_info(model, preprocessing, base_sha256)
+        numbers = range(info.num_classes) if restricted_to is None else restricted_to
+        context = EvaluationContext(model, info, dataset, variants, configs, options, numbers, num_classes, delta)
         record = Path(output) / RESULTS
         with reading(record, UsageError):
             earlier = read_earlier(record)["settings"]["methods"] if options.resume and record.exists() else {}
@@ -296,7 +296,7 @@ class _Evaluation:
         shutil.rmtree(self._folder / TRIALS)
 
     def _worker_results(self, tasks: Sequence[_Task]) -> Generator[tuple[int, bool]]:
-        options, gpus = self._context.options, int(self._context.card.device.type == "cuda")
+        options, gpus = self._context.options, int(self._context.info.device.type == "cuda")
         shared: _Shared = self._pickled, self._context.learned, torch.get_num_threads()
         if options.engine == "ray":
             return on_ray(_run_task, shared, tasks, interrupts=self._interrupts, gpus=gpus)

@@ -37,7 +37,7 @@ def write_results(folder: Path, context: EvaluationContext, trials: Iterable[Tri
     order = list(itertools.product(context.methods, context.options.seeds))
     ordered = sorted(trials, key=lambda trial: order.index((trial.method, trial.seed)))
     domains = list(dict.fromkeys(domain.name for domain in context.dataset.domains))
-    made_with = environment(context.card.device)
+    made_with = environment(context.info.device)
     del made_with["command"]  # differs after --resume, and the settings cover it
     content: Results = {
         "status": "completed",

@@ -60,15 +60,15 @@ class Trial(LoopCallback):
         self._context, self._pipeline, self._writer, self._interrupts = context, pipeline, writer, interrupts
         self._name, self._seed = name, seed
         self._visits = plan_visits(context.dataset, context.options, seed)
-        self._form = RowFormat(context.card.labels, context.numbers, exact=True)
+        self._form = RowFormat(context.info.labels, context.numbers, exact=True)
         self._outcomes: _Outcomes = {}
         reading = RunOptions(batch_size=context.options.batch_size, on_error=context.options.on_error)
-        self._stream_batches = Batches(None, reading, context.card.preprocessing)
+        self._stream_batches = Batches(None, reading, context.info.preprocessing)
         self._position, options = writer.progress.position, context.options
         hurries = options.scenario == "time-constrained"
         self._loop = AdaptationLoop(
             pipeline,
-            context.card,
+            context.info,
             self._position,
             policy=TimeConstrainedPolicy(pipeline, self._position, options.cost_ratio) if hurries else LearningPolicy(),
             callback=self,
@@ -92,7 +92,7 @@ class Trial(LoopCallback):
         elif context.start:
             self._pipeline.load_delta(context.start.tensors, context.start.updates, context.start.frames)
             position.frames_in_delta = context.start.frames
-        start_peak(context.card.device)
+        start_peak(context.info.device)
         _log.info("%s, seed %d", self._name, self._seed)
         decoded = self._stream_batches.decoded(self._unseen(), first=position.frames, wait=self._interrupts.check)
         with contextlib.closing(decoded) as frames:
@@ -180,7 +180,7 @@ class Trial(LoopCallback):
                 self._outcomes.setdefault(title, Counter())[row["class"] == row["label_true"]] += 1
 
     def _save(self) -> None:
-        self._position.peak_bytes = max(self._position.peak_bytes, peak_bytes(self._context.card.device))
+        self._position.peak_bytes = max(self._position.peak_bytes, peak_bytes(self._context.info.device))
         self._writer.save(self._loop.snapshot)
 
     def _save_delta(self) -> None:
@@ -193,7 +193,7 @@ class Trial(LoopCallback):
             path.parent.mkdir(exist_ok=True)
         whole = whole_tensors(tensors, context.model, context.numbers, context.num_classes)
         config, size, frames = context.methods[name], context.options.batch_size, self._position.frames_in_delta
-        save_delta(path, delta_of(context.card, name, config, size, (whole, updates), frames))
+        save_delta(path, delta_of(context.info, name, config, size, (whole, updates), frames))
 
     def _record(self) -> TrialRecord:
         position, method = self._position, self._pipeline.method

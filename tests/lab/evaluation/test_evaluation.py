@@ -14,7 +14,7 @@ from remtta.lab.evaluation.domains import Dataset
 from remtta.lab.tables import markdown_table, plain_table
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.table import method_config
-from remtta.models.card import set_labels
+from remtta.models.info import set_labels
 from remtta.options import GuardOptions
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.prediction import Prediction

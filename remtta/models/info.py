@@ -31,7 +31,7 @@ LoadArguments = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ModelCard:
+class ModelInfo:
     """A summary of a run's model."""
 
     origin: LoadArguments  # with which `load_model` built it; the name "unknown" for any other model
@@ -54,8 +54,8 @@ class ModelCard:
         return {key: value for key, value in self.origin.items() if key != "name"}
 
 
-def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256: str | None = None) -> ModelCard:
-    """Return the card of a classifier at its source weights; pass the whole model's hash if its head is restricted.
+def model_info(model: nn.Module, preprocessing: Preprocessing | None = None, sha256: str | None = None) -> ModelInfo:
+    """Return a summary of a classifier at its source weights; pass the whole model's hash if its head is restricted.
 
     Raise ModelError if it has no weights; UsageError if its labels are not as many as its classes.
     """
@@ -68,7 +68,7 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
         raise ModelError(f"{type(module).__name__} has quantised weights or other packed state; give a float32 model")
     if isinstance(model, ModelWithMetadata) and model.labels is not None:
         checked_labels(model.labels, num_classes)
-    return ModelCard(
+    return ModelInfo(
         origin=dict(config.get("built_from") or {"name": UNKNOWN}),
         sha256=sha256 or state_sha256(module),
         preprocessing=preprocessing or preprocessing_of(model),
@@ -80,11 +80,11 @@ def card_of(model: nn.Module, preprocessing: Preprocessing | None = None, sha256
     )
 
 
-def warn_of_change(model: nn.Module, card: ModelCard) -> None:
-    """Warn if a model's weights, of which the card has the hash, are not those that it was first adapted from."""
+def warn_of_change(model: nn.Module, info: ModelInfo) -> None:
+    """Warn if a model's weights are not those that it was first adapted from."""
     metadata = metadata_of(unwrap_model(model).module)
-    metadata.source_sha256 = metadata.source_sha256 or card.sha256
-    if metadata.source_sha256 != card.sha256:
+    metadata.source_sha256 = metadata.source_sha256 or info.sha256
+    if metadata.source_sha256 != info.sha256:
         _log.warning(
             "the model's weights have changed since it was first adapted, and now count as the source weights; build "
             "the model anew to start from the first ones"
