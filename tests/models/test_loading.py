@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
 from torch import nn
 
+from remtta import Adapter
 from remtta.errors import CheckpointError, DownloadError, UsageError
 from remtta.models import imagenet
 from remtta.models.building import reachable_or_offline
@@ -298,3 +299,9 @@ def test_the_hash_changes_with_a_bit_a_name_a_dtype_or_a_shape_and_not_with_the_
     assert tensors_sha256({"a": zeros.T.contiguous().T}) == tensors_sha256({"a": zeros})
     others = {"flag": torch.tensor([True]), "scale": torch.ones(1, dtype=torch.bfloat16), "empty": torch.zeros(0)}
     assert len(tensors_sha256(others)) == 64
+
+
+def test_the_old_name_of_an_adapters_info_is_read_with_a_warning() -> None:
+    adapter = Adapter(tiny_vit())
+    with pytest.warns(DeprecationWarning, match=r"Adapter.card is called Adapter.info"):
+        assert adapter.card is adapter.info
