@@ -35,6 +35,7 @@ _KINDS = {
     ],
     "Reference": ["options", "methods", "models", "files", "corruptions", "api"],
     "Explanation": ["guard", "results", "negative_results", "performance", "architecture"],
+    "Parts": ["part_baselines", "part_zero_shot", "part_formats", "part_deployment", "part_lab"],
 }
 
 
