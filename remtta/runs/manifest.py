@@ -100,12 +100,6 @@ class RunManifest:
             live.backlog.dropped += self._summary.progress.dropped
 
     @property
-    def num_dropped(self) -> int:
-        """Number of frames dropped for newer ones, in all parts of the run."""
-        live = self._context.stream.live_source
-        return live.backlog.dropped if live else 0
-
-    @property
     def live_counts(self) -> dict[str, int]:
         """The counts that only live sources have."""
         progress = self._summary.progress

@@ -110,7 +110,7 @@ class RunWriter(LoopCallback):
         """Write events, and note durations."""
         summary, progress, frames = self.summary, self.summary.progress, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
-        progress.dropped = self._record.num_dropped
+        progress.dropped = self._context.stream.num_dropped
         self._note_progress()  # at once: if an event cannot be written, the state must not count rows that it lacks
         summary.num_alarms = self._context.pipeline.total_alarms
         summary.estimates = result.prediction.estimates or summary.estimates
@@ -146,7 +146,8 @@ class RunWriter(LoopCallback):
 
     def _hint_at_stride(self, result: BatchResult) -> None:
         """Name --frame-stride once, where the first batch of a video is of near-equal frames."""
-        learns = self._context.pipeline.method.adapts and self._context.config.adapt_every == 1
+        method = self._context.pipeline.method
+        learns = method.adapts and method.config.adapt_every == 1
         if learns and result.batch.frames[0].index == 0 and (rate := near_equal(result.batch.readable)):
             _log.info(
                 "the frames of %s are nearly the same from one to the next (%.0f per second); --frame-stride %d gives "
