@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol
 
-from remtta.cli.reporting import ProgressBar
+from remtta.cli.progress import ProgressBar
 from remtta.cli.running import RunningOptions, load_start, load_torch
 from remtta.errors import UsageError
 from remtta.interrupts import Interrupts

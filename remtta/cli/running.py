@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from remtta.cli.reporting import command, print_message, progress
+from remtta.cli.progress import progress
+from remtta.cli.reporting import command, print_message
 from remtta.errors import UsageError
 from remtta.files import cache_folder, check_target, to_json
 from remtta.interrupts import Interrupts

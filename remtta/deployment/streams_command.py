@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from remtta.cli.adapt_command import AdaptCommand, AdaptRunner
-from remtta.cli.reporting import progress
+from remtta.cli.progress import progress
 from remtta.cli.running import RunningOptions
 from remtta.deployment.group_callback import GroupCallback
 from remtta.errors import UsageError, check_installed, counted

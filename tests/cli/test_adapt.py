@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from remtta.cli import reporting
+from remtta.cli import progress
 from tests.command import refusal_of, remtta_here
 from tests.conftest import TINY_OPTIONS, draw_folder, draw_image, draw_video
 from tests.records import record_of, rows_of
@@ -22,8 +22,8 @@ def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
 ) -> None:
     caplog.set_level("INFO", logger="remtta")
     now = 0.0
-    monkeypatch.setattr(reporting, "time", SimpleNamespace(monotonic=lambda: now))
-    with reporting.progress("adapting", "frames", hidden=False) as show:
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now))
+    with progress.progress("adapting", "frames", hidden=False) as show:
         for now, frames in ((29.0, 50), (31.0, 100), (60.0, 150), (62.0, 200)):  # noqa: B007 - the clock reads it
             show(frames, 500, f"{frames // 50} updates", frames / 10)
     assert caplog.messages == [
@@ -41,7 +41,7 @@ def test_on_a_terminal_a_bar_tells_it_without_colours_if_they_are_not_wanted(
     terminal = io.StringIO()
     monkeypatch.setattr(terminal, "isatty", lambda: True)
     monkeypatch.setattr(sys, "stderr", terminal)
-    with reporting.progress("adapting", "frames", hidden=False) as show:
+    with progress.progress("adapting", "frames", hidden=False) as show:
         show(50, 500, "1 update", 5.0)
     assert "50/500" in terminal.getvalue() and "1 update" in terminal.getvalue()
     assert bool(re.search(r"\x1b\[[\d;]*m", terminal.getvalue())) == coloured

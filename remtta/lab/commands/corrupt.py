@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from remtta.cli.reporting import progress, signal_exit_code
+from remtta.cli.progress import progress
+from remtta.cli.reporting import signal_exit_code
 from remtta.cli.running import RunningOptions
 from remtta.interrupts import Stopped
 from remtta.lab.corruptions.options import CorruptOptions

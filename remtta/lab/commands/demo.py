@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from remtta.cli.reporting import ProgressBar
+from remtta.cli.progress import ProgressBar
 from remtta.cli.running import RunningOptions
 from remtta.options.option import Option, Subset
 from remtta.runs.folder import run_folder
