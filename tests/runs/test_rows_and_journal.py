@@ -2,6 +2,7 @@ import base64
 import contextlib
 import errno
 import io
+import itertools
 import json
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +15,7 @@ import torch
 from remtta.errors import OutputError
 from remtta.files import from_json, to_json
 from remtta.pipeline.prediction import Prediction
-from remtta.runs.folder import run_folder
+from remtta.runs.folder import PREDICTIONS, run_folder
 from remtta.runs.loop import BatchResult
 from remtta.runs.pipe import RowPipe
 from remtta.runs.reading import read_rows
@@ -23,6 +24,7 @@ from remtta.runs.writer import RowWriter
 from remtta.streams.batches import Batch
 from remtta.streams.frames import Gap
 from remtta.streams.prefetch import DecodedFrame
+from tests.conftest import draw_folder
 from tests.records import lines_of, rows_of
 from tests.runs.tiny import adapt_tiny
 
@@ -126,6 +128,39 @@ def test_invalid_text_of_all_kinds_is_restored() -> None:
     assert from_json(text) == {**content, "a": ["\\xe9", "\\xed\\xa0\\x80", content["a"][2]]}
     with pytest.raises(ValueError):
         to_json({"source": "\udce9", "prob": float("nan")})
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
+    """The sizes that each file, by its inode, had when it was synced; other tests sync nothing."""
+    sizes: dict[int, list[int]] = {}
+
+    def sync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        sizes.setdefault(status.st_ino, []).append(status.st_size)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return sizes
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_durable_rows_are_on_disk_when_write_returns(
+    durable: bool, synced: dict[int, list[int]], tmp_path: Path
+) -> None:
+    path, sizes = tmp_path / "predictions.jsonl", []
+    with contextlib.closing(RowWriter(path, durable=durable)) as writer:
+        for number in range(3):
+            writer.write([{"index": 2 * number}, {"index": 2 * number + 1}])
+            sizes.append(path.stat().st_size)
+            assert synced.get(path.stat().st_ino, []) == (sizes if durable else [])
+        assert writer.sync() == synced[path.stat().st_ino][-1] == sizes[-1]
+
+
+def test_a_run_has_the_rows_of_each_batch_on_disk_before_the_next(synced: dict[int, list[int]], tmp_path: Path) -> None:
+    adapt_tiny(draw_folder(tmp_path / "frames", range(9)), tmp_path / "run", "source")
+    path = tmp_path / "run" / PREDICTIONS
+    ends = list(itertools.accumulate(len(line) for line in path.read_bytes().splitlines(keepends=True)))
+    assert sorted(set(synced[path.stat().st_ino])) == ends[2::3]
 
 
 class _FullDisk(io.BytesIO):
