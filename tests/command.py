@@ -1,16 +1,10 @@
 """The command, in a process of its own or in this one."""
 
 import functools
-import gc
-import importlib
-import multiprocessing
 import os
 import signal
-import socket
 import sys
-import warnings
 from collections.abc import Callable
-from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -19,43 +13,13 @@ from typing import Any, Self
 import pytest
 import typer
 
-from remtta.engines import processes
-
-_forkserver: Any = vars(forkserver)["_forkserver"]
-_server = multiprocessing.get_context("forkserver")
-
-
-def serve_forks() -> None:
-    """Have processes that tests start, and workers, forked from a copy of this one that has run nothing.
-
-    Importing torch and timm takes seconds. The copy has no other threads.
-    """
-    for name in ("cli.adapt", "adapt.one_stream", "deployment.many_streams", "streams.video", "backbones.families"):
-        importlib.import_module(f"remtta.{name}")
-    processes.START = "forkserver"
-    address = vars(connection)["arbitrary_address"]("AF_UNIX")
-    alive, held = os.pipe()
-    with socket.socket(socket.AF_UNIX) as listener, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # xdist's thread, which Python warns of, waits in a read
-        listener.bind(address)
-        listener.listen()
-        pid = os.fork()
-        if pid == 0:
-            try:
-                os.close(held)  # `alive` ends with the process that tests
-                gc.freeze()
-                gc.enable()
-                forkserver.main(listener.detach(), alive, [])
-            finally:
-                os._exit(0)
-    os.close(alive)
-    vars(_forkserver).update(_forkserver_address=address, _forkserver_alive_fd=held, _forkserver_pid=pid)
+from tests.fork_server import SERVED
 
 
 class Started:
     """The command in a process of its own, to be used as a `subprocess.Popen`, but there in no time.
 
-    It is forked as `serve_forks` says.
+    It is forked as `tests/fork_server.py` says.
 
     Args:
         args: What comes behind `remtta`.
@@ -71,7 +35,7 @@ class Started:
         ends = [Connection(os.dup(end)) for end in (given, out if stdout is None else stdout, err)]
         os.close(given)
         what = (list(map(str, args)), os.getcwd(), dict(os.environ), ends, before)
-        self._process = _server.Process(target=_be_remtta, args=what)
+        self._process = SERVED.Process(target=_be_remtta, args=what)
         self._process.start()
         for end in ends:
             end.close()
@@ -142,24 +106,6 @@ def without_descriptors() -> None:
     for file in (sys.stdin, sys.stdout, sys.stderr):
         file.close()
     sys.stdin = sys.stdout = sys.stderr = None
-
-
-def forking_workers() -> Callable[[], None]:
-    """For `before`: have workers forked from where the process itself is, which takes no time; see `workers_of`."""
-    forkserver.ensure_running()
-    return functools.partial(_fork_workers_at, vars(_forkserver)["_forkserver_address"])
-
-
-def _fork_workers_at(address: str) -> None:
-    processes.START = "forkserver"
-    vars(_forkserver).update(_forkserver_address=address, ensure_running=resource_tracker.ensure_running)
-
-
-def workers_of(process: Started) -> list[int]:
-    """The processes that work for one of `forking_workers`."""
-    server = vars(_forkserver)["_forkserver_pid"]
-    forked = map(int, Path(f"/proc/{server}/task/{server}/children").read_text().split())
-    return [pid for pid in forked if pid != process.pid]
 
 
 def in_a_session() -> None:

@@ -107,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import HealthCheck, settings
 
     from remtta.pipeline import precision
-    from tests.command import serve_forks
+    from tests.fork_server import serve_forks
 
     vars(precision)["multiplies_bf16"] = lambda device: False  # so that no test depends on measured times
     settings.register_profile(

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.command import Started, forking_workers, refusal_of, remtta_here, workers_of
+from tests.command import Started, refusal_of, remtta_here
 from tests.conftest import draw_folder, happens
+from tests.fork_server import forking_workers, workers_of
 from tests.records import assert_same_results, json_of, lines_of, num_rows
 
 
@@ -71,7 +72,7 @@ def test_workers_that_are_killed_and_stopped_continue_as_if_nothing_had_happened
     more = ("--jobs", "2", "--health", "health.json")
     with Started(*command, *more, before=forking_workers()) as process:
         assert grows_beyond(2)
-        killed = workers_of(process)
+        killed = workers_of(process.pid)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
         assert grows_beyond(num_rows(Path("site/long")))

@@ -77,6 +77,38 @@ def test_tasks_that_every_worker_dies_of_end_it_with_advice_once_the_others_are_
     assert (tmp_path / "long").read_text() == "begun\n"
 
 
+_TASKS = """
+import os
+from pathlib import Path
+
+set_by_the_main_process = False
+
+def work(folder, number, stopped):
+    if number == 0 and not Path(folder, "died").exists():
+        Path(folder, "died").touch()
+        os._exit(1)
+    return number, set_by_the_main_process
+"""
+_MAIN = """
+import tasks
+from remtta.interrupts import Interrupts
+from remtta.engines.processes import in_processes
+
+if __name__ == "__main__":
+    tasks.set_by_the_main_process = True
+    print(sorted(in_processes(tasks.work, ".", [0, 1], jobs=2, interrupts=Interrupts())))
+"""
+
+
+def test_workers_of_a_script_are_new_processes_and_not_forked_from_one_with_threads(tmp_path: Path) -> None:
+    """All other tests have theirs forked; see `tests/fork_server.py`."""
+    (tmp_path / "tasks.py").write_text(_TASKS)
+    (tmp_path / "main.py").write_text(_MAIN)
+    done = subprocess.run([sys.executable, "main.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[(0, (0, False)), (1, (1, False))]\n", done.stderr
+    assert "a worker process died; its work starts again" in done.stderr
+
+
 def test_what_ray_kills_for_lack_of_memory_has_died() -> None:
     errors = SimpleNamespace(RayTaskError=KeyError, RayError=OSError)  # which OutOfMemoryError and others are
     ray: Any = SimpleNamespace(exceptions=errors, get=raising(OSError("killed")))
