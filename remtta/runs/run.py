@@ -174,7 +174,8 @@ class Run:
         """Write the record, counting rows that an earlier part wrote and this part did not reach."""
         self.summary.progress = replace(self.summary.progress)  # the loop's own counts stay unchanged
         self.summary.count_unsaved(self._writer.expected_rows())
-        self.summary.progress.dropped = self.context.stream.num_dropped
+        if live := self.context.stream.live_source:
+            self.summary.progress.dropped = live.backlog.dropped
         self.record.write()
 
     def _predict_waiting(self) -> None:

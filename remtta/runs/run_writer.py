@@ -110,7 +110,8 @@ class RunWriter(LoopCallback):
         """Write events, and note durations."""
         summary, progress, frames = self.summary, self.summary.progress, result.batch.frames
         self._record.steps.add(result.seconds, len(result.batch.readable))
-        progress.dropped = self._context.stream.num_dropped
+        if live := self._context.stream.live_source:
+            progress.dropped = live.backlog.dropped
         self._note_progress()  # at once: if an event cannot be written, the state must not count rows that it lacks
         summary.num_alarms = self._context.pipeline.total_alarms
         summary.estimates = result.prediction.estimates or summary.estimates

@@ -51,11 +51,6 @@ class Stream:
         """True if past frames cannot be read again."""
         return self.kind in ("camera", "url")
 
-    @property
-    def num_dropped(self) -> int:
-        """Frames of a live source dropped for newer ones, in all parts of a run."""
-        return self.live_source.backlog.dropped if self.live_source else 0
-
     def close(self) -> None:
         """Close a camera or network stream, from any thread."""
         if self.live_source:
