@@ -36,11 +36,11 @@ class Interrupts:
         self._depth = 0
         self._previous: dict[int, _Handler] = {}
 
-    def part(self) -> Interrupts:
+    def for_thread(self) -> Interrupts:
         """Return an object for another thread: the same signals, its own `held`, and raising only in `check`."""
-        part = Interrupts()
-        part._received = self._received
-        return part
+        other = Interrupts()
+        other._received = self._received
+        return other
 
     @property
     def _signum(self) -> int | None:
@@ -63,7 +63,7 @@ class Interrupts:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Defer stopping until the block is done, so that its files are written completely."""
-        with self.finishing():
+        with self.deferred():
             yield
         self.check()
 
@@ -83,7 +83,7 @@ class Interrupts:
         return self._signum is not None
 
     @contextlib.contextmanager
-    def finishing(self) -> Iterator[None]:
+    def deferred(self) -> Iterator[None]:
         """Like `held` but without raising at the end, for clean-up."""
         self._depth += 1
         try:
@@ -109,7 +109,7 @@ class WorkerInterrupts(Interrupts):
         super().__init__()
         self._stopped = stopped
 
-    def part(self) -> WorkerInterrupts:
+    def for_thread(self) -> WorkerInterrupts:
         """Return an equal object for another thread."""
         return WorkerInterrupts(self._stopped)
 

@@ -228,7 +228,7 @@ class SharedModelRunner(StreamGroup):
                 estimator = context.pipeline.find(Estimator)
                 calibration = None if estimator is None else estimator.calibration
                 chosen = replace(setup, config=context.config, calibration=calibration)
-            part = interrupts.part()  # for run and turns: a stop that the run holds off ends no wait for a turn
+            part = interrupts.for_thread()  # for run and turns: a stop that the run holds off ends no wait for a turn
             context = replace(context, run_exclusively=partial(self._run_exclusively, weights, part), memory=memory)
             self._runs[name] = Run(context, folder, part, [_Reporter(self)])
         super().__init__(config, {name: run.summary for name, run in self._runs.items()})
@@ -245,7 +245,7 @@ class SharedModelRunner(StreamGroup):
         threads = [
             threading.Thread(target=self._run, args=(name,), name=f"remtta-{name}", daemon=True) for name in self._runs
         ]
-        with _named_messages(), self._config.interrupts.finishing(), self._worker:
+        with _named_messages(), self._config.interrupts.deferred(), self._worker:
             for thread in threads:
                 thread.start()
             while any(thread.is_alive() for thread in threads):

@@ -99,7 +99,7 @@ class WorkerPoolRunner(StreamGroup):
             end = error
         finally:
             shutil.rmtree(workers, ignore_errors=True)
-        with self._config.interrupts.finishing():
+        with self._config.interrupts.deferred():
             self._runs |= ended
             for run in self._runs.values():
                 if end is not None and (run.exit_reason == "running" or run.signum is not None):
@@ -137,7 +137,7 @@ class WorkerPoolRunner(StreamGroup):
         try:
             yield
         finally:
-            with self._config.interrupts.finishing():
+            with self._config.interrupts.deferred():
                 done.set()
                 watcher.join()
 

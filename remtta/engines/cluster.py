@@ -72,7 +72,7 @@ def on_ray(
         if lost:
             raise WorkersDied(DIED)
     except Stopped:
-        with interrupts.finishing():
+        with interrupts.deferred():
             for reference in waiting:
                 ray.cancel(reference, force=False)  # raises KeyboardInterrupt in a running task
             done, _ = ray.wait(list(waiting), num_returns=len(waiting), timeout=_SECONDS_TO_END)
@@ -98,5 +98,5 @@ def get_result(ray: ModuleType, reference: object) -> Any:
 
 def _call(work: Work[S, T, R], folder: str, shared: S, task: T) -> R:
     os.chdir(folder)  # for relative paths
-    with Interrupts() as received, received.finishing():
+    with Interrupts() as received, received.deferred():
         return work(shared, task, lambda: signal.SIGTERM if received.pending else 0)

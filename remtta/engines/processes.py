@@ -103,7 +103,7 @@ def in_processes(
         if max(deaths.values(), default=0) > RETRIES:
             raise WorkersDied(DIED)
     except Stopped as signalled:
-        with interrupts.finishing():
+        with interrupts.deferred():
             stop.value = signalled.signum
             wait(busy)
             for future, (_, position) in busy.items():
@@ -114,7 +114,7 @@ def in_processes(
         stop.value = signal.SIGTERM
         raise
     finally:
-        with interrupts.finishing():
+        with interrupts.deferred():
             for worker in workers:
                 worker.shutdown()
 

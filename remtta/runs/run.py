@@ -124,7 +124,7 @@ class Run:
                     self._writer.write_event(summary.num_frames, {"event": "lost", "reason": str(error)})
             raise
         finally:
-            with self.interrupts.finishing():
+            with self.interrupts.deferred():
                 self._close(refused=refused)
 
     def _resume(self) -> None:
@@ -182,7 +182,7 @@ class Run:
         """Predict frames still waiting for a full batch, if the model is fast enough for a stop to wait."""
         early = self._stream_batches.waiting()
         if early.frames and self.summary.signum is not None and self._writer.begun and self._loop.last_batch_was_fast:
-            with self.interrupts.finishing(), contextlib.suppress(ReaderGone, Stopped):
+            with self.interrupts.deferred(), contextlib.suppress(ReaderGone, Stopped):
                 self._loop.run([early])
 
     def _stop_if_ended(self) -> None:

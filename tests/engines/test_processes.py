@@ -136,7 +136,7 @@ def test_without_ray_or_its_cluster_a_line_says_so_and_nothing_is_touched(
 _SENDS = """
 import os, signal, sys, time
 from remtta.interrupts import Interrupts
-with Interrupts() as interrupts, interrupts.finishing():
+with Interrupts() as interrupts, interrupts.deferred():
     for name in sys.argv[1:]:
         time.sleep(0.6) if name == "later" else os.kill(os.getpid(), getattr(signal, name))
     print("still here", interrupts.pending)
@@ -157,7 +157,7 @@ def test_one_signal_is_put_off_and_a_second_ends_the_process_at_once() -> None:
 
 
 def test_a_wait_that_may_never_end_is_left_also_where_stops_are_held() -> None:
-    with Interrupts() as interrupts, interrupts.finishing():
+    with Interrupts() as interrupts, interrupts.deferred():
         interrupts.stop_now()  # nothing came in
         signal.raise_signal(signal.SIGTERM)
         with pytest.raises(Stopped, match="SIGTERM"):

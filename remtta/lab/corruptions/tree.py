@@ -122,7 +122,7 @@ def corrupt_tree(
                 on_image(summary)
     except Stopped as stop:
         summary.signum = stop.signum
-    with interrupts.finishing():
+    with interrupts.deferred():
         _write_manifest(destination, options, settings, summary.outcome())
     if len(summary.skipped) == summary.num_images:
         name, error = summary.skipped[0]
