@@ -42,7 +42,7 @@ class ModelOptions:
         Path | str | None,
         model_option(
             "Weights: .safetensors, .pth/.pt/.tar (weights only, never run as code) or .npz.",
-            default="the delta's, or timm's own; random in bench",
+            default="the delta's, or timm's own",
             common=True,
             more="models.md#weights-from-elsewhere",
         ),

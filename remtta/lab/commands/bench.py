@@ -26,9 +26,9 @@ def bench(
 ) -> None:
     """Measure the time and memory of a step on this machine, relative to a plain fp32 forward pass.
 
-    Methods take turns, so that noise affects all of them alike. In the table,
-    forward is a plain timm forward pass, and "CPU s/1k" the seconds of all
-    cores for 1,000 images.
+    Methods take turns, so that noise affects all of them alike. Without
+    --checkpoint, weights are random. In the table, forward is a plain timm
+    forward pass, and "CPU s/1k" the seconds of all cores for 1,000 images.
 
     Example:
 

@@ -55,7 +55,7 @@ class MethodOptions:
         str | None,
         method_option(
             f"{', '.join(STREAM_METHODS)}; remtta methods describes them.",
-            default="remtta; for an ONNX file fast",
+            default="remtta; fast for a model without gradients",
             complete=STREAM_METHODS,
             common=True,
             more="methods.md",
