@@ -7,6 +7,7 @@ Another package declares its extensions as entry points of the group `remtta.met
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import re
 import sys
@@ -172,6 +173,15 @@ def _entry_points(group: str) -> list[EntryPoint]:
 
 
 def _has_extension(folder: str) -> bool:
+    """Return whether a package in a folder of Python's path has an extension; a folder is read again if it changed."""
+    try:
+        return _reads_extension(folder, Path(folder).stat().st_mtime_ns)
+    except OSError:  # not there
+        return False
+
+
+@functools.cache
+def _reads_extension(folder: str, modified: int) -> bool:
     for path in Path(folder).glob("*-info/entry_points.txt"):
         with contextlib.suppress(OSError):  # an unreadable file of another package; importlib skips it, too
             if "[remtta." in path.read_text("utf-8", "replace"):

@@ -33,9 +33,8 @@ def apply(
     """Write the adapted checkpoint: the base weights plus DELTA.
 
     Its predictions equal the adapted model's bit for bit. The model, its
-    arguments and its checkpoint default to those of the delta. A zero-shot
-    model is written whole, in float32, for open_clip and --checkpoint. The
-    delta of an ONNX file gives an ONNX file.
+    arguments and its checkpoint default to those of the delta. A model that
+    is one file, such as an .onnx, is written as such a file.
 
     Example:
 

@@ -24,6 +24,7 @@ from remtta.errors import UsageError
 from remtta.files import cache_folder, check_target, to_json
 from remtta.interrupts import Interrupts
 from remtta.options import DEFAULT_MODEL, ModelOptions
+from remtta.options.loaders import find_loaders
 from remtta.options.option import Option, output_option
 
 if TYPE_CHECKING:
@@ -123,13 +124,18 @@ class PrintOptions:
         typer.echo(to_json(content, indent=2, allow_nan=True) if self.as_json else text())
 
 
+def _target_files() -> str:
+    """Return the help of --output: a checkpoint, or a file that is a whole model, as loaders have them."""
+    files = [loader for loader in find_loaders().values() if loader.suffixes]
+    others = (f", or of {loader.names} {' or '.join(loader.suffixes)}" for loader in files)
+    return f"The file to write: .safetensors{''.join(others)}."
+
+
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions:
     """The output file of a command that writes one."""
 
-    output: Annotated[
-        Path, Option("The file to write: .safetensors, or of an ONNX model .onnx.", flags=("--output", "-o"))
-    ]
+    output: Annotated[Path, Option(_target_files, flags=("--output", "-o"))]
     overwrite: Annotated[bool, Option("Replace an existing file.")] = False
 
     def check(self, suffix: str = ".safetensors") -> None:

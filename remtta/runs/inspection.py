@@ -14,6 +14,7 @@ from remtta.deltas import DELTA
 from remtta.deltas.delta_files import read_arrays
 from remtta.errors import UsageError, counted
 from remtta.files import is_locked
+from remtta.options.loaders import is_model_file
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, STREAM_GROUP
 from remtta.runs.reading import aligned, read_object, read_rows, reading, shown_estimates
 from remtta.streams.images import natural_key
@@ -116,8 +117,8 @@ def describe_delta(path: Path) -> Content:
     """Return a delta's origin and size, and how far each layer moved. Raise UsageError if the file does not exist;
     DeltaError if it is not a delta file.
     """
-    if path.suffix == ".onnx":
-        raise UsageError(f"{path} is an ONNX file; name a delta, or the folder of a run")
+    if is_model_file(path):
+        raise UsageError(f"{path} is a whole model; name a delta, or the folder of a run")
     fields, arrays = read_arrays(path)
     names = ("model", "model_options", "base_sha256", "method", "hyperparameters", "frames", "updates", "created")
     return {

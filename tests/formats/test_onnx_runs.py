@@ -259,4 +259,4 @@ def test_a_delta_without_its_run_and_a_file_that_is_no_delta_name_what_to_give(
     words: list[str | Path] = ["apply", made / "alone.safetensors", "-o", made / "alone.onnx"]
     assert "name them with --model" in refusal_of(capfd, *words)
     assert remtta_here(*words, "--model", made / "tiny.onnx") == 0
-    assert "is an ONNX file; name a delta" in refusal_of(capfd, "inspect", made / "tiny.onnx")
+    assert "is a whole model; name a delta" in refusal_of(capfd, "inspect", made / "tiny.onnx")

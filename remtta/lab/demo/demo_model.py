@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from remtta.models.timm_loader import IMPORTS
@@ -57,6 +56,8 @@ class DemoLoader(Loader):
         return options.name == DEMO_MODEL
 
     def load(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
+        from importlib import resources  # takes a while
+
         from remtta.models.info import built_from
         from remtta.models.timm_loading import load_timm
 
