@@ -53,7 +53,7 @@ def methods(
     """
     with command():
         if name is None:
-            width = max(map(len, METHOD_TABLE))
+            width = max(map(len, METHOD_SUMMARIES))
             typer.echo("\n".join(f"{method:<{width}}  {text}" for method, text in METHOD_SUMMARIES.items()))
             for reason in REFUSED.values():
                 _log.warning("%s", reason)

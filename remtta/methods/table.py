@@ -43,8 +43,8 @@ _FOUND, REFUSED = find_methods(_BUILT_IN)
 METHOD_TABLE: dict[str, MethodSpec] = {**_BUILT_IN, **_FOUND}
 """All methods by name, also those of other packages."""
 
-METHOD_SUMMARIES: dict[str, str] = {name: named.summary for name, named in METHOD_TABLE.items()}
-"""A one-line description of every method, by its name on the command line."""
+METHOD_SUMMARIES = {name: spec.summary for name, spec in METHOD_TABLE.items() if name not in METHODS}
+"""A one-line description of every method, by its name on the command line, without old names."""
 
 _DEPRECATED = {"light": "remtta with adapt_every=2 (--adapt-every 2)", **METHODS}
 """Old names of methods, and what to use instead."""

@@ -115,7 +115,7 @@ def parse_variants(names: Iterable[str]) -> dict[str, MethodVariant]:
             raise UsageError(f'two methods are labelled "{label}"; give each a label of its own')
         labels.add(label)
     if not variants:
-        raise UsageError(f"no method is named; choose {', '.join(METHOD_TABLE)}")
+        raise UsageError(f"no method is named; choose {', '.join(METHOD_SUMMARIES)}")
     return variants
 
 
@@ -126,7 +126,7 @@ class MethodsOptions:
     methods: Annotated[
         tuple[str, ...] | None,
         method_option(
-            f"Methods to compare, of {', '.join(METHOD_TABLE)}. tent@cifar has the papers' settings for CIFAR; "
+            f"Methods to compare, of {', '.join(METHOD_SUMMARIES)}. tent@cifar has the papers' settings for CIFAR; "
             "rem+guard adds the guard, rem+both averages with the source model, rem+smooth smooths over ordered "
             "frames; LABEL=rem adds a row with its own settings (--set LABEL.KEY=VALUE).",
             metavar="A,B",

@@ -10,11 +10,12 @@ from typing import Annotated
 from remtta.errors import UsageError
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.rem_config import REMConfig
-from remtta.methods.table import METHOD_TABLE, check_method, method_config
+from remtta.methods.table import METHOD_SUMMARIES, METHOD_TABLE, check_method, method_config
 from remtta.options.model import ModelOptions
 from remtta.options.option import PassedSettings, method_option, model_option, option_fields, read_pairs
 
 STREAM_METHODS = {name: spec.summary for name, spec in METHOD_TABLE.items() if not spec.needs_labels}
+_LISTED = ", ".join(name for name in STREAM_METHODS if name in METHOD_SUMMARIES)
 
 
 def default_method(model: str | None) -> str:
@@ -54,7 +55,7 @@ class MethodOptions:
     method: Annotated[
         str | None,
         method_option(
-            f"{', '.join(STREAM_METHODS)}; remtta methods describes them.",
+            f"{_LISTED}; remtta methods describes them.",
             default="remtta; fast for a model without gradients",
             complete=STREAM_METHODS,
             common=True,
