@@ -75,7 +75,10 @@ def test_the_demo_writes_predictions_delta_and_a_picture_and_reports_what_it_mea
 
 
 def test_the_default_method_is_right_more_often_than_the_source_model(tmp_path: Path) -> None:
-    """On 120 noisy frames by at least 4 points; other seeds gained 5 to 13."""
+    """On 120 noisy frames by at least 6 points.
+
+    This seed gained 13, five others 5 to 11; 10 without updates, which need longer streams: most is the ensemble's.
+    """
     frames = [frame for frame in draw_drive(tmp_path, 120, seed=0) if frame.condition == "noise"]
     errors: dict[str | None, float] = {}
     for method in ("source", None):  # None is the default
@@ -83,7 +86,7 @@ def test_the_default_method_is_right_more_often_than_the_source_model(tmp_path: 
         adapt_stream(load_model(DEMO_MODEL), [str(frame.path) for frame in frames], run, method=method, options=options)
         wrong = [row["class"] != frame.label for row, frame in zip(rows_of(run), frames, strict=True)]
         errors[method] = 100 * sum(wrong) / len(wrong)
-    assert errors["source"] - errors[None] >= 4
+    assert errors["source"] - errors[None] >= 6
 
 
 def test_a_picture_is_hatched_where_patches_are_left_out() -> None:
