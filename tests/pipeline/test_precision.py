@@ -93,18 +93,6 @@ def test_a_resumed_run_and_a_delta_keep_the_choice(
     assert record_of(tmp_path / "elsewhere")["method"]["precision"] == "fp32"
 
 
-def test_a_run_of_an_earlier_version_goes_on_in_fp32(frames: Path, tmp_path: Path, native: SetNative) -> None:
-    native(False)
-    auto(frames, tmp_path / "whole")
-    stop_after(2, frames, tmp_path / "run", "remtta", config={"lr": 0.01})
-    record = tmp_path / "run" / "run.json"
-    record.write_text(record.read_text().replace('"precision": "fp32"', '"precision": "auto"'))
-    native(True)
-    auto(frames, tmp_path / "run", resume=True)
-    assert record_of(tmp_path / "run")["method"]["precision"] == "fp32"
-    assert_same_results(tmp_path / "run", tmp_path / "whole")
-
-
 def test_an_evaluation_keeps_its_precision(tmp_path: Path, native: SetNative) -> None:
     tree, methods = open_tree(write_tree(tmp_path / "tree", ("fog",), each=1)), ("source", "remtta", "fast", "tent")
     run = partial(evaluate_tiny, tree, tmp_path / "eval", batch_size=4)
