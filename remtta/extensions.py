@@ -11,16 +11,18 @@ import functools
 import importlib.util
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from remtta.errors import UsageError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+
+T = TypeVar("T")
 
 Point = Literal["methods", "backbones", "loaders", "callbacks", "commands"]
 
@@ -136,6 +138,27 @@ def of_packages(point: Point, known: Iterable[str]) -> tuple[dict[str, Extension
         else:
             found[name], owners[name] = extension, owner
     return found, refused
+
+
+def usable(point: Point, make: Callable[[Extension], T], known: Iterable[str] = ()) -> tuple[dict[str, T], list[str]]:
+    """Return what is made of each extension at a point by name, remtta's own first, and why others cannot be used.
+
+    Args:
+        make: Loads an extension; what it raises for one of another package leaves that one out.
+        known: Further names that are taken by remtta itself.
+    """
+    own = built_in(point)
+    others, refused = of_packages(point, [*known, *own])
+    made, reasons = {name: make(extension) for name, extension in own.items()}, list(refused.values())
+    for name, extension in others.items():
+        try:
+            made[name] = make(extension)
+        except UsageError as error:
+            reasons.append(str(error))
+        except Exception as error:  # a foreign object may be anything
+            what = f"{extension.target} of {extension.owner} is not a {point.removesuffix('s')}"
+            reasons.append(f"{what} ({type(error).__name__}: {error}); uninstall it")
+    return made, reasons
 
 
 def load_of_part(target: str, what: str) -> Any:

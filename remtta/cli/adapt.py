@@ -15,8 +15,7 @@ from remtta.cli.adapt_command import AdaptCommand, AdaptRunner, OutputOptions, S
 from remtta.cli.parameters import option_names
 from remtta.cli.reporting import discard_output, one_line, print_message, signal_exit_code
 from remtta.cli.running import RunningOptions
-from remtta.errors import UsageError
-from remtta.extensions import built_in, of_packages
+from remtta.extensions import usable
 from remtta.methods.settings.chosen import MethodOptions
 from remtta.options import ModelOptions, RunOptions, StreamOptions
 from remtta.options.option import OptionGroups
@@ -29,30 +28,22 @@ _GROUPS = (StreamOptions, ModelOptions, MethodOptions, RunOptions, OutputOptions
 @functools.cache
 def find_callbacks() -> dict[str, type[Callback] | type[AdaptRunner]]:
     """Return the callbacks of remtta's parts and of other packages by name; warn of those that cannot be used."""
-    own = built_in("callbacks")
-    others, refused = of_packages("callbacks", own)
-    warnings, found = list(refused.values()), dict[str, Any]()
     taken = {name for group in _GROUPS for name in option_names(group)}
-    for name, extension in {**own, **others}.items():
-        try:
-            found[name] = _checked(extension.load(), taken)
-            taken |= option_names(found[name].options)
-        except UsageError as error:  # the package cannot be imported
-            warnings.append(str(error))
-        except (NameError, TypeError) as error:  # of the object, or of its options' annotations
-            what = f"{extension.target} of {extension.owner} is not a callback"
-            warnings.append(f"{what} ({type(error).__name__}: {error}); uninstall it")
-    for warning in warnings:
-        print_message(f"Warning: {one_line(warning)}")
+    found, reasons = usable("callbacks", lambda extension: _checked(extension.load(), taken))
+    for reason in reasons:
+        print_message(f"Warning: {one_line(reason)}")
     return found
 
 
-def _checked(found: object, taken: set[str]) -> object:
-    """Return a callback; raise TypeError if it is none, or its options are not a dataclass with names of its own."""
+def _checked(found: object, taken: set[str]) -> type[Callback] | type[AdaptRunner]:
+    """Return a callback, and add its options to those taken; raise TypeError if it is none, or its options are not a
+    dataclass with names of its own.
+    """
     if not (isinstance(found, type) and issubclass(found, Callback | AdaptRunner) and is_dataclass(found.options)):
         raise TypeError("it must be a subclass of remtta.Callback whose options are a dataclass")
     if both := option_names(found.options) & taken:
         raise TypeError(f"remtta adapt already has {', '.join(sorted(both))}")
+    taken |= option_names(found.options)
     return found
 
 

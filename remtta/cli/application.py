@@ -16,8 +16,7 @@ from remtta.cli.listings import methods, models
 from remtta.cli.parameters import flatten
 from remtta.cli.reporting import one_line, open_standard_descriptors, print_message, print_version
 from remtta.cli.usage import Application, Command, print_all_help, warn_of_variables
-from remtta.errors import UsageError
-from remtta.extensions import built_in, of_packages
+from remtta.extensions import usable
 from remtta.machine import num_cores, usable_cores
 from remtta.models.peak_memory import keep_freed_memory
 
@@ -41,21 +40,13 @@ app = typer.Typer(
 
 def add_commands(to: typer.Typer) -> None:
     """Add the commands of the core, of remtta's parts and of other packages; warn of those that cannot be used."""
-    own = {**_CORE, **{name: extension.load() for name, extension in built_in("commands").items()}}
-    for name, command in own.items():
+    for name, command in _CORE.items():
         to.command(name, cls=Command)(flatten(command))
-    others, refused = of_packages("commands", own)
-    warnings = list(refused.values())
-    for name, extension in others.items():
-        try:
-            to.command(name, cls=Command)(flatten(cast(Any, extension.load())))
-        except UsageError as error:  # the package cannot be imported
-            warnings.append(str(error))
-        except Exception as error:  # a foreign object may be anything
-            problem = f"{type(error).__name__}: {error}"
-            warnings.append(f"{extension.target} of {extension.owner} is not a command ({problem}); uninstall it")
-    for warning in warnings:
-        print_message(f"Warning: {one_line(warning)}")
+    found, reasons = usable("commands", lambda extension: flatten(cast(Any, extension.load())), _CORE)
+    for name, command in found.items():
+        to.command(name, cls=Command)(command)
+    for reason in reasons:
+        print_message(f"Warning: {one_line(reason)}")
 
 
 add_commands(app)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check_installed
-from remtta.extensions import Extension, built_in, missing, of_packages
+from remtta.extensions import Extension, missing, usable
 from remtta.options.option import option_fields
 
 if TYPE_CHECKING:
@@ -112,15 +112,8 @@ def find_loaders() -> Mapping[str, Loader]:
 
     Warn of a loader of another package that cannot be used.
     """
-    own = built_in("loaders")
-    others, refused = of_packages("loaders", own)
-    found: dict[str, Loader] = {}
-    for name, extension in {**own, **others}.items():
-        try:
-            found[name] = _created(extension)
-        except UsageError as error:
-            refused[name] = str(error)
-    for reason in refused.values():
+    found, reasons = usable("loaders", _created)
+    for reason in reasons:
         _log.warning("%s", reason)
     any_name = found.pop(_ANY_NAME)
     return {**found, _ANY_NAME: any_name}

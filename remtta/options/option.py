@@ -8,7 +8,7 @@ import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from remtta.errors import UsageError, check
@@ -153,17 +153,21 @@ class OptionField:
         return flags[0].partition("/")[0] if flags else f"--{self.name.replace('_', '-')}"
 
 
-@cache
+_FIELDS: dict[type, tuple[OptionField, ...]] = {}  # by dataclass, as resolving annotations takes a third of `--help`
+
+
 def option_fields(group: type) -> tuple[OptionField, ...]:
-    """Return a dataclass's fields, in order; found once, as resolving annotations takes a third of `--help`."""
-    hints = get_type_hints(group, include_extras=True)
-    return tuple(
-        option_field(
-            item.name, hints[item.name], item.default if item.default_factory is MISSING else item.default_factory()
+    """Return a dataclass's fields, in order."""
+    if group not in _FIELDS:
+        hints = get_type_hints(group, include_extras=True)
+        _FIELDS[group] = tuple(
+            option_field(
+                item.name, hints[item.name], item.default if item.default_factory is MISSING else item.default_factory()
+            )
+            for item in fields(group)
+            if item.init
         )
-        for item in fields(group)
-        if item.init
-    )
+    return _FIELDS[group]
 
 
 def option_field(name: str, annotation: object, default: object = MISSING) -> OptionField:
