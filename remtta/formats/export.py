@@ -170,7 +170,7 @@ def write_peft(adapted: ExportableModel, folder: Path) -> None:
         for name, module in norm_modules(adapted.model).items()
         if not isinstance(module, nn.modules.batchnorm._BatchNorm)
     }
-    heads = tuple(f"{name}." for name in classifiers_of(adapted.model))  # of centred logits; stored as whole layers
+    heads = tuple(f"{name}." for name in classifiers_of(adapted.model))  # of centered logits; stored as whole layers
     if others := [name for name in layers if name not in tunable and not f"{name}.".startswith(heads)]:
         raise UsageError(
             f"the delta changes {others[0] or 'weights'} ({len(others)} layers in all), and LayerNorm tuning keeps "

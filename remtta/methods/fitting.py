@@ -48,7 +48,7 @@ def fitting_micro_batch(
     if fits < 1:
         needed = (fixed + per_image) / _MIB
         raise UsageError(
-            f"--max-memory {max_bytes / _MIB:.3g}M is not enough: one image at a time needs about {needed:.0f}M; "
+            f"--max-memory {max_bytes / _MIB:.0f}M is not enough: one image at a time needs about {needed:.0f}M; "
             "allow more, or choose a smaller model or --batch-size"
         )
     return fits if fits < usual else None

@@ -249,5 +249,5 @@ def _delta_lines(delta: Content | None) -> list[str]:
         f"base         {delta['model']}, {delta['base_sha256'][:12]}",
         "",
         *aligned([("layer", "rms change", "largest change"), *rows]),
-        *(["", f"centred head, largest changes of the bias: class {moved}"] if moved else []),
+        *(["", f"centered head, largest changes of the bias: class {moved}"] if moved else []),
     ]

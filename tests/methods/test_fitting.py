@@ -64,6 +64,12 @@ def test_too_little_for_one_image_is_reported_with_what_it_needs() -> None:
         fitting_micro_batch(build().method, (32, 32), 8, USED)
 
 
+def test_a_gibibyte_that_is_not_enough_is_reported_in_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "resident_bytes", lambda: 11 * USED)
+    with pytest.raises(UsageError, match=r"--max-memory 1024M is not enough"):
+        fitting_micro_batch(build().method, (32, 32), 8, 2**30)
+
+
 @pytest.mark.parametrize("name", ["rem", "cotta", "vdp"])
 def test_measuring_leaves_the_method_as_it_was(name: str) -> None:
     few = {"num_augmentations": 2} if name == "cotta" else {}

@@ -85,7 +85,7 @@ def elastic_transform(
 
 
 def _random_affine(image: Array, rng: np.random.Generator, shift: float) -> Array:
-    """Warp the image by moving three corners of a centred square by up to `shift` pixels along each axis."""
+    """Warp the image by moving three corners of a centered square by up to `shift` pixels along each axis."""
     height, width = image.shape[:2]
     half = min(height, width) / 3
     corners = np.array([[1, 1], [1, -1], [-1, -1]]) * half + [width / 2, height / 2]
