@@ -14,7 +14,7 @@ html_title = f"remtta {__version__}"
 html_theme = "furo"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "README"
-include_patterns = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/*"]
+include_patterns = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs/*"]
 myst_heading_anchors = 4
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -48,7 +48,7 @@ def setup(app: Sphinx) -> None:
 def _add_contents(_: Sphinx, name: str, content: list[str]) -> None:
     if name == root_doc:
         parts = {kind: [f"docs/{page}" for page in pages] for kind, pages in _KINDS.items()}
-        for kind, pages in {**parts, "Project": ["CHANGELOG", "CONTRIBUTING"]}.items():
+        for kind, pages in {**parts, "Project": ["CHANGELOG", "CONTRIBUTING", "SECURITY"]}.items():
             content[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {kind}", "", *pages, "```", ""])
 
 

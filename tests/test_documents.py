@@ -14,7 +14,13 @@ from remtta.extensions import Point
 from tests.test_options_page import COMMANDS, ELSEWHERE, KNOWN, MAIN, OPTION
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 # Of podman, docker, uv, jq and tritonserver.
 OTHERS = {
     "--model-repository",
