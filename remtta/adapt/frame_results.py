@@ -111,7 +111,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
     )
     decoded = batches.decoded(opened.frames, first=0, wait=lambda: None)
     with contextlib.closing(decoded), contextlib.closing(opened):
-        for batch in batches.of(decoded):
+        for batch in batches.batched(decoded):
             loop.run([batch])
             yield from callback.results
     if progress.frames == 0:
@@ -119,7 +119,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
 
 
 class _FrameResults(LoopCallback):
-    """Collects the results of a loop's last batch, without those of frames that were predicted early."""
+    """Collects the results of a loop's last batch."""
 
     def __init__(self, adapter: Adapter) -> None:
         self._adapter, self._labels = adapter, adapter.info.labels
@@ -129,11 +129,9 @@ class _FrameResults(LoopCallback):
         self._adapter.log_events()
 
     def on_prediction(self, result: BatchResult) -> None:
-        for frame in result.batch.unreported:
+        for frame in result.batch.frames:
             if frame.error:
                 _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
-        start = result.batch.num_reported_readable
-        readable, logits = result.batch.readable[start:], result.prediction.logits[start:]
         self.results = [
             Result(
                 frame.index,
@@ -145,5 +143,7 @@ class _FrameResults(LoopCallback):
                 self._labels,
                 frame,
             )
-            for frame, probs in zip(readable, logits.float().softmax(-1).numpy(), strict=True)
+            for frame, probs in zip(
+                result.batch.readable, result.prediction.logits.float().softmax(-1).numpy(), strict=True
+            )
         ]

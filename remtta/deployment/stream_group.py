@@ -37,7 +37,7 @@ from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.folder import RECORD, STREAM_GROUP
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
-from remtta.streams.batches import decoding_budget
+from remtta.streams.prefetch import decoding_threads
 from remtta.streams.sources import Stream
 
 _POLL_S = 0.1
@@ -211,7 +211,7 @@ class SharedModelRunner(StreamGroup):
         self._write_site = self.write if options_of is None else lambda: None
         self._runs: dict[str, Run] = {}
         info = model_info(config.model)
-        memory, chosen = decoding_budget(setup.options, info.preprocessing), setup
+        threads, chosen = decoding_threads(len(config.streams)), setup
         for name, stream in config.streams.items():
             folder, options = config.folder / name, options_of(name) if options_of else setup.options
             resumes = options.resume and (folder / RECORD).exists()
@@ -229,7 +229,8 @@ class SharedModelRunner(StreamGroup):
                 calibration = None if estimator is None else estimator.calibration
                 chosen = replace(setup, config=context.config, calibration=calibration)
             part = interrupts.for_thread()  # for run and turns: a stop that the run holds off ends no wait for a turn
-            context = replace(context, run_exclusively=partial(self._run_exclusively, weights, part), memory=memory)
+            run_exclusively = partial(self._run_exclusively, weights, part)
+            context = replace(context, run_exclusively=run_exclusively, decoding_threads=threads)
             self._runs[name] = Run(context, folder, part, [_Reporter(self)])
         super().__init__(config, {name: run.summary for name, run in self._runs.items()})
 

@@ -16,7 +16,6 @@ from remtta.methods.support import Support, refused_methods, support_in
 from remtta.models.info import ModelInfo, model_info
 from remtta.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from remtta.pipeline.information import mutual_information
-from remtta.streams.decoding_budget import Budget
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import Stream
 
@@ -188,9 +187,8 @@ def _read(stream: Stream, limit: int, preprocessing: Preprocessing, wait: Callab
     count = stream.num_frames or limit
     numbers = {i * count // limit for i in range(limit)} if count > limit else range(count)
     chosen = (frame for number, frame in enumerate(itertools.islice(stream.frames, count)) if number in numbers)
-    memory = Budget(afterwards=preprocessing.resized_bytes)
     try:
-        frames = list(prefetch(chosen, preprocessing.transform(), ahead=2 * _BATCH, memory=memory, wait=wait))
+        frames = list(prefetch(chosen, preprocessing.transform(), ahead=2 * _BATCH, wait=wait))
     finally:
         stream.close()
     if (readable := sum(frame.image is not None for frame in frames)) < MIN_IMAGES:

@@ -22,7 +22,6 @@ from remtta.methods.settings.base import MethodConfig
 from remtta.methods.table import METHOD_TABLE
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import UNREADABLE, json_sha256, read_tensors, save_tensors, state_sha256, tensors_sha256
-from remtta.streams.decoding_budget import Budget
 from remtta.streams.images import image_suffixes, list_files
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import open_stream
@@ -199,8 +198,8 @@ def clean_batches(
 
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
     frames = open_stream([files[number] for number in order]).frames
-    memory, found = Budget(afterwards=preprocessing.resized_bytes), False
-    with contextlib.closing(prefetch(frames, transform, ahead=2 * SOURCE_BATCH, memory=memory, wait=wait)) as decoded:
+    found = False
+    with contextlib.closing(prefetch(frames, transform, ahead=2 * SOURCE_BATCH, wait=wait)) as decoded:
         images = itertools.islice(_readable(decoded), most)
         while batch := list(itertools.islice(images, SOURCE_BATCH)):
             found = True

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from remtta.errors import UsageError
+from remtta.errors import FrameError, UsageError
 from remtta.models.metadata import PretrainedConfig
 from remtta.models.unwrapping import config_of, unwrap_model
 
@@ -21,6 +21,8 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CROP_MODES = ("center", "squash", "border")
 
 _PIXEL_BYTES = 4  # in Pillow, which resizes first the rows, then the columns
+MAX_RESIZED_BYTES = 256 * 2**20
+"""Longer strips are refused: resized to the model's height, a line of pixels has millions of columns."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,8 @@ class Preprocessing:
             raise UsageError(f'unknown crop_mode "{self.crop_mode}"; choose {", ".join(CROP_MODES)}')
 
     def transform(self) -> Callable[[Image.Image], Tensor]:
-        """Return a function from an RGB image to a uint8 tensor (3, H, W), equal to timm's evaluation transform.
+        """Return a function from an RGB image to a uint8 tensor (3, H, W), equal to timm's evaluation transform; it
+        raises FrameError for a strip that would take over 256 MiB.
 
         timm's own would import torchvision, which takes seconds and 160 MB.
         """
@@ -63,6 +66,9 @@ class Preprocessing:
 
     def _transformed(self, image: Image.Image) -> Tensor:
         height, width = self.input_size
+        if (needed := self.resized_bytes(*image.size)) > MAX_RESIZED_BYTES:
+            size = f"{image.width}x{image.height}"
+            raise FrameError(f"{size} pixels take {needed / 2**20:.0f} MiB to resize; cut the strip into pieces")
         resized = image.resize(self._resized(*image.size), Image.Resampling[self.interpolation.upper()])
         offset = _centered(resized.width, width), _centered(resized.height, height)
         cropped = Image.new("RGB", (width, height), tuple(round(255 * value) for value in self.mean))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -51,6 +51,13 @@ class Prediction:
         if self.unsmoothed is None:
             return [False] * len(self.logits)
         return (self.logits != self.unsmoothed).any(1).tolist()
+
+    def without_first(self, count: int) -> Prediction:
+        """Return it without the first images."""
+        tensors: dict[str, Any] = {
+            name: value[count:] for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **tensors)
 
 
 @dataclass(frozen=True)

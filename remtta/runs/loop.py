@@ -62,6 +62,14 @@ class BatchResult:
         """Number of frames used in an update."""
         return len(self.batch.readable) - len(self.excluded) if self.adapted else 0
 
+    @property
+    def unreported(self) -> BatchResult:
+        """The result without the frames whose predictions were reported early."""
+        count = self.batch.num_reported
+        reported = sum(frame.image is not None for frame in self.batch.frames[:count])
+        batch = replace(self.batch, frames=self.batch.frames[count:], num_reported=0)
+        return replace(self, batch=batch, prediction=self.prediction.without_first(reported))
+
 
 RunExclusively = Callable[[Callable[[], None]], None]
 """Calls a function that uses the model, while nothing else uses it."""
@@ -87,13 +95,13 @@ class LoopCallback:
     """
 
     def on_prediction(self, result: BatchResult) -> None:
-        """Write the predictions, which are counted once this returns."""
+        """Write the predictions, but for those that were reported early; they are counted once this returns."""
 
     def on_batch_end(self, result: BatchResult) -> None:
         """Write the rest; everything is counted."""
 
     def deliver(self, result: BatchResult) -> None:
-        """Send the predictions to readers, at the end; with `latency`, before the update."""
+        """Send what `on_prediction` wrote to readers, at the end; with `latency`, before the update."""
 
 
 class AdaptationLoop:
@@ -148,7 +156,7 @@ class AdaptationLoop:
             if self._latency:
                 with self._interrupts.held():
                     self._write_and_count(result)
-                    self._callback.deliver(result)
+                    self._callback.deliver(result.unreported)
                 # If stopped after this, the saved state lags behind; a resumed run repeats these predictions.
             learning = time.monotonic()
             update = self.pipeline.learn(None if batch.labels is None else batch.labels.to(self._info.device))
@@ -158,7 +166,7 @@ class AdaptationLoop:
                     self._write_and_count(result)
                 self._finish(result, update)
                 if not self._latency:
-                    self._callback.deliver(result)
+                    self._callback.deliver(result.unreported)
 
     def _predict_early(self, batch: Batch) -> None:
         """Predict and report frames; their rows say whether they will enter an update with the rest of their batch."""
@@ -167,7 +175,7 @@ class AdaptationLoop:
             result = replace(self._predict(replace(batch, learn=False)), batch=batch, adapted=self.pipeline.learns)
             self._early_seconds += result.seconds
             self._write_and_count(result)
-            self._callback.deliver(result)
+            self._callback.deliver(result.unreported)
 
     def _predict(self, batch: Batch) -> BatchResult:
         """Return the predictions of a batch."""
@@ -218,14 +226,15 @@ class AdaptationLoop:
             self.counts.frames_since_reset = 0
 
     def _write_and_count(self, result: BatchResult) -> None:
+        result = result.unreported
         self._callback.on_prediction(result)
-        counts, prediction = self.counts, result.prediction
-        num_readable = len(result.batch.readable) - result.batch.num_reported_readable
-        counts.frames += len(result.batch.unreported)
-        counts.skipped += len(result.batch.unreported) - num_readable
+        counts, batch, prediction = self.counts, result.batch, result.prediction
+        num_readable = len(batch.readable)
+        counts.frames += len(batch.frames)
+        counts.skipped += len(batch.frames) - num_readable
         counts.by_source += num_readable * (prediction.weight == 0)
         counts.by_both += num_readable * (0 < prediction.weight < 1)
-        counts.smoothed += sum(prediction.smoothed[result.batch.num_reported_readable :])
+        counts.smoothed += sum(prediction.smoothed)
 
     def _finish(self, result: BatchResult, update: Update) -> None:
         """Count a batch."""

@@ -36,7 +36,6 @@ from remtta.runs.budget import Latencies
 from remtta.runs.folder import RECORD, check_same_settings
 from remtta.runs.loop import Counts, RunExclusively
 from remtta.runs.summary import RunSummary
-from remtta.streams.decoding_budget import Budget
 from remtta.streams.sources import Stream
 
 
@@ -50,7 +49,7 @@ class RunContext:
     options: RunOptions
     stream: Stream  # source of the frames
     start: Delta | None = None  # the delta from which it starts, if any
-    memory: Budget | None = None  # decoding budget, if shared with other runs
+    decoding_threads: int | None = None  # if chosen, as for many streams
     earlier: Mapping[str, Any] | None = None  # the record of the run that it resumes, if any
     run_exclusively: RunExclusively = call
 

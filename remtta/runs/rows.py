@@ -52,8 +52,8 @@ class RowFormat:
 
 
 def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
-    """Return a row per frame whose prediction was not reported early, in order, and one per gap before a frame."""
-    prediction, start = result.prediction, result.batch.num_reported_readable
+    """Return a row per frame, in order, and one per gap before a frame."""
+    prediction = result.prediction
     common: Row = {"update": prediction.num_updates, "adapted": result.adapted}
     if prediction.weight == 0:
         common |= {"update": 0, "answered_by": "source"}
@@ -61,9 +61,9 @@ def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
         common |= {"answered_by": "both", "weight": round(prediction.weight, 6)}
     if prediction.temperature is not None:
         common["temperature"] = round(prediction.temperature, 6)
-    predictions = zip(form.rows(prediction.logits[start:]), _others(prediction, form)[start:], strict=True)
+    predictions = zip(form.rows(prediction.logits), _others(prediction, form), strict=True)
     rows: list[Row] = []
-    for frame in result.batch.unreported:
+    for frame in result.batch.frames:
         read_at = {} if frame.read_at is None else {"time": frame.read_at}
         if frame.gap:
             rows.append({"gap": True, "source": frame.source, **asdict(frame.gap), **read_at})

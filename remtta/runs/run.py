@@ -72,7 +72,9 @@ class Run:
             live=context.stream.live,
             run_exclusively=context.run_exclusively,
         )
-        self._stream_batches = Batches(context.stream.live_source, options, context.info.preprocessing, context.memory)
+        self._stream_batches = Batches(
+            context.stream.live_source, options, context.info.preprocessing, workers=context.decoding_threads
+        )
         self._saver = Saver(context, self.summary, self.record, self._loop)
 
     def execute(self) -> RunSummary:
@@ -159,7 +161,7 @@ class Run:
 
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
         """Yield the stream's batches; code after each `yield` runs once the batch is finished."""
-        for batch in self._stream_batches.of(frames):
+        for batch in self._stream_batches.batched(frames):
             yield batch
             if batch.early:
                 continue
@@ -180,7 +182,7 @@ class Run:
 
     def _predict_waiting(self) -> None:
         """Predict frames still waiting for a full batch, if the model is fast enough for a stop to wait."""
-        early = self._stream_batches.waiting()
+        early = self._stream_batches.early_batch()
         if early.frames and self.summary.signum is not None and self._writer.begun and self._loop.last_batch_was_fast:
             with self.interrupts.deferred(), contextlib.suppress(ReaderGone, Stopped):
                 self._loop.run([early])

@@ -91,17 +91,17 @@ class RunWriter(LoopCallback):
                 "another machine, device or number of threads?",
                 next(row["index"] for row in self._written if "index" in row),
             )
-        for frame in batch.unreported:
+        for frame in batch.frames:
             if frame.gap:
                 self.summary.progress.gaps += 1
                 self.write_event(frame.index, {"event": "gap", "source": frame.source, **dataclasses.asdict(frame.gap)})
             if frame.error and self._context.options.on_error == "skip":
                 _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
-        self._record.latencies.add(result.prediction_seconds, len(batch.readable) - batch.num_reported_readable)
-        last, summary, logits = batch.frames[-1], self.summary, result.prediction.logits
-        summary.progress.last = [last.source, last.number]
-        if batch.unreported:
-            now, read_at = datetime.now(UTC), batch.unreported[0].read_at
+        self._record.latencies.add(result.prediction_seconds, len(batch.readable))
+        if batch.frames:
+            last, summary, logits = batch.frames[-1], self.summary, result.prediction.logits
+            summary.progress.last = [last.source, last.number]
+            now, read_at = datetime.now(UTC), batch.frames[0].read_at
             age = None if read_at is None else (now - datetime.fromisoformat(read_at)).total_seconds()
             summary.last_frame, summary.lag_s = now.isoformat(timespec="seconds"), age and round(age, 3)
             summary.entropy = float(entropy(logits).mean()) if len(logits) else None
@@ -129,7 +129,7 @@ class RunWriter(LoopCallback):
         guard = self._context.pipeline.guard
         rows = [row for row in self._written if "gap" not in row]
         verdict = guard.verdict if guard else None
-        report = BatchReport(result.batch.unreported, rows, self._added, verdict, self.summary)
+        report = BatchReport(result.batch.frames, rows, self._added, verdict, self.summary)
         for callback in self._callbacks:
             callback.on_batch(report)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from remtta.errors import StreamError
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import RunOptions
-from remtta.streams.decoding_budget import Budget, decoding_bytes
+from remtta.streams.decoding_memory import decoding_bytes
 from remtta.streams.frames import Frame
 from remtta.streams.live import LiveSource
 from remtta.streams.prefetch import PAUSE, DecodedFrame, prefetch
@@ -23,11 +23,6 @@ LIVE_FLUSH_AFTER_S = 2.0  # the default of --flush-after on a camera or network 
 LOST_S = 2.0  # how long a batch waits for a lost live source
 
 
-def decoding_budget(options: RunOptions, preprocessing: Preprocessing) -> Budget:
-    """Return the memory budget for decoding a run's frames."""
-    return Budget(decoding_bytes(options.max_memory), preprocessing.resized_bytes)
-
-
 @dataclass(frozen=True)
 class Batch:
     """Frames that are predicted, and perhaps learned from, together."""
@@ -36,29 +31,19 @@ class Batch:
     labels: Tensor | None = None  # class indices (K,) of the readable ones, if known
     learn: bool = True  # whether the method may learn from them
     early: bool = False  # whether they are only predicted now, and come again with the rest of their batch
-    num_reported: int = 0  # number of leading frames whose predictions were already reported early
+    num_reported: int = 0  # leading frames whose predictions were reported early; see `BatchResult.unreported`
 
     @property
     def readable(self) -> list[DecodedFrame]:
         """The frames with an image."""
         return [frame for frame in self.frames if frame.image is not None]
 
-    @property
-    def unreported(self) -> Sequence[DecodedFrame]:
-        """The frames whose predictions are still to be reported."""
-        return self.frames[self.num_reported :]
-
-    @property
-    def num_reported_readable(self) -> int:
-        """Number of already reported frames with an image."""
-        return sum(frame.image is not None for frame in self.frames[: self.num_reported])
-
 
 class Batches:
     """A stream's frames, decoded ahead, in batches.
 
     If only the newest frames of a live source count, frames are read only on demand: frames read ahead would be
-    outdated. The decoding budget `memory` may be shared with other runs.
+    outdated.
     """
 
     def __init__(
@@ -66,17 +51,18 @@ class Batches:
         live: LiveSource | None,
         options: RunOptions,
         preprocessing: Preprocessing,
-        memory: Budget | None = None,
+        *,
+        workers: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._live = live
         self._size, self._stops_at_errors = options.batch_size, options.on_error == "stop"
         self._preprocessing = preprocessing
         self._waiting: list[DecodedFrame] = []  # for a full batch
-        self._num_released = 0  # how many of them were released early
+        self._num_early = 0  # how many of them an early batch had
         self._waiting_since: float | None = None  # arrival of the first of the others
         self._clock, self._flush_after = clock, options.flush_after
-        self._memory = memory or decoding_budget(options, preprocessing)
+        self._workers, self._max_bytes = workers, decoding_bytes(options.max_memory)
         self._demand: threading.Semaphore | None = None
         if self._live is not None and self._live.backlog.newest_only:
             self._live.backlog.keep = self._size
@@ -92,13 +78,14 @@ class Batches:
             self._preprocessing.transform(),
             ahead=BATCHES_AHEAD * self._size,
             first=first,
-            memory=self._memory,
+            workers=self._workers,
+            max_bytes=self._max_bytes,
             demand=self._demand,
             wait=wait,
             paused=lambda: self._is_lost() or self._is_due,
         )
 
-    def of(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
+    def batched(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
         """Yield batches of readable frames, with unreadable ones in their places; and early ones of waiting frames.
 
         A batch does not wait long if nearly all frames are unreadable; it then has fewer readable ones. If the stream
@@ -124,7 +111,7 @@ class Batches:
                         self._demand.release(readable)
                     readable = 0
                 elif self._is_due:
-                    yield self.waiting()
+                    yield self.early_batch()
         except StreamError:
             if self._waiting:
                 yield self._take_batch()
@@ -132,15 +119,15 @@ class Batches:
         if self._waiting:
             yield self._take_batch()
 
-    def waiting(self) -> Batch:
-        """Return the frames that wait for a full batch and were not released early yet."""
-        early = Batch(self._waiting[self._num_released :], early=True)
-        self._num_released, self._waiting_since = len(self._waiting), None
+    def early_batch(self) -> Batch:
+        """Return the frames that wait for a full batch and were in no early one yet."""
+        early = Batch(self._waiting[self._num_early :], early=True)
+        self._num_early, self._waiting_since = len(self._waiting), None
         return early
 
     @property
     def _is_due(self) -> bool:
-        """True if frames not yet released early have waited long enough."""
+        """True if frames that were in no early batch yet have waited long enough."""
         max_s = self._flush_after
         if max_s is None and self._live is not None and not self._live.finite:
             max_s = LIVE_FLUSH_AFTER_S
@@ -148,8 +135,8 @@ class Batches:
 
     def _take_batch(self) -> Batch:
         """Return the whole batch, and start the next."""
-        batch = Batch(self._waiting, num_reported=self._num_released)
-        self._waiting, self._num_released, self._waiting_since = [], 0, None
+        batch = Batch(self._waiting, num_reported=self._num_early)
+        self._waiting, self._num_early, self._waiting_since = [], 0, None
         return batch
 
     def _is_lost(self) -> bool:

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageErr
 
 from remtta.errors import FrameError, UsageError
 from remtta.options.run_options import Sort
-from remtta.streams.decoding_budget import CURRENT_SHARE, Share
+from remtta.streams.decoding_memory import CURRENT_MEMORY, PictureMemory
 from remtta.streams.pillow import decoded_deep, deep_jpeg2000, formats, opened
 
 _log = logging.getLogger(__name__)
@@ -136,15 +136,15 @@ def load_image(path: Path) -> Image.Image:
     """Decode a still to upright RGB.
 
     Applies the EXIF orientation, composites transparency on white, scales 16-bit and float samples to 8 bit, and uses
-    the first frame of an animation. Waits for memory if there is a shared budget; a JPEG that would exceed the whole
-    budget is decoded at a half, a quarter or an eighth of its size. Raise FrameError if the file is missing, not an
+    the first frame of an animation. Within a `PictureMemory`, a JPEG that would exceed it is decoded at a half, a
+    quarter or an eighth of its size. Raise FrameError if the file is missing, not an
     image, truncated, or too large.
     """
     try:
         with opened(path) as image:
             deep = deep_jpeg2000(image)
-            if share := CURRENT_SHARE.get():
-                _reserve_memory(image, share, is_deep=deep is not None)
+            if memory := CURRENT_MEMORY.get():
+                _reserve(memory, image, is_deep=deep is not None)
             image.load()
             if deep is not None:
                 return to_rgb(decoded_deep(deep))
@@ -165,14 +165,14 @@ def load_image(path: Path) -> Image.Image:
         raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
 
 
-def _reserve_memory(image: Image.Image, share: Share, is_deep: bool) -> None:
-    """Reserve memory for decoding; if the full size exceeds the budget, at a reduced one where that is possible."""
+def _reserve(memory: PictureMemory, image: Image.Image, is_deep: bool) -> None:
+    """Reserve memory for decoding; if the full size exceeds it, at a reduced one where that is possible."""
     width, height = image.size[:2]
     cost = _bytes_per_pixel(image) + _DEEP_BYTES * is_deep
-    if not is_deep and not share.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
+    if not is_deep and not memory.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
         for power in (1, 2, 3):
             smaller = -(-width >> power), -(-height >> power)
-            if min(smaller) >= MIN_REDUCED_SIDE and share.fits(*smaller, cost):
+            if min(smaller) >= MIN_REDUCED_SIDE and memory.fits(*smaller, cost):
                 if image.format == "JPEG2000":
                     image.reduce = power  # type: ignore[method-assign, assignment]  # a property there
                 else:
@@ -180,7 +180,7 @@ def _reserve_memory(image: Image.Image, share: Share, is_deep: bool) -> None:
                     smaller = image.size
                 width, height = smaller
                 break
-    share.reserve(width, height, cost)
+    memory.reserve(width, height, cost)
 
 
 def _bytes_per_pixel(image: Image.Image) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from remtta.errors import FrameError
 from remtta.machine import num_cores
-from remtta.streams.decoding_budget import Budget
+from remtta.streams.decoding_memory import PictureMemory, decoding_bytes
 from remtta.streams.frames import Frame, Gap
 
 _POLL_S = 0.1
@@ -49,7 +49,7 @@ def prefetch(
     ahead: int,
     first: int = 0,
     workers: int | None = None,
-    memory: Budget | None = None,
+    max_bytes: int | None = None,
     demand: threading.Semaphore | None = None,
     wait: Callable[[], None] = lambda: None,
     paused: Callable[[], bool] = lambda: False,
@@ -61,6 +61,7 @@ def prefetch(
         transform: From an RGB image to a uint8 tensor (3, H, W).
         ahead: Maximum number of frames decoded or being decoded.
         workers: Decoding threads; by default one per core, at most 8.
+        max_bytes: Memory for decoding one picture; by default a quarter of the machine's, at most 2 GiB.
         demand: Acquired before each frame is read, so that none is read before it is wanted.
         wait: Called every 0.1 s while no frame is ready; may raise to stop waiting.
         paused: Called as often; while it returns true, `PAUSE` is yielded.
@@ -68,10 +69,10 @@ def prefetch(
     ready: queue.SimpleQueue[futures.Future[DecodedFrame] | Exception | None] = queue.SimpleQueue()
     room = threading.Semaphore(max(1, ahead))
     stop = threading.Event()
-    num_workers = workers or min(8, num_cores())
+    num_workers = workers or decoding_threads()
     undecoded = threading.Semaphore(2 * num_workers)  # video frames arrive large: keep few of them waiting
     pool = futures.ThreadPoolExecutor(num_workers, thread_name_prefix="remtta-decode")
-    budget = memory or Budget()
+    limit = max_bytes or decoding_bytes(None)
 
     def read() -> None:
         try:
@@ -84,7 +85,7 @@ def prefetch(
                     break
                 if not (_acquire(room, stop) and _acquire(undecoded, stop)):
                     return
-                decoded = pool.submit(_decode, transform, budget, index, frame, read_s)
+                decoded = pool.submit(_decode, transform, limit, index, frame, read_s)
                 decoded.add_done_callback(lambda _: undecoded.release())
                 ready.put(decoded)
         except Exception as error:  # raised again in the consumer's thread
@@ -118,6 +119,11 @@ def prefetch(
         reader.join(_JOIN_TIMEOUT_S)
 
 
+def decoding_threads(num_streams: int = 1) -> int:
+    """Return the number of threads for each of several streams: one per core, at most 8."""
+    return min(8, max(1, num_cores() // num_streams))
+
+
 def _acquire(semaphore: threading.Semaphore, stop: threading.Event) -> bool:
     """Acquire a semaphore; return False once no more frames are wanted."""
     while not stop.is_set():
@@ -127,11 +133,11 @@ def _acquire(semaphore: threading.Semaphore, stop: threading.Event) -> bool:
 
 
 def _decode(
-    transform: Callable[[Image.Image], Tensor], memory: Budget, index: int, frame: Frame, read_s: float
+    transform: Callable[[Image.Image], Tensor], limit: int, index: int, frame: Frame, read_s: float
 ) -> DecodedFrame:
     image, error, began = None, None, time.monotonic()
     try:
-        with memory.share():
+        with PictureMemory(limit):
             image = transform(frame.load())
     except FrameError as problem:
         error = str(problem)

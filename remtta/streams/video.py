@@ -12,7 +12,7 @@ from PIL import Image
 
 from remtta.errors import StreamError
 from remtta.streams.capture import cannot_open, no_frame
-from remtta.streams.decoding_budget import CURRENT_SHARE
+from remtta.streams.decoding_memory import CURRENT_MEMORY
 from remtta.streams.frames import CannotOpen, Frame, Gap, Picture
 from remtta.streams.images import has_suffix, image_suffixes
 from remtta.streams.pyav import Video
@@ -109,11 +109,11 @@ def _warn_of_hole(name: str, times: np.ndarray) -> None:
 def video_frame(
     name: str, picture: Picture, number: int, time_s: float, gap: Gap | None = None, read_at: str | None = None
 ) -> Frame:
-    """Return a picture as a frame of a stream, which takes its decoding memory when it is loaded."""
+    """Return a picture as a frame of a stream, which reserves its decoding memory when it is loaded."""
 
     def load() -> Image.Image:
-        if (share := CURRENT_SHARE.get()) and picture.size:
-            share.reserve(*picture.size, _FRAME_BYTES)
+        if (memory := CURRENT_MEMORY.get()) and picture.size:
+            memory.reserve(*picture.size, _FRAME_BYTES)
         return picture.load()
 
     return Frame(name, load, number, round(max(time_s, 0.0), 6), gap or picture.gap, read_at)

@@ -87,7 +87,7 @@ def test_each_frame_is_early_once_and_comes_with_its_batch() -> None:
 
     options = RunOptions(batch_size=4, flush_after=2.0)
     batches = Batches(None, options, preprocessing_of(tiny_vit()), clock=lambda: now)
-    told = [(batch.early, [frame.index for frame in batch.frames]) for batch in batches.of(stream())]
+    told = [(batch.early, [frame.index for frame in batch.frames]) for batch in batches.batched(stream())]
     assert told == [(True, [0, 1]), (False, [0, 1, 2, 3]), (False, [4])]
 
 
@@ -111,5 +111,5 @@ def test_a_lone_frame_of_a_live_source_waits_for_two_seconds_at_most(
             yield PAUSE
 
     options = RunOptions(batch_size=4, flush_after=flush_after)
-    first = next(Batches(source, options, preprocessing_of(tiny_vit()), clock=lambda: now).of(stream()))
+    first = next(Batches(source, options, preprocessing_of(tiny_vit()), clock=lambda: now).batched(stream()))
     assert (now if first.early else None) == waited

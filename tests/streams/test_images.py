@@ -13,7 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 from remtta.errors import FrameError
 from remtta.options.run_options import Sort
 from remtta.streams import pillow
-from remtta.streams.decoding_budget import Budget
+from remtta.streams.decoding_memory import PictureMemory
 from remtta.streams.images import image_suffixes, list_files, load_image, natural_key, sort_files, to_rgb
 from tests.conftest import draw_image
 
@@ -322,9 +322,9 @@ def test_a_jpeg_2000_of_more_than_8_bits_is_not_larger_than_it_says(tmp_path: Pa
 
 def test_a_jpeg_2000_of_more_than_8_bits_takes_more_memory(tmp_path: Path) -> None:
     (tmp_path / "a.jp2").write_bytes(jpeg2000(np.zeros((64, 64, 3), np.uint16), 16))
-    with Budget(64 * 64 * 56).share():
+    with PictureMemory(64 * 64 * 56):
         assert load_image(tmp_path / "a.jp2").size == (64, 64)
-    with Budget(64 * 64 * 55).share(), pytest.raises(FrameError, match=r"^64x64 pixels take "):
+    with PictureMemory(64 * 64 * 55), pytest.raises(FrameError, match=r"^64x64 pixels take "):
         load_image(tmp_path / "a.jp2")
 
 

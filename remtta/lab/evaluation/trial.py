@@ -160,7 +160,7 @@ class Trial(LoopCallback):
     def _batches(self, frames: Iterable[DecodedFrame]) -> Iterator[Batch]:
         context = self._context
         positions = {int(number): position for position, number in enumerate(context.numbers)}
-        for batch in self._stream_batches.of(frames):
+        for batch in self._stream_batches.batched(frames):
             broken = next((frame for frame in batch.frames if frame.error), None)
             if broken and context.options.on_error == "stop":
                 raise StreamError(f"{broken.source}: {broken.error} (--resume --on-error skip leaves such images out)")

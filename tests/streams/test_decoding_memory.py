@@ -1,6 +1,7 @@
-"""The memory budget for decoding."""
+"""The memory for decoding a picture."""
 
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,17 +11,18 @@ from PIL import Image
 
 from remtta import Preprocessing, open_stream
 from remtta.errors import FrameError
-from remtta.streams import decoding_budget
-from remtta.streams.decoding_budget import CURRENT_SHARE, Budget, decoding_bytes
+from remtta.streams import decoding_memory
+from remtta.streams.decoding_memory import CURRENT_MEMORY, PictureMemory, decoding_bytes
 from remtta.streams.images import load_image
 from remtta.streams.prefetch import DecodedFrame, prefetch
-from tests.conftest import draw_image, happens
+from tests.conftest import draw_image
 
 MIB = 2**20
 
 
-def decoded(budget: Budget, *paths: Path) -> list[DecodedFrame]:
-    return list(prefetch(open_stream(paths).frames, Preprocessing(*PREPROCESSING).transform(), ahead=8, memory=budget))
+def decoded(max_bytes: int, *paths: Path) -> list[DecodedFrame]:
+    transform = Preprocessing(*PREPROCESSING).transform()
+    return list(prefetch(open_stream(paths).frames, transform, ahead=8, max_bytes=max_bytes))
 
 
 PREPROCESSING = ((32, 32), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "center")
@@ -37,78 +39,62 @@ PREPROCESSING = ((32, 32), (0.5,) * 3, (0.5,) * 3, "bilinear", 1.0, "center")
         (None, 0, 1024),
     ],
 )
-def test_the_budget_is_a_quarter_of_the_limit_or_of_the_machines_memory(
+def test_it_is_a_quarter_of_the_limit_or_of_the_machines_memory(
     limit: int | None, total: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding_budget, "machine_bytes", lambda: total)
+    monkeypatch.setattr(decoding_memory, "machine_bytes", lambda: total)
     assert decoding_bytes(limit) == expected * MIB
 
 
-def test_images_decode_together_only_while_there_is_room() -> None:
-    budget, together, most = Budget(100), 0, 0
+def test_large_pictures_are_decoded_one_at_a_time_and_small_ones_beside_them() -> None:
+    together, most = Counter[bool](), Counter[bool]()
     lock, gate = threading.Lock(), threading.Event()
 
     def decode(num_bytes: int) -> None:
-        nonlocal together, most
-        with budget.share():
-            share = CURRENT_SHARE.get()
-            assert share is not None
-            share.reserve(num_bytes, 1, 1)
+        is_large = num_bytes > 10
+        with PictureMemory(160) as memory:
+            memory.reserve(num_bytes, 1, 1)
             with lock:
-                together += num_bytes
-                most = max(most, together)
-            gate.wait(0.02)
+                together[is_large] += 1
+                most[is_large] = max(most[is_large], together[is_large])
+            gate.wait(0.05)
             with lock:
-                together -= num_bytes
+                together[is_large] -= 1
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(decode, [60, 30, 10, 100, 1, 50, 50, 99, 2] * 3))
-    assert 90 <= most <= 100
+        list(pool.map(decode, [160, 10, 60, 5, 100, 11, 1, 99] * 3))
+    assert most[True] == 1 and most[False] > 1
 
 
-def test_small_images_do_not_overtake_a_large_one() -> None:
-    budget, done = Budget(10), list[int]()
-    budget.take(6)
+def test_a_large_picture_that_fails_makes_room_for_the_next() -> None:
+    def decode() -> None:
+        with PictureMemory(160) as memory:
+            memory.reserve(160, 1, 1)
+            raise FrameError("cut")
 
-    def take(num_bytes: int) -> None:
-        budget.take(num_bytes)
-        done.append(num_bytes)
-
-    def small_one_waits() -> bool:
-        small = threading.Thread(target=take, args=(1,))
-        small.start()
-        small.join(0.1)
-        if not small.is_alive():  # the large one has not asked yet
-            done.remove(1)
-            budget.give_back(1)
-        return small.is_alive()
-
-    threading.Thread(target=take, args=(10,)).start()
-    assert happens(small_one_waits) and done == []  # it would fit
-    budget.give_back(6)
-    assert happens(lambda: done == [10])
-    budget.give_back(10)
-    assert happens(lambda: done[1:2] == [1])
+    with ThreadPoolExecutor(2) as pool:
+        assert [str(pool.submit(decode).exception(5)) for _ in range(4)] == ["cut"] * 4
+    assert CURRENT_MEMORY.get() is None
 
 
-def test_what_exceeds_the_whole_budget_is_an_unreadable_frame_that_says_so(tmp_path: Path) -> None:
+def test_what_exceeds_it_is_an_unreadable_frame_that_says_so(tmp_path: Path) -> None:
     for name, size in (("small.png", (100, 100)), ("large.png", (2000, 1000))):
         Image.new("RGBA", size).save(tmp_path / name)
     paths = [tmp_path / name for name in ("small.png", "large.png", "small.png")]
-    small, large, again = decoded(Budget(2 * MIB), *paths)
+    small, large, again = decoded(2 * MIB, *paths)
     assert small.error is None and again.error is None
     assert large.error == (
         "2000x1000 pixels take 15 MiB to decode, and the limit is 2 MiB; scale the image down, or allow more memory"
     )
 
 
-def test_a_jpeg_over_the_budget_is_decoded_at_a_fraction_of_its_size(tmp_path: Path) -> None:
+def test_a_jpeg_over_the_limit_is_decoded_at_a_fraction_of_its_size(tmp_path: Path) -> None:
     draw_image(0, 2400, 2100).save(tmp_path / "a.jpg")
-    with Budget(21 * MIB).share():
+    with PictureMemory(21 * MIB):
         whole = load_image(tmp_path / "a.jpg")
-    with Budget(10 * MIB).share():
+    with PictureMemory(10 * MIB):
         half = load_image(tmp_path / "a.jpg")
-    with Budget(4 * MIB).share(), pytest.raises(FrameError, match=r"^2400x2100 pixels take 19 MiB"):
+    with PictureMemory(4 * MIB), pytest.raises(FrameError, match=r"^2400x2100 pixels take 19 MiB"):
         load_image(tmp_path / "a.jpg")  # a quarter has fewer pixels than a large model looks at
     assert (whole.size, half.size) == ((2400, 2100), (1200, 1050))
     assert whole.tobytes() == load_image(tmp_path / "a.jpg").tobytes()
@@ -116,20 +102,19 @@ def test_a_jpeg_over_the_budget_is_decoded_at_a_fraction_of_its_size(tmp_path: P
     assert difference.mean() < 1
 
 
-def test_a_jpeg_2000_over_the_budget_is_decoded_at_a_fraction_of_its_size(
+def test_a_jpeg_2000_over_the_limit_is_decoded_at_a_fraction_of_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("remtta.streams.images.MIN_REDUCED_SIDE", 100)
     draw_image(0, 240, 210).save(tmp_path / "a.jp2")
-    with Budget(600_000).share():
+    with PictureMemory(600_000):
         assert load_image(tmp_path / "a.jp2").size == (120, 105)
 
 
 def test_a_line_of_pixels_is_refused_before_it_is_resized_to_millions(tmp_path: Path) -> None:
-    preprocessing = Preprocessing(*PREPROCESSING)
     Image.new("RGB", (100_000, 1)).save(tmp_path / "line.png")  # 32 pixels high, it would be 3,200,000 wide
-    [line] = decoded(Budget(100 * MIB, preprocessing.resized_bytes), tmp_path / "line.png")
-    assert line.error is not None and line.error.startswith("100000x1 pixels take 403 MiB to decode")
+    [line] = decoded(100 * MIB, tmp_path / "line.png")
+    assert line.error == "100000x1 pixels take 403 MiB to resize; cut the strip into pieces"
 
 
 def test_resizing_a_square_takes_next_to_nothing() -> None:
