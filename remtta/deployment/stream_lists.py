@@ -59,21 +59,21 @@ def open_streams(
     options, streams = options or StreamOptions(), {}
     if options.null:
         raise UsageError("-0 is for paths on standard input, and --streams reads none")
-    live = replace(options.live or LiveOptions(), wait_at_start=True)
+    options = replace(options, live=replace(options.live or LiveOptions(), wait_at_start=True))
     for name, source in sources.items():
-        reopen = partial(_open_or_fail_later, source, options, live)
+        reopen = partial(_open_or_fail_later, source, options)
         try:
-            stream = reopen() if resuming else open_source(source, options, live)
+            stream = reopen() if resuming else open_source(source, options)
         except UsageError as error:
             raise UsageError(f"{name}: {error}") from error
         streams[name] = replace(stream, reopen=reopen)
     return streams
 
 
-def _open_or_fail_later(source: str, options: StreamOptions, live: LiveOptions) -> Stream:
+def _open_or_fail_later(source: str, options: StreamOptions) -> Stream:
     """Open a source; return a stream that fails once it is read, if that is impossible."""
     try:
-        return open_source(source, options, live)
+        return open_source(source, options)
     except UsageError as error:
         return Stream(without_password(source), "missing", _failing(StreamError(str(error))))
 

@@ -12,7 +12,7 @@ from PIL import Image
 from remtta.errors import RemttaError, StreamError, UsageError, without_password
 from remtta.streams.frames import CannotOpen, Picture, undecodable
 from remtta.streams.pyav import Video
-from remtta.streams.web import PolledImage, polling_interval, serves_video, why_not_open
+from remtta.streams.web import PolledImage, check_host, polling_interval, serves_video
 
 _PROTOCOLS = "http https rtsp rtsps rtmp rtmps rtmpt udp tcp tls rtp srtp srt rist mms mmsh mmst ftp sftp file unix"
 PROTOCOLS = frozenset(_PROTOCOLS.split(" "))
@@ -58,8 +58,9 @@ def open_capture(
         return PolledImage(source, every_s, closed, open_timeout_s)
     try:
         return Video(source, open_timeout_s, read_timeout_s)
-    except CannotOpen as error:
-        raise CannotOpen(why_not_open(source) or str(error)) from error
+    except CannotOpen:
+        check_host(source)
+        raise
 
 
 class _Camera:

@@ -25,7 +25,7 @@ _HANGING = 1.1
 """A call that takes this multiple of the timeout hangs, and FFmpeg's own timeout failed."""
 
 
-def name_of(source: str | int) -> str:
+def source_name(source: str | int) -> str:
     """Return a camera's number, or a path or URL without its password, for messages."""
     return f"camera {source}" if isinstance(source, int) else without_password(source)
 
@@ -125,7 +125,7 @@ class Connection:
 
     def failure(self) -> StreamError:
         """Return the error to raise if the first connection gave no frame."""
-        name = name_of(self._source)
+        name = source_name(self._source)
         if isinstance(self._error, RemttaError):
             return StreamError(str(self._error))
         if isinstance(self._error, CannotOpen):

@@ -12,16 +12,16 @@ _WHITE_HLG, _WHITE_PQ = 0.265, 203 / 10_000  # reference white (BT.2408) as a fr
 _STEPS = 4096  # of light: one step is less than one level of sRGB
 
 
-def srgb_of(pixels: np.ndarray, transfer: int) -> np.ndarray:
+def to_srgb(pixels: np.ndarray, transfer: int) -> np.ndarray:
     """Return sRGB pixels (H, W, 3) uint8 of BT.2020 ones in PQ or HLG; light above reference white is white."""
-    light = _light_of(np.arange(256, dtype=np.float32) / 255, transfer).astype(np.float32)
+    light = _to_light(np.arange(256, dtype=np.float32) / 255, transfer).astype(np.float32)
     linear = np.clip(light[pixels] @ _TO_BT709.T, 0, 1)
     levels = np.linspace(0, 1, _STEPS)
     levels = np.where(levels <= 0.0031308, 12.92 * levels, 1.055 * levels ** (1 / 2.4) - 0.055)
     return (255 * levels).round().astype(np.uint8)[(linear * (_STEPS - 1)).round().astype(np.uint16)]
 
 
-def _light_of(signal: np.ndarray, transfer: int) -> np.ndarray:
+def _to_light(signal: np.ndarray, transfer: int) -> np.ndarray:
     """Return light, 1 for reference white, of signals from 0 to 1 (BT.2100)."""
     if transfer == HLG:
         bright = (np.exp((signal - 0.55991073) / 0.17883277) + 0.28466892) / 12

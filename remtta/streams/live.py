@@ -16,7 +16,7 @@ from typing import Literal
 from remtta.errors import StreamError
 from remtta.options import LiveOptions
 from remtta.streams.capture import Capture, open_capture
-from remtta.streams.connection import Backlog, CapturedFrame, Connection, name_of
+from remtta.streams.connection import Backlog, CapturedFrame, Connection, source_name
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.video import video_frame, warn_if_cut
 from remtta.streams.web import polling_interval
@@ -67,7 +67,7 @@ class LiveSource:
     @property
     def name(self) -> str:
         """The source without a password."""
-        return name_of(self._source)
+        return source_name(self._source)
 
     @property
     def seconds_lost(self) -> float:

@@ -16,7 +16,7 @@ from PIL import Image
 from remtta.errors import FrameError, counted, without_password
 from remtta.machine import num_cores
 from remtta.streams.frames import CannotOpen, Gap, Picture, undecodable
-from remtta.streams.hdr import HLG, PQ, srgb_of
+from remtta.streams.hdr import HLG, PQ, to_srgb
 
 if TYPE_CHECKING:
     from av import VideoFrame
@@ -122,7 +122,7 @@ class Video:
             if frame is None:
                 yield undecodable(before_s)
             else:
-                yield Picture((frame.width, frame.height), partial(_image_of, frame), before_s, gap)
+                yield Picture((frame.width, frame.height), partial(_upright_rgb, frame), before_s, gap)
 
     def _decode(self) -> Iterator[VideoFrame | None]:
         """Yield the frames; None for each one that cannot be decoded, or only in part."""
@@ -215,7 +215,7 @@ def _filtered(graph: Graph, frame: VideoFrame | None) -> Iterator[VideoFrame]:
             yield graph.vpull()
 
 
-def _image_of(frame: VideoFrame) -> Image.Image:
+def _upright_rgb(frame: VideoFrame) -> Image.Image:
     """Return a frame as an upright RGB image; HDR is tone-mapped. Raise FrameError if there is no conversion."""
     from av.error import FFmpegError
 
@@ -223,6 +223,6 @@ def _image_of(frame: VideoFrame) -> Image.Image:
         pixels = frame.reformat(format="rgb24", threads=1).to_ndarray()
     except FFmpegError as error:
         raise FrameError(f"cannot be converted to RGB ({error.strerror})") from error
-    image = Image.fromarray(srgb_of(pixels, frame.color_trc) if frame.color_trc in (PQ, HLG) else pixels)
+    image = Image.fromarray(to_srgb(pixels, frame.color_trc) if frame.color_trc in (PQ, HLG) else pixels)
     turned = _TURNS.get(frame.rotation % 360)
     return image if turned is None else image.transpose(turned)

@@ -107,7 +107,8 @@ def open_stream(
 
 def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = False) -> Stream:
     """Open a source of frames with the options of the command line; see `open_stream`."""
-    stream = open_source(source, options, replace(options.live or LiveOptions(), wait_at_start=wait_at_start))
+    live = replace(options.live or LiveOptions(), wait_at_start=wait_at_start)
+    stream = open_source(source, replace(options, live=live))
     if not stream.live and options.live is not None:
         raise UsageError(
             f"--reconnect-for, --buffer and --poll are for cameras and network streams, and {stream.name} is neither; "
@@ -122,46 +123,46 @@ def _fail(error: Exception) -> Never:
     raise error
 
 
-def open_source(source: Source, options: StreamOptions, live: LiveOptions) -> Stream:
-    """Open a source of frames; `live` are ignored unless it is a camera or a network stream."""
+def open_source(source: Source, options: StreamOptions) -> Stream:
+    """Open a source of frames; `options.live` are ignored unless it is a camera or a network stream."""
     if isinstance(source, int):
         if not 0 <= source <= _MAX_CAMERA:  # OpenCV crashes the process
             raise UsageError(f"there is no camera {source}; cameras are numbered from 0")
-        return _of_live("camera", source, str(source), options, live)
+        return _live_stream("camera", source, str(source), options)
     if not isinstance(source, (str, os.PathLike)):
         paths = (os.fspath(_checked_path(path)) for path in (source if isinstance(source, Iterable) else [source]))
         if isinstance(source, Iterator):  # it may wait for a path, and never end
-            return _slice(Stream("paths", "paths", _frames_of(paths)), options)
-        return _of_paths("paths", "paths", list(paths), options)
+            return _slice(Stream("paths", "paths", _frames_at(paths)), options)
+        return _path_stream("paths", "paths", list(paths), options)
     name = os.fspath(source)
     if options.null and name != "-":
         raise UsageError(f"-0 is for paths on standard input (-), and the source is {without_password(name)}")
     if name == "-":
-        return _slice(Stream("-", "paths", _frames_of(read_paths(0, options.null))), options)
+        return _slice(Stream("-", "paths", _frames_at(read_paths(0, options.null))), options)
     if name.lower().startswith("file://") and not os.path.exists(name):
         name = url2pathname(name[len("file://") :].removeprefix("localhost"))
     if os.path.exists(name):  # unlike Path.exists, False for "" and for names that are too long
-        return _open_existing(name, options, live)
+        return _open_existing(name, options)
     if "://" in name:
         check_protocol(name)
-        return _of_live("url", name, without_password(name), options, live)
+        return _live_stream("url", name, without_password(name), options)
     if name.isdecimal():
-        return open_source(int(name), options, live)
+        return open_source(int(name), options)
     if glob.has_magic(name):
         files = [str(file) for file in sort_files(_matches(name), options.sort)]
         if not files:
             raise UsageError(f"{name}: no file matches; quote the pattern and check it")
-        return _of_paths(name, "glob", files, options)
+        return _path_stream(name, "glob", files, options)
     raise UsageError(f"{name}: no such file or folder")
 
 
-def _open_existing(name: str, options: StreamOptions, live: LiveOptions) -> Stream:
+def _open_existing(name: str, options: StreamOptions) -> Stream:
     if os.path.isdir(name):
         files, ignored = _folder_files(Path(name), options.sort)
-        return replace(_of_paths(name, "folder", files, options), left_out=ignored)
+        return replace(_path_stream(name, "folder", files, options), left_out=ignored)
     mode = os.stat(name).st_mode
     if stat.S_ISCHR(mode):  # e.g. /dev/video0
-        return _of_live("camera", name, name, options, live)
+        return _live_stream("camera", name, name, options)
     if stat.S_ISFIFO(mode):
         raise UsageError(f"{name} is a pipe; give paths on standard input, with - as the source")
     if is_video(name):
@@ -169,7 +170,7 @@ def _open_existing(name: str, options: StreamOptions, live: LiveOptions) -> Stre
         return Stream(name, "video", frames, options=options)
     if has_suffix(name, (".txt",)):
         raise UsageError(f"{name} is a text file; add --streams if it lists streams, or pipe image paths into -")
-    return _of_paths(name, "image", [name], options)
+    return _path_stream(name, "image", [name], options)
 
 
 def _matches(pattern: str) -> Iterator[Path]:
@@ -209,14 +210,14 @@ def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int
     return [str(file) for file in files], dict(ignored.most_common())
 
 
-def _of_paths(name: str, kind: str, paths: list[str], options: StreamOptions) -> Stream:
+def _path_stream(name: str, kind: str, paths: list[str], options: StreamOptions) -> Stream:
     stills = not any(is_video(path) for path in paths)
     total = len(paths[:: options.frame_stride][: options.limit]) if stills else None
-    return _slice(Stream(name, kind, _frames_of(paths), total), options)
+    return _slice(Stream(name, kind, _frames_at(paths), total), options)
 
 
-def _of_live(kind: str, address: str | int, name: str, options: StreamOptions, live: LiveOptions) -> Stream:
-    source = LiveSource(address, live, stride=options.frame_stride)
+def _live_stream(kind: str, address: str | int, name: str, options: StreamOptions) -> Stream:
+    source = LiveSource(address, options.live, stride=options.frame_stride)
     frames = itertools.islice(source.frames(), options.limit)
     return Stream(name, kind, frames, live_source=source, options=options)
 
@@ -227,7 +228,7 @@ def _slice(stream: Stream, options: StreamOptions) -> Stream:
     return replace(stream, frames=itertools.islice(stream.frames, 0, stop, stride), options=options)
 
 
-def _frames_of(paths: Iterable[str]) -> Iterator[Frame]:
+def _frames_at(paths: Iterable[str]) -> Iterator[Frame]:
     for path in paths:
         if not is_video(path) or not os.path.isfile(path):
             yield Frame(path, partial(load_image, Path(path)))

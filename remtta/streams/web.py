@@ -1,55 +1,39 @@
-"""Requests to web servers: why an address did not open, and still images at an address."""
+"""Requests to web servers: still images at an address."""
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from remtta.errors import FrameError
-from remtta.streams.frames import Picture, undecodable
+from remtta.streams.frames import CannotOpen, Picture, undecodable
 from remtta.streams.images import has_suffix, image_suffixes, load_image
 
 _MAX_PICTURE_BYTES = 64 * 2**20
-_PROBE_TIMEOUT_S = 3.0
 _POLL_EVERY_S = 1.0
-_PORTS = {"rtsp": 554, "rtsps": 322, "rtmp": 1935, "rtmps": 443}
 
 
 class NotServed(OSError):
     """A web server serves no picture at an address; the message says what it does."""
 
 
-def why_not_open(address: str) -> str | None:
-    """Find out why an address did not open by a plain connection attempt; None if that is inconclusive."""
-    try:
-        parts = urlsplit(address)
-        host, port = parts.hostname, parts.port or _PORTS.get(parts.scheme.lower())
-    except ValueError:
-        return "it is not a valid address"
-    if not host:
-        return None
-    try:
-        if parts.scheme.lower() in ("http", "https"):
-            request(address, _PROBE_TIMEOUT_S).close()
-        elif port and parts.scheme.lower() in _PORTS:
-            socket.create_connection((host, port), timeout=_PROBE_TIMEOUT_S).close()
-    except NotServed as error:
-        return str(error)
-    except ConnectionRefusedError:
-        return "the connection is refused: is the port right, and the server running?"
-    except socket.gaierror:
-        return "there is no host of that name"
-    except (OSError, ValueError, HTTPException):  # inconclusive
-        return None
-    return None
+def check_host(address: str) -> None:
+    """Raise CannotOpen if there is no host of an address's name, of which FFmpeg says only "Input/output error"."""
+    with contextlib.suppress(ValueError, UnicodeError):  # not a valid address, which FFmpeg does say
+        if host := urlsplit(address).hostname:
+            try:
+                socket.getaddrinfo(host, None)
+            except socket.gaierror as error:
+                raise CannotOpen("there is no host of that name") from error
 
 
 def request(address: str, timeout_s: float) -> HTTPResponse:

@@ -45,7 +45,11 @@ def _errors() -> list[Any]:
         (["inspect", "."], 2, "there are runs in below"),
         (["adapt", "frames", "--model", "remtta-demo", "--num-classes", "9"], 2, "remtta-demo is one fixed model"),
         (["adapt", "frames", "--model", "remtta-demo", "--prompts", "a {}"], 2, "remtta-demo is one fixed model"),
-        (["adapt", (url := "http://127.0.0.1:9/x"), *tiny], 1, f"{url} cannot be opened as a video (the connection"),
+        (
+            ["adapt", (url := "http://127.0.0.1:9/x"), *tiny],
+            1,
+            f"{url} cannot be opened as a video (Connection refused",
+        ),
         (["eval", "c", "--model", "remtta-demo", "--protocol", "rem-paper"], 2, "48 pixels; leave --protocol out"),
         *((["eval", *tiny, *args], 2, text) for args, text in _EVAL),
         *((["corrupt", *args], code, text) for args, code, text in _CORRUPT),
