@@ -9,20 +9,20 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
-from weakref import ref
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
 
 from remtta.adapt.image_inputs import ImageInputs, Images
 from remtta.deltas.delta import Delta, save_delta
-from remtta.errors import NotFiniteError, UsageError
+from remtta.errors import ModelError, NotFiniteError, UsageError
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.chosen import default_method
 from remtta.methods.table import FULL_BATCH, method_config
-from remtta.models.info import ModelInfo, model_info, read_labels, warn_of_change
+from remtta.models.info import UNKNOWN, ModelInfo, model_info, read_labels, warn_of_change
 from remtta.models.loading import load_model
-from remtta.models.metadata import ModelWithMetadata, Output, metadata_of
+from remtta.models.metadata import ModelMetadata, ModelWithMetadata, Output, metadata_of
 from remtta.models.precision import multiplies_bf16
 from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import unwrap_model
@@ -37,8 +37,8 @@ from remtta.runs.manifest import delta_of
 
 _FROZEN, _FRAMES, _PRECISION = "frozen", "frames", "precision"
 _SHARED = (
-    "a later Adapter was made of the same model, and two cannot share one; give each its own, such as "
-    "copy.deepcopy(model)"
+    "a later Adapter was made of the same model, and two cannot share one; build a model for each, or copy it before "
+    "the first Adapter is made"
 )
 
 _OTHER_STATE = "the state does not fit an adapter of this model, method and settings"
@@ -52,9 +52,10 @@ class Adapter:
         adapter = remtta.Adapter(model)
         probs = adapter(images)  # (B, C); predicts, then updates
 
-    It may be called from any number of threads and serves one at a time; a process that is forked during a call cannot
-    use it (let `multiprocessing` spawn). The model belongs to it alone, as its weights change in place. If an error
-    ends a call, the weights are those before or after its update, and its images may count in the centering.
+    It may be called from any number of threads and serves one at a time. A process forked during or after a call hangs
+    in its own, as in any computation of torch on several threads; let `multiprocessing` spawn. The model belongs to it
+    alone, as its weights change in place and only those that adapt require gradients, until `close` or its end. If an
+    error ends a call, the weights are those before or after its update, and its images may count in the centering.
 
     Attributes:
         info: The model's preprocessing, labels and number of classes.
@@ -67,7 +68,7 @@ class Adapter:
         batch_size: Images per call, or per batch of `stream`. Below 20 the learning rate is reduced in proportion.
         output: Function from what the model returns to logits (B, C), for a model that returns something else.
         patch_size: Height and width of the patches that masks hide, in pixels; None to choose by the model.
-        preprocessing: How pictures become inputs; None for the model's own, or else ImageNet's.
+        preprocessing: How pictures become inputs; None for the model's own, or for preprocessed images only.
         labels: Class names, also by number or as a file with one per line; None for the model's own.
         guard: What the guard does against harm; None for the method's default. "stop" is for runs.
         answer: Which model predicts; None for the method's default.
@@ -106,6 +107,8 @@ class Adapter:
         warn_of_change(described, self.info)
         if guard == "stop":
             raise UsageError('guard="stop" ends a run, and an Adapter has none; choose "rollback"')
+        module = unwrap_model(described).module
+        requires_grad: dict[Tensor, bool] = {each: each.requires_grad for each in module.parameters()}
         options = RunOptions(batch_size=batch_size, guard=GuardOptions(guard, answer), smooth=smooth, seed=seed)
         method = method or default_method(self.info.name)
         config = method_config(method, settings, batch_size=batch_size)
@@ -114,11 +117,14 @@ class Adapter:
         with _on_cpu():
             self.pipeline = build_pipeline(described, self.info, setup)
         self._name, self._small_calls = method, 0  # in a row
+        self._model_name = type(module).__name__ if self.info.name == UNKNOWN else self.info.name
         self._chose_precision = config.precision == "auto"
         self._origin = {"base_sha256": _as_tensor(self.info.sha256), "method": _as_tensor(method)}
         self._lock = threading.RLock()
-        self._metadata = metadata_of(unwrap_model(described).module)
+        self._module, self._metadata = module, metadata_of(module)
         self._metadata.adapter = ref(self)
+        self._metadata.requires_grad = {**requires_grad, **self._metadata.requires_grad}
+        self._release = finalize(self.pipeline, _release, self._metadata)
         self.image_inputs = ImageInputs(self.info)
 
     @property
@@ -142,6 +148,7 @@ class Adapter:
 
         Raises:
             ValueError: If they are not a batch of images, or their values are not finite; there is no update then.
+            UsageError: If they are not preprocessed, and the model's preprocessing is not known.
             NotFiniteError: If the model's outputs are not finite numbers; there is no update then.
         """
         pixels, pipeline = self.image_inputs.inputs(images), self.pipeline
@@ -156,15 +163,36 @@ class Adapter:
 
     @contextlib.contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Use the model while no other thread does, in the configured precision; raise UsageError if it is not ours."""
+        """Use the model while no other thread does, in the configured precision; raise UsageError if it is not ours,
+        or ModelError if its weights were converted or moved.
+        """
         with self._lock, _on_cpu(), torch.autocast(self.info.device.type, enabled=False):
-            if self._metadata.adapter is None or self._metadata.adapter() is not self:
+            if not self._release.alive:
+                raise UsageError("the Adapter is closed; make another of its model")
+            if self._metadata.adapter != ref(self):
                 raise UsageError(_SHARED)
+            weight = next(self._module.parameters())
+            if (weight.dtype, weight.device) != (torch.float32, self.info.device):
+                raise ModelError(
+                    f"the model's weights have become {weight.dtype} on {weight.device} since the Adapter was made; "
+                    'build both anew (Adapter(..., precision="bf16") computes in half precision)'
+                )
             yield
+
+    def close(self) -> None:
+        """End the adaptation and keep the model's present weights, which require gradients as before it."""
+        with self._lock:
+            if self._metadata.adapter == ref(self):
+                self._metadata.adapter = None
+            self._release()
 
     def freeze(self) -> None:
         """Only predict from now on, each image by itself (except with bn="batch"); after `reset` as the source does."""
         self.pipeline.frozen = True
+
+    def unfreeze(self) -> None:
+        """Adapt again, from the present state."""
+        self.pipeline.frozen = False
 
     def reset(self) -> None:
         """Go back to the source weights, exactly, in the same stream: alarms, and `frozen`, stay as they are."""
@@ -199,11 +227,11 @@ class Adapter:
 
     def __repr__(self) -> str:
         num_updates = self.pipeline.method.num_updates
-        return f"Adapter({self.info.name}, method={self._name!r}, updates={num_updates}, frozen={self.frozen})"
+        return f"Adapter({self._model_name}, method={self._name!r}, updates={num_updates}, frozen={self.frozen})"
 
     def __reduce__(self) -> Never:
         """Raise TypeError: an adapter is bound to its model."""
-        raise TypeError("an Adapter cannot be copied or pickled; load its state_dict() into one of a copied model")
+        raise TypeError("an Adapter cannot be copied or pickled; load its state_dict() into one of a model built alike")
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return everything that later predictions depend on, on the CPU, for `torch.save` or safetensors."""
@@ -241,6 +269,14 @@ class Adapter:
         if self._small_calls == 2:  # a single one may be the rest of a source
             message = "got %d images, but the learning rate is for batches of %d; pass batch_size=%d to remtta.Adapter"
             _log.warning(message, count, size, count)
+
+
+def _release(metadata: ModelMetadata) -> None:
+    """Let a model's weights require gradients as before its adapters, unless there is still one."""
+    if metadata.adapter is None or metadata.adapter() is None:
+        for parameter, requires_grad in metadata.requires_grad.items():
+            parameter.requires_grad_(requires_grad)
+        metadata.requires_grad = {}
 
 
 def _usable_precision(state: Mapping[str, Tensor], device: torch.device) -> Resolved | None:

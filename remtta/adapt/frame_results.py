@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image
@@ -23,7 +23,7 @@ from remtta.streams.sources import Source, Stream, open_stream
 _log = logging.getLogger("remtta")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """The prediction for one frame.
 
@@ -42,10 +42,14 @@ class Result:
     source: str
     time_s: float | None
     read_at: str | None
-    probs: np.ndarray = field(repr=False)
+    probs: np.ndarray
     adapted: bool
-    labels: Sequence[str] | None = field(default=None, repr=False)
-    frame: DecodedFrame | None = field(default=None, repr=False)
+    labels: Sequence[str] | None = None
+    frame: DecodedFrame | None = None
+
+    def __repr__(self) -> str:
+        names = ("index", "source", "time_s", "read_at", "class_id", "label", "prob", "adapted")
+        return f"Result({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
     @property
     def class_id(self) -> int:
@@ -86,12 +90,12 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
         adapter: The adapter, which continues from its present state.
 
     Raises:
-        UsageError: If there is no such source.
+        UsageError: If there is no such source, or the model's preprocessing is not known.
         StreamError: If it fails, or has no frame; an empty list of paths just ends.
     """
     if not isinstance(adapter, Adapter):
         raise UsageError(f"stream needs a remtta.Adapter, got {type(adapter).__name__}")
-    adapter.image_inputs.warn_of_guess()
+    adapter.image_inputs.check_known()
 
     def run_exclusively(work: Callable[[], None]) -> None:
         with adapter.exclusive():

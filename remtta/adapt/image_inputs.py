@@ -12,7 +12,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from remtta.backbones.backbone import check_dense, check_images
-from remtta.models.info import ModelInfo
+from remtta.errors import UsageError
+from remtta.models.info import UNKNOWN, ModelInfo
 from remtta.streams.images import to_rgb
 
 Images = Tensor | np.ndarray | Sequence[Image.Image | np.ndarray]
@@ -20,6 +21,10 @@ Images = Tensor | np.ndarray | Sequence[Image.Image | np.ndarray]
 or uint8 arrays (H, W, 3) in RGB or (H, W) in gray."""
 
 _PATH = "{} is a path, not a picture; pass paths to remtta.stream"
+_UNKNOWN = (
+    "the model's preprocessing is unknown; pass remtta.Adapter the one of its training, preprocessing="
+    "remtta.Preprocessing((H, W), mean, std), without mean and std for ImageNet's, or preprocess the images: float32"
+)
 _FAR = 30  # times the largest value of a preprocessed image
 
 _log = logging.getLogger("remtta")
@@ -32,8 +37,11 @@ class ImageInputs:
         self._info, self._warned_of_guess, self._warned_of_range = info, False, False
 
     def inputs(self, images: Images) -> Tensor:
-        """Return inputs (B, 3, H, W), on the model's device; raise ValueError if they are not finite images."""
+        """Return inputs (B, 3, H, W), on the model's device; raise ValueError if they are not finite images, and
+        UsageError as `check_known` does if they are not preprocessed.
+        """
         if not isinstance(images, Tensor):
+            self.check_known()
             transform = self._info.preprocessing.transform()
             images = torch.stack([transform(picture) for picture in pictures_of(images)])
         check_dense(images)
@@ -41,8 +49,8 @@ class ImageInputs:
             raise ValueError("images must hold values, got a meta tensor")
         images = images.detach()
         if images.dtype == torch.uint8:
-            self.warn_of_guess()
             check_images(images, None, torch.uint8)  # before their channels meet the mean's
+            self.check_known()
             return self._info.preprocessing.normalise(images.to(self._info.device))
         if images.is_floating_point() and images.numel():
             if not images.isfinite().all():
@@ -50,8 +58,10 @@ class ImageInputs:
             self._warn_of_range(float(images.abs().max()))
         return images.to(self._info.device)
 
-    def warn_of_guess(self) -> None:
-        """Warn once if the model's preprocessing is not known."""
+    def check_known(self) -> None:
+        """Raise UsageError if the preprocessing of a caller's own model is not known; warn once if that of a file."""
+        if self._info.guessed and self._info.name == UNKNOWN:
+            raise UsageError(_UNKNOWN)
         if not self._warned_of_guess:
             warn_of_guess(self._info)
         self._warned_of_guess = True

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from remtta.errors import ModelError, UsageError, counted
 from remtta.files import read_text
 from remtta.models import imagenet
-from remtta.models.metadata import ModelWithMetadata, PretrainedConfig, metadata_of
+from remtta.models.metadata import ModelWithMetadata, PretrainedConfig
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import config_of, num_classes_of, unwrap_model
@@ -25,6 +25,9 @@ from remtta.options import ModelOptions
 _log = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"  # name of a model not built by `load_model`
+
+_SOURCE_SHA256 = "_remtta_source_sha256"
+"""Attribute of an adapted module with the digest of its source weights, which copies and files of the module keep."""
 
 LoadArguments = dict[str, Any]
 """Arguments of `load_model`, ready for JSON."""
@@ -82,12 +85,10 @@ def model_info(model: nn.Module, preprocessing: Preprocessing | None = None, sha
 
 def warn_of_change(model: nn.Module, info: ModelInfo) -> None:
     """Warn if a model's weights are not those that it was first adapted from."""
-    metadata = metadata_of(unwrap_model(model).module)
-    metadata.source_sha256 = metadata.source_sha256 or info.sha256
-    if metadata.source_sha256 != info.sha256:
+    if vars(unwrap_model(model).module).setdefault(_SOURCE_SHA256, info.sha256) != info.sha256:
         _log.warning(
-            "the model's weights have changed since it was first adapted, and now count as the source weights; build "
-            "the model anew to start from the first ones"
+            "the model's weights have changed since it was first adapted, maybe before it was copied, and now count as "
+            "the source weights; build the model anew to start from the first ones"
         )
 
 

@@ -52,8 +52,8 @@ class ModelMetadata:
     trace: Trace | None = None
     traced_modules: Sequence[int] = ()  # ids of the modules that the model had then
     bf16_weights: Bf16Weights = field(default_factory=dict)  # shared by all methods on it
-    source_sha256: str | None = None  # of its weights when it was first adapted
     adapter: ReferenceType[object] | None = None  # the last Adapter made of it
+    requires_grad: Mapping[Tensor, bool] = field(default_factory=dict)  # of its weights before the first Adapter
 
 
 _METADATA: WeakKeyDictionary[nn.Module, ModelMetadata] = WeakKeyDictionary()

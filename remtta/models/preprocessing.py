@@ -17,6 +17,7 @@ from remtta.models.metadata import PretrainedConfig
 from remtta.models.unwrapping import config_of, unwrap_model
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+IMAGENET_CROP_PCT = 0.875
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
 CROP_MODES = ("center", "squash", "border")
 
@@ -45,7 +46,7 @@ class Preprocessing:
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     interpolation: str = "bicubic"
-    crop_pct: float = 0.875
+    crop_pct: float = 1.0
     crop_mode: str = "center"
 
     def __post_init__(self) -> None:
@@ -113,6 +114,7 @@ def preprocessing_of(model: nn.Module) -> Preprocessing:
     """Return a model's preprocessing: its own input size, the rest from `config_of`, else ImageNet's."""
     config, unwrapped = config_of(model), unwrap_model(model)
     config["input_size"] = config.get("input_size") or (3, 224, 224)
+    config["crop_pct"] = config.get("crop_pct") or IMAGENET_CROP_PCT
     height, width = config["input_size"][1:] if unwrapped.resizes else image_size(unwrapped.module, config)
     types = {"mean": tuple, "std": tuple, "interpolation": str, "crop_pct": float, "crop_mode": str}
     return Preprocessing((height, width), **{name: of(config[name]) for name, of in types.items() if config.get(name)})

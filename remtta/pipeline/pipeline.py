@@ -129,6 +129,7 @@ class Pipeline:
         if not prediction.harmful:
             labels = labels[prediction.learned.to(labels.device)] if labels is not None else None
             reset = method.step(self.centering.adapted, labels)
+            method.optimizer.zero_grad()  # an optimizer of the caller would use the gradients
         num_steps = max(method.num_updates, 1) if reset else method.num_updates - prediction.num_updates
         undone = prediction.harmful or (guard is not None and guard.rejects(method.model.weights))
         if undone:
