@@ -19,6 +19,7 @@ from remtta.models import imagenet
 from remtta.models.building import reachable_or_offline
 from remtta.models.info import labels_of, model_info
 from remtta.models.loading import load_model, select_device
+from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import INTERPOLATIONS, Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256, tensors_sha256
 from tests.conftest import NUM_CLASSES, TINY, draw_image, raising, tiny_vit
@@ -52,6 +53,13 @@ def _write_config(folder: Path, **changes: Any) -> None:
     content = {"architecture": NAME, "num_classes": NUM_CLASSES, "label_names": LETTERS, "model_args": TINY}
     text = json.dumps({**content, "pretrained_cfg": config, **changes})
     (folder / "config.json").write_text(text, encoding="utf-8")
+
+
+def test_a_crop_is_the_config_s_or_imagenet_s_and_none_in_one_s_own_preprocessing() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, NUM_CLASSES))
+    assert preprocessing_of(net).crop_pct == 0.875 and preprocessing_of(tiny_vit()).crop_pct == 0.9
+    own = Preprocessing((48, 48))
+    assert own.crop_pct == preprocessing_of(ModelWithMetadata(net, preprocessing=own)).crop_pct == 1
 
 
 def test_a_local_folder_brings_weights_labels_and_preprocessing_without_a_network(
