@@ -18,7 +18,7 @@ from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageErr
 from remtta.errors import FrameError, UsageError
 from remtta.options.run_options import Sort
 from remtta.streams.decoding_memory import CURRENT_MEMORY, PictureMemory
-from remtta.streams.pillow import decoded_deep, deep_jpeg2000, formats, opened
+from remtta.streams.pillow import decode_high_depth, formats, high_depth_jpeg2000, open_image
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ MIN_REDUCED_SIDE = 1024  # pixels of the short side: more than models use
 _SAMPLE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2}  # else 4: Pillow pads to that
 _DECODER_BYTES = {"PNG": 0, "JPEG": 0, "MPO": 0, "GIF": 0, "BMP": 0, "TGA": 0, "AVIF": 10, "WEBP": 14, "JPEG2000": 22}
 """Measured bytes per pixel that decoders need in addition to the image; others keep a copy or two."""
-_DEEP_BYTES = 30  # more for a JPEG 2000 of more than 8 bits, which is decoded again
+_HIGH_DEPTH_BYTES = 30  # more for a JPEG 2000 of more than 8 bits, which is decoded again
 
 _OPENED_AS = {"MPO": "JPEG"}  # several JPEGs in one file, of which the first is used
 
@@ -141,13 +141,13 @@ def load_image(path: Path) -> Image.Image:
     image, truncated, or too large.
     """
     try:
-        with opened(path) as image:
-            deep = deep_jpeg2000(image)
+        with open_image(path) as image:
+            content = high_depth_jpeg2000(image)
             if memory := CURRENT_MEMORY.get():
-                _reserve(memory, image, is_deep=deep is not None)
+                _reserve(memory, image, high_depth=content is not None)
             image.load()
-            if deep is not None:
-                return to_rgb(decoded_deep(deep))
+            if content is not None:
+                return to_rgb(decode_high_depth(content))
             if _is_rotated(image):
                 ImageOps.exif_transpose(image, in_place=True)
             return to_rgb(image)
@@ -165,11 +165,11 @@ def load_image(path: Path) -> Image.Image:
         raise FrameError(f"cannot be decoded: {str(error).strip() or type(error).__name__}") from error
 
 
-def _reserve(memory: PictureMemory, image: Image.Image, is_deep: bool) -> None:
+def _reserve(memory: PictureMemory, image: Image.Image, high_depth: bool) -> None:
     """Reserve memory for decoding; if the full size exceeds it, at a reduced one where that is possible."""
     width, height = image.size[:2]
-    cost = _bytes_per_pixel(image) + _DEEP_BYTES * is_deep
-    if not is_deep and not memory.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
+    cost = _bytes_per_pixel(image) + _HIGH_DEPTH_BYTES * high_depth
+    if not high_depth and not memory.fits(width, height, cost) and image.format in ("JPEG", "MPO", "JPEG2000"):
         for power in (1, 2, 3):
             smaller = -(-width >> power), -(-height >> power)
             if min(smaller) >= MIN_REDUCED_SIDE and memory.fits(*smaller, cost):

@@ -50,7 +50,7 @@ def load_plugins() -> None:
     is opened would depend on the files before it.
     """
     Image.init()
-    _add_kinds_of_tiff()
+    _add_tiff_modes()
     _imaging.set_block_size(_BLOCK_BYTES)
     with contextlib.suppress(OSError, AttributeError):  # linked differently: libtiff keeps printing
         # libtiff prints to standard error, bypassing Python; Pillow raises the errors that matter.
@@ -59,7 +59,7 @@ def load_plugins() -> None:
         set_handler(None)
 
 
-def _add_kinds_of_tiff() -> None:
+def _add_tiff_modes() -> None:
     """Let Pillow read greys of more than 8 bits in both byte orders, and with zero as black or white."""
     kinds = TiffImagePlugin.OPEN_INFO
     kinds.setdefault((b"MM", 1, (1,), 1, (12,), ()), ("I;16", "I;12"))
@@ -77,7 +77,7 @@ def formats() -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Image.Image]:
+def open_image(path: Path) -> Iterator[Image.Image]:
     """Open an image and read its header; its pixels are read on demand.
 
     Raises:
@@ -103,7 +103,7 @@ def opened(path: Path) -> Iterator[Image.Image]:
 
 def _mend_tiff(image: TiffImagePlugin.TiffImageFile) -> None:
     """Go to the page with the picture, and mend what Pillow mistakes in its header."""
-    if _is_part(image):
+    if _is_thumbnail_or_mask(image):
         if _SUB_IFDS in image.tag_v2:
             raise FrameError("a raw file of a camera, of which Pillow would read a thumbnail; convert it")
         _seek_picture(image)
@@ -127,13 +127,13 @@ def _seek_picture(image: TiffImagePlugin.TiffImageFile) -> None:
     areas: list[int] = []
     for page in range(image.n_frames):
         image.seek(page)
-        if not _is_part(image):
+        if not _is_thumbnail_or_mask(image):
             return
         areas.append(image.width * image.height)
     image.seek(areas.index(max(areas)))
 
 
-def _is_part(image: TiffImagePlugin.TiffImageFile) -> bool:
+def _is_thumbnail_or_mask(image: TiffImagePlugin.TiffImageFile) -> bool:
     return bool(image.tag_v2.get(_NEW_SUBFILE_TYPE, 0) & 5) or image.tag_v2.get(_SUBFILE_TYPE) == 2
 
 
@@ -147,7 +147,7 @@ def _mend_png(image: PngImagePlugin.PngImageFile) -> None:
         image.info["transparency"] = tuple(int(value * scale) for value in transparent)
 
 
-def deep_jpeg2000(image: Image.Image) -> bytes | None:
+def high_depth_jpeg2000(image: Image.Image) -> bytes | None:
     """Return the content of an open JPEG 2000 of more than 8 bits that Pillow decodes to 8, at which its white wraps to
     black; None for any other image.
     """
@@ -165,8 +165,8 @@ def _jpeg2000_bits(content: bytes) -> int:
     return max(1 + (depth & 0x7F) for depth in content[start + 42 : start + 42 + 3 * count : 3])
 
 
-def decoded_deep(content: bytes) -> Image.Image:
-    """Decode what `deep_jpeg2000` returned to 8 bits, by OpenCV; Pillow must have found its size to be as announced."""
+def decode_high_depth(content: bytes) -> Image.Image:
+    """Decode what `high_depth_jpeg2000` returned to 8 bits, by OpenCV; Pillow must have found the announced size."""
     from remtta.streams.capture import load_opencv  # which imports images
 
     cv2 = load_opencv("JPEG 2000 of more than 8 bits", FrameError)

@@ -66,14 +66,14 @@ class Video:
         self._rate = float(self._stream.guessed_rate or self._stream.average_rate or 1)
         self.num_frames = self._stream.frames or self._estimated_frames()
         self._live = live and not self.num_frames
-        self.pictures = self._read()
+        self._pictures = self._read()
 
     def read(self) -> Picture | None:
         """Return the next picture; None at the end. Raise OSError, also as TimeoutError, if the stream is lost."""
-        return next(self.pictures, None)
+        return next(self._pictures, None)
 
     def close(self) -> None:
-        self.pictures.close()
+        self._pictures.close()
         self._container.close()
 
     def _best_track(self) -> VideoStream:

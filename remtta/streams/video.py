@@ -62,7 +62,7 @@ def iter_video(source: str, *, stride: int = 1) -> Iterator[Frame]:
     number = -1
     try:
         times = array("d")  # if no duration is known, as in WebM and MKV that were recorded live
-        for number, picture in enumerate(_from_first_decodable(video.pictures)):
+        for number, picture in enumerate(_from_first_decodable(iter(video.read, None))):
             if number % stride == 0:
                 yield video_frame(source, picture, number, picture.time_s)
             if not video.num_frames:

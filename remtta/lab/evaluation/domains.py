@@ -18,7 +18,7 @@ from PIL import Image
 from remtta.errors import FrameError, UsageError, counted
 from remtta.lab.corruptions.parameters import HOLD_OUTS, STANDARD
 from remtta.streams.images import load_image, natural_key
-from remtta.streams.pillow import opened
+from remtta.streams.pillow import open_image
 
 THREE_D = (
     *("near_focus", "far_focus", "color_quant", "iso_noise", "low_light", "flash"),
@@ -101,7 +101,7 @@ def image_sizes(paths: Sequence[str]) -> Counter[tuple[int, int]]:
 
 def _image_size(path: str) -> tuple[int, int] | None:
     try:
-        with opened(Path(path)) as image:
+        with open_image(Path(path)) as image:
             return image.size[:2]
     except Exception:  # reported with its reason when it is decoded
         return None
