@@ -15,6 +15,7 @@ from unittest import mock
 import pytest
 import typer
 from PIL import Image
+from torch import nn
 
 from remtta.backbones import families
 from remtta.backbones.lookup import backbone_of
@@ -201,21 +202,28 @@ def test_a_name_that_is_taken_is_refused_when_it_is_used(
 def test_a_package_has_backbones_for_its_own_models(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site, "my-vits", {"vits": "my_vits:FAMILIES"}, "remtta.backbones")
     (site / "my_vits.py").write_text(
+        "from torch import nn\n"
         "from timm.models.vision_transformer import VisionTransformer\n"
-        "from remtta.backbones.lookup import backbone_of\n"
+        "from remtta.backbones.any_classifier import AnyClassifier\n"
         "from remtta.backbones.vit import ViT\n"
+        "from remtta.models.unwrapping import UnwrappedModel\n"
         "class MyModel(VisionTransformer): ...\n"
         "class MyViT(ViT): ...\n"
-        "FAMILIES = {MyModel: MyViT}\n"
+        "class MyNet(nn.Sequential): ...\n"
+        "class MyBackbone(AnyClassifier):\n"
+        "    def __init__(self, module): super().__init__(UnwrappedModel(module, module))\n"
+        "FAMILIES = {MyModel: MyViT, MyNet: MyBackbone}\n"
     )
     found = families.find_families()
     monkeypatch.setattr(families, "FAMILIES", {**found, **families.FAMILIES})
-    ([kind], [backbone]) = found, found.values()
+    (kind, net), (backbone, of_net) = found, found.values()
+    layers = nn.Conv2d(3, 8, 4, 4), nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5)
+    assert type(backbone_of(net(*layers))) is of_net
     model = tiny_vit()
     assert type(backbone_of(model)).__name__ == "ViT"
     model.__class__ = kind
     assert type(backbone_of(model)) is backbone
-    with pytest.raises(UsageError, match="my_vits:FAMILIES of the package my-vits has a second backbone for MyModel"):
+    with pytest.raises(UsageError, match="my_vits:FAMILIES of the package my-vits has a second backbone for My(Model|Net)"):
         families.find_families()
     install(site, "no-vits", {"none": "my_vits:MyViT"}, "remtta.backbones")
     with pytest.raises(UsageError, match="my_vits:MyViT of the package no-vits is not a mapping"):

@@ -11,7 +11,7 @@ from torch import nn
 from remtta.backbones.any_classifier import AnyClassifier
 from remtta.backbones.backbone import Backbone, Builder
 from remtta.errors import ModelError
-from remtta.extensions import built_in
+from remtta.extensions import built_in, of_packages
 from remtta.models.unwrapping import unwrap_model
 
 
@@ -21,7 +21,7 @@ def backbone_of(model: nn.Module) -> Backbone:
     """
     unwrapped = unwrap_model(model)
     builder = _of_part(unwrapped.module)
-    if builder is None and unwrapped.is_timm:
+    if builder is None and (unwrapped.is_timm or of_packages("backbones", ())[0]):
         from remtta.backbones.families import family_of
 
         builder = family_of(unwrapped.module)
