@@ -15,7 +15,7 @@ _SECRETS = re.compile(
     r"(?<![^\W_])(?:p|pin|(?:(?:api|stream)_?)?key|sig|jwt)=)[^&;#]*"
 )
 _GROUPS = r"(?:\w{4}|[\da-fA-F]{8})(?:-\w{4}){3,}\w*"  # as in stream keys and UUIDs
-_WORDS = re.compile(rf"(?<![^\W_])(?:{_GROUPS}|[a-zA-Z\d]{{12,}})(?![^\W_])")
+_WORDS = re.compile(rf"(?<![^\W_])(?:{_GROUPS}|[a-zA-Z\d]{{12,}})(?![^\W_]|\.\w)")
 _CHANGES = re.compile(r"[a-zA-Z](?=\d)|\d(?=[a-zA-Z])|[a-z](?=[A-Z])")
 
 
@@ -128,7 +128,7 @@ def logging_at(level: int, log: logging.Logger) -> Iterator[None]:
 
 def without_password(source: str) -> str:
     """Return an address without its secrets: `user:password@` becomes `***@`, `?pwd=x` becomes `?pwd=***`, and what
-    looks like a random key in its path or its values becomes `***`.
+    looks like a random key in its path or its values becomes `***`, but for file names.
 
     Passwords with a slash, which make an address invalid, are removed as well.
     """
@@ -140,5 +140,11 @@ def without_password(source: str) -> str:
 
 
 def _without_key(word: re.Match[str]) -> str:
-    """Mask a word if letters, digits and cases alternate in it more often than in names, numbers and times."""
-    return "***" if 5 * len(_CHANGES.findall(word[0])) > len(word[0]) or "-" in word[0] else word[0]
+    """Mask a word if letters, digits and cases alternate in it more often than in names, numbers and times; groups
+    of four if most have letters, as those of dates have not.
+    """
+    groups = word[0].split("-")
+    random = 5 * len(_CHANGES.findall(word[0])) > len(word[0])
+    if len(groups) > 1:
+        random = 2 * sum(any(sign.isalpha() for sign in group) for group in groups) >= len(groups)
+    return "***" if random else word[0]

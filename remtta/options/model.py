@@ -86,7 +86,9 @@ class ModelOptions:
         if is_model_file(str(self.name)) and self.checkpoint is None:
             object.__setattr__(self, "checkpoint", self.name)
             object.__setattr__(self, "name", Path(str(self.name)).name)
-        if is_model_file(str(self.name)) != is_model_file(str(self.checkpoint)):
+        named, given = str(self.name), str(self.checkpoint)
+        both = is_model_file(named) and Path(named).name != Path(given).name  # records have the name and the whole path
+        if both or is_model_file(named) != is_model_file(given):
             whole = self.checkpoint if is_model_file(str(self.checkpoint)) else self.name
             raise UsageError(f"{whole} is a whole model: name it with --model, and leave --checkpoint out")
 

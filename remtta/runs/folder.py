@@ -56,6 +56,8 @@ def run_folder(output: str | Path | None, root: Path = Path("runs")) -> Iterator
         yield Path(output)
         return
     stamp, was_there = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ"), root.exists()
+    with writing(root):
+        root.mkdir(parents=True, exist_ok=True)  # fails for a file, and for a link to nowhere
     for number in itertools.count(1):
         folder = root / (stamp if number == 1 else f"{stamp}-{number}")
         with writing(folder), contextlib.suppress(FileExistsError):

@@ -163,7 +163,7 @@ def test_what_cannot_be_is_refused(name: str) -> None:
     compiled.blocks[0]._compiled_call_impl = compiled.blocks[0]._call_impl  # as torch.compile leaves it
     with pytest.raises(UsageError, match="cannot be compiled"):
         pipeline_of(kind, compiled)
-    with pytest.raises(UsageError, match="micro-batch"):
+    with pytest.raises(UsageError, match="micro_batch"):
         EcoTTAConfig(micro_batch=2)
 
 

@@ -34,7 +34,11 @@ def _errors() -> list[Any]:
         (["adapt", "frames", *tiny, "--delta", "tiny.safetensors"], 4, "not a remtta delta"),
         (["adapt", "frames", *tiny, "--lr", "0.1", "--set", "lr=0.2"], 2, "--lr and --set lr=... are both given"),
         (["adapt", "frames", *tiny, "--method", "supervised"], 2, "supervised needs labels, and a stream has none"),
-        (["adapt", "frames", "--model", "remtta-demo", "--use-ema"], 2, "one fixed model; leave --use-ema out"),
+        (
+            ["adapt", "frames", "--model", "remtta-demo", "--use-ema"],
+            2,
+            "whole model; leave --use-ema out",
+        ),
         (["adapt", "frames", "--model", "empty"], 2, "a folder is local-dir:empty"),
         (["adapt", "frames", *tiny, "--set", "lrr=1"], 2, 'unknown setting of remtta "lrr"; did you mean lr?'),
         (["adapt", "frames", *tiny, "--input-size", "33"], 2, "33 is not a multiple of the patch size 4; choose 32"),
@@ -43,8 +47,12 @@ def _errors() -> list[Any]:
         (["apply", "tiny.safetensors", "-o", "out.pth"], 2, "must end in .safetensors"),
         (["inspect", "empty"], 2, "empty holds no run"),
         (["inspect", "."], 2, "there are runs in below"),
-        (["adapt", "frames", "--model", "remtta-demo", "--num-classes", "9"], 2, "remtta-demo is one fixed model"),
-        (["adapt", "frames", "--model", "remtta-demo", "--prompts", "a {}"], 2, "remtta-demo is one fixed model"),
+        (["adapt", "frames", "--model", "remtta-demo", "--num-classes", "9"], 2, "remtta-demo is a whole model"),
+        (
+            ["adapt", "frames", "--model", "remtta-demo", "--prompts", "a {}"],
+            2,
+            "--prompts: only for clip:",
+        ),
         (
             ["adapt", (url := "http://127.0.0.1:9/x"), *tiny],
             1,

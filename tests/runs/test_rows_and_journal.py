@@ -197,6 +197,8 @@ def test_a_folder_that_was_named_stays_as_it_is_and_one_that_cannot_be_made_is_r
     with run_folder(None, tmp_path / "runs"):
         pass
     assert list(tmp_path.iterdir()) == []
-    (runs := tmp_path / "runs").touch()
-    with pytest.raises(OutputError, match=r"runs/.* cannot be written: Not a directory"), run_folder(None, runs):
-        pass
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "runs")
+    for root in (tmp_path / "file", tmp_path / "link"):
+        with pytest.raises(OutputError, match=rf"{root.name} cannot be written: File exists"), run_folder(None, root):
+            pass

@@ -156,6 +156,7 @@ def test_passwords_are_not_shown(address: str, shown: str) -> None:
         "api/camera_proxy_stream/camera.north_gate_entrance_1080p",
         "north-gate-entrance-camera/NorthGateEntranceCamera01",
         "2024-11-29T07-19-21Z/20241129T071921Z/IMG_20241129_071921.jpg",
+        "northgate-2024-0612-0930-1100/DJI20240612T093011cam01.mp4",
     ],
 )
 def test_names_of_cameras_and_times_are_shown(path: str) -> None:
