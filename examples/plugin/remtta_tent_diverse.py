@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from remtta.baselines.losses import running_mean
 from remtta.methods.base import Center, LossOutput
-from remtta.methods.losses import running_mean
 from remtta.methods.settings.base import Positive, Preset
 from remtta.methods.tent import Tent, TentConfig
 

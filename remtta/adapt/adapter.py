@@ -1,4 +1,4 @@
-"""The engine of `remtta adapt`, as an object."""
+"""`remtta.Adapter`: adapt a model inside your own program, as `remtta adapt` does."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ also accounts for how little evidence the logits contain.
 from __future__ import annotations
 
 from remtta.baselines.eata import EATA
+from remtta.baselines.losses import come_entropy
 from remtta.baselines.sar import SAR
-from remtta.methods.losses import come_entropy
 from remtta.methods.rem import REM
 from remtta.methods.tent import Tent
 

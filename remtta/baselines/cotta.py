@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.baselines.augmentations import jitter
+from remtta.baselines.losses import symmetric_cross_entropy
 from remtta.baselines.teacher import Teacher, move_towards, restore_at_random
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, LossOutput, Targets
-from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.settings.base import BelowOne, Count, NonNegative, NoNormsConfig, Optimizer, Positive, Share
 
 _COUNTS = "batches"

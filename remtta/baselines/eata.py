@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from remtta.baselines.losses import running_mean
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, LossOutput, Method
-from remtta.methods.losses import entropy, running_mean
+from remtta.methods.losses import entropy
 from remtta.methods.settings.base import BelowOne, Count, NonNegative, Positive
 from remtta.methods.tent import TentConfig
 

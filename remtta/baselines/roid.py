@@ -13,8 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.baselines.augmentations import clean_jitter
+from remtta.baselines.losses import running_mean, soft_likelihood_ratio, symmetric_cross_entropy
 from remtta.methods.base import Center, LossOutput, Method
-from remtta.methods.losses import entropy, running_mean, soft_likelihood_ratio, symmetric_cross_entropy
+from remtta.methods.losses import entropy
 from remtta.methods.settings.base import MethodConfig, Optimizer, Positive, ProperShare, Share
 
 _MEAN_PROBS, _BATCH_SIZE = "mean_probs", "batch_size"

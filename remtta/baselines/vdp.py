@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from remtta.baselines.losses import symmetric_cross_entropy
 from remtta.baselines.teacher import move_towards
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, LossOutput, Method
-from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.pixels import integer
 from remtta.methods.settings.base import BelowOne, NonNegative, NoNormsConfig, PositiveShare
 from remtta.models.preprocessing import preprocessing_of

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from remtta.backbones.families import with_tokens
 from remtta.baselines.augmentations import jitter
+from remtta.baselines.losses import symmetric_cross_entropy
 from remtta.baselines.teacher import Teacher, move_towards
 from remtta.errors import ModelError
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, LossOutput, Targets
-from remtta.methods.losses import symmetric_cross_entropy
 from remtta.methods.settings.base import BelowOne, Count, NonNegative, NoNormsConfig, Optimizer, Positive
 from remtta.options.option import Bounds
 

@@ -198,7 +198,7 @@ class Method(Generic[Config]):
             if self.after_batch(batch.views):
                 self.reset()
                 restored = True
-        self._batch = self.source_logits = None
+        self._batch = None
         return restored
 
     def update(self, images: Tensor) -> Tensor:

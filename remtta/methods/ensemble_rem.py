@@ -19,7 +19,7 @@ _MASKED = 3, 4
 """Three of four images get masked views, which keeps an update at 4.2 passes, the source model's included."""
 
 _EVIDENCE = 1, 4
-"""One of four while consistency has weight 0, to notice if that changes."""
+"""While consistency has weight 0, one image in four still has a masked view, to notice when masking starts to help."""
 
 _USELESS, _USEFUL = 0.85, 1.05
 """Agreement of masked views with the ensemble, in units of its confidence, from which on their consistency has some
@@ -27,8 +27,8 @@ weight, and its full weight. Measured in docs/negative_results.md.
 """
 
 _HALF_LIFE = 128
-"""Masked images after which an image's agreement counts half. As many count as useless at the start, since training on
-masked views makes them agree more often: an early mistake would confirm itself.
+"""Half-life of the evidence, in masked images; starts pessimistic, with as many useless ones, since training on masked
+views makes them agree more often: an early mistake would confirm itself.
 """
 
 _COUNT, _AGREEING, _CONFIDENCE = "count", "agreeing", "confidence"

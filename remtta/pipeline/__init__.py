@@ -1,1 +1,1 @@
-"""Detect without labels that adaptation does harm, and undo it."""
+"""What happens to a batch: predict, center, judge, combine, learn."""

@@ -89,8 +89,8 @@ class Pipeline:
 
         Args:
             images: Preprocessed, shape (B, 3, H, W).
-            learnable: Which of them represent the stream, for the method, the centering and the guard; shape (B,), on
-                the CPU; None for all.
+            learnable: False for images that the method, the centering and the guard are to ignore, such as black or
+                repeated frames; shape (B,), on the CPU; None for none.
             update: False if no update follows, for lack of time, though the images count for centering and guard.
             latency: Return as early as possible, even if `learn` takes longer then.
             early: The images come again, with the rest of their batch.
@@ -130,6 +130,7 @@ class Pipeline:
             labels = labels[prediction.learned.to(labels.device)] if labels is not None else None
             reset = method.step(self.centering.adapted, labels)
             method.optimizer.zero_grad()  # an optimizer of the caller would use the gradients
+        method.source_logits = None
         num_steps = max(method.num_updates, 1) if reset else method.num_updates - prediction.num_updates
         undone = prediction.harmful or (guard is not None and guard.rejects(method.model.weights))
         if undone:

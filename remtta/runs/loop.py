@@ -90,8 +90,8 @@ class LearningPolicy:
 
 
 class LoopCallback:
-    """Receives the result of each batch. A stop may come before `on_batch_end` only if predictions come before the
-    update. Every hook has a default.
+    """Receives the result of each batch; every hook has a default. With `latency`, a signal can end the run between
+    `on_prediction` and `on_batch_end`; otherwise both run, or neither.
     """
 
     def on_prediction(self, result: BatchResult) -> None:

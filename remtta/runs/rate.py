@@ -49,7 +49,7 @@ class RateCheck:
         rate = ((last.number or 0) - (first.number or 0)) / self._stride / seconds
         speed = self._frames / max(self._seconds, 1e-9)
         if speed < _SLOWER * rate:
-            text = "%s takes %.1f frames/s here, and the source gives %.1f: it cannot keep up; %s"
+            text = "%s can process %.1f frames/s here, but the source delivers %.1f; %s"
             _log.warning(text, self._method, speed, rate, self._remedy(speed, rate))
 
     def _remedy(self, speed: float, rate: float) -> str:

@@ -88,7 +88,7 @@ class Saver:
 
     def __init__(self, context: RunContext, summary: RunSummary, record: RunManifest, loop: AdaptationLoop) -> None:
         self._context, self._summary, self._record, self._loop = context, summary, record, loop
-        self._rhythm, self._num_saves = SaveRhythm(), 0  # due by the number of updates
+        self._rhythm, self._num_saves = SaveRhythm(), 0  # num_saves: updates // save_every at the last check
         self._saved_frames = 0
 
     def after_batch(self) -> None:

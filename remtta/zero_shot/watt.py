@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from remtta.errors import ModelError
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, LossOutput, Method, unchanged
-from remtta.methods.losses import rem_loss, transductive_loss
+from remtta.methods.losses import rem_loss
 from remtta.methods.masking import MaskedViews
 from remtta.methods.settings.base import Count, MethodConfig, Steps
 from remtta.methods.settings.rem_config import REMConfig
@@ -212,3 +212,14 @@ class CLIPArTT(Method[CLIPArTTConfig]):
         if new := [each for each in dict.fromkeys(sentences) if each not in self._sentences]:
             self._sentences.update(zip(new, self._tower.encode(new), strict=True))
         return torch.stack([self._sentences[each] for each in sentences])
+
+
+def transductive_loss(images: Tensor, texts: Tensor, scale: Tensor) -> Tensor:
+    """Return the cross-entropy of image-text similarities against similarities among images and among texts, in nats.
+
+    Both arguments are embeddings (B, E) of length one, with a text for each image. The targets have a temperature of
+    0.01 and carry a gradient, as in the official code of CLIPArTT and WATT.
+    """
+    targets = ((images @ images.T + texts @ texts.T) / 2 / 0.01).softmax(-1)
+    by_image = (scale * images @ texts.T).log_softmax(-1)
+    return -(targets.T * by_image).sum(-1).mean()

@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from remtta.methods.losses import entropy, entropy_ranking_loss, masked_consistency_loss, rem_loss, total_variation
+from remtta.lab.evaluation.trial import total_variation
+from remtta.methods.losses import entropy, entropy_ranking_loss, masked_consistency_loss, rem_loss
 
 LN2, LN3 = math.log(2), math.log(3)
 SURE, HALF, OPPOSITE = (0.75, 0.25), (0.5, 0.5), (0.25, 0.75)

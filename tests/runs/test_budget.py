@@ -129,7 +129,7 @@ def test_a_run_that_is_behind_its_video_learns_from_the_first_batch_only(
         (
             "remtta",
             0.7,
-            "remtta takes 1.4 frames/s here, and the source gives 2.0: it cannot keep up; --method remtta --adapt-",
+            "remtta can process 1.4 frames/s here, but the source delivers 2.0; --method remtta --adapt-",
         ),
         ("remtta", 1.8, "--method fast --latency --realtime would (about 2.3 frames/s)"),
         ("light", 3.0, "use a smaller model, or --frame-stride 18"),  # every third frame of a camera of 6
@@ -159,7 +159,7 @@ def test_a_run_that_skips_updates_is_reported_if_its_predictions_are_too_slow(ca
         assert not (adapted and caplog.records)
     [told] = caplog.messages
     assert told.endswith(
-        "takes 1.2 frames/s here, and the source gives 2.0: it cannot keep up; use a smaller model, or --frame-stride 2"
+        "can process 1.2 frames/s here, but the source delivers 2.0; use a smaller model, or --frame-stride 2"
     )
 
 
