@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from remtta._version import __version__ as __version__
 from remtta.errors import RemttaError as RemttaError
+from remtta.moved import find_moved_modules
 
 if TYPE_CHECKING:
     from remtta.adapt.adapter import Adapter as Adapter
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from remtta.pipeline.build import REM as REM
     from remtta.runs.callbacks import Callback as Callback
     from remtta.streams.sources import open_stream as open_stream
+
+find_moved_modules()
 
 # Imported when first used: torch takes seconds, and `remtta --help` does not need it.
 _HOMES = {

@@ -1,6 +1,9 @@
 """What the package says of itself."""
 
+from importlib import import_module
 from pathlib import Path
+
+import pytest
 
 import remtta
 
@@ -18,3 +21,16 @@ def test_every_public_name_can_be_imported_and_is_documented() -> None:
 
 def test_the_changelog_names_the_version() -> None:
     assert f"## [{remtta.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_modules_that_moved_are_found_by_their_old_names(caplog: pytest.LogCaptureFixture) -> None:
+    for old, name in (
+        ("remtta.evaluation", "open_dataset"),
+        ("remtta.evaluation.domains", "Domain"),
+        ("remtta.corruptions", "corrupt"),
+        ("remtta.export", "export_model"),
+    ):
+        assert getattr(import_module(old), name).__module__.startswith(("remtta.lab", "remtta.formats"))
+        assert f"{old} has moved to remtta." in caplog.text
+    with pytest.raises(ImportError):
+        import_module("remtta.evaluation.nothing")
