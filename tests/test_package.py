@@ -1,5 +1,6 @@
 """What the package says of itself."""
 
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -23,13 +24,16 @@ def test_the_changelog_names_the_version() -> None:
     assert f"## [{remtta.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_modules_that_moved_are_found_by_their_old_names(caplog: pytest.LogCaptureFixture) -> None:
+def test_modules_that_moved_are_found_by_their_old_names(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for old, name in (
         ("remtta.evaluation", "open_dataset"),
         ("remtta.evaluation.domains", "Domain"),
         ("remtta.corruptions", "corrupt"),
         ("remtta.export", "export_model"),
     ):
+        monkeypatch.delitem(sys.modules, old, raising=False)
         assert getattr(import_module(old), name).__module__.startswith(("remtta.lab", "remtta.formats"))
         assert f"{old} has moved to remtta." in caplog.text
     with pytest.raises(ImportError):
