@@ -209,12 +209,14 @@ def test_a_prediction_that_a_reset_came_after_is_not_learned_from(name: str, set
     torch.testing.assert_close(pipeline.delta(), fresh.delta())
 
 
-def test_a_reset_leaves_no_gradients_to_the_next_method() -> None:
+def test_neither_an_update_nor_a_reset_leaves_gradients() -> None:
     model = tiny_vit()
     tent = pipeline_of("tent", model, TentConfig(lr=0.01))
-    run(tent, 0)
+    tent.predict(random_images(4))  # computes the gradients as well
     assert any(parameter.grad is not None for parameter in model.parameters())
     tent.reset()
+    assert all(parameter.grad is None for parameter in model.parameters())
+    run(tent, 0)
     assert all(parameter.grad is None for parameter in model.parameters())
 
 

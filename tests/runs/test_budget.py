@@ -56,11 +56,11 @@ def test_the_mean_time_per_frame_is_kept_by_leaving_updates_out() -> None:
 
 
 def test_early_predictions_use_up_the_time_for_updates(tmp_path: Path) -> None:
-    """A pass takes 30 ms at least, and a batch of six frames has 240 ms: a step of Tent alone takes about half of it,
-    and with a prediction of each frame as it comes, before, more than all of it.
+    """A pass takes 60 ms at least, and a batch of six frames has 240 ms: enough for a step of Tent, but not for five
+    predictions of frames as they come and the step, 360 ms at least.
     """
     model = tiny_vit()
-    model.register_forward_pre_hook(lambda *_: time.sleep(0.03))
+    model.register_forward_pre_hook(lambda *_: time.sleep(0.06))
     options = {"batch_size": 6, "max_ms": 40.0, "flush_after": 0.0, "guard": None}
     images = [draw_image(seed) for seed in range(12)]
     frames = (Frame(f"{number}.png", partial(image.copy)) for number, image in enumerate(images))
