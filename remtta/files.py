@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import base64
+import binascii
 import codecs
 import contextlib
 import errno
@@ -190,7 +190,9 @@ def _readable(content: Any) -> Any:
         return content
     readable = {_readable(name): _readable(value) for name, value in content.items()}
     texts = {name: value for name, value in content.items() if isinstance(value, str) and value != _readable(value)}
-    return readable | {f"{name}_bytes": base64.b64encode(_encoded(text)).decode() for name, text in texts.items()}
+    return readable | {
+        f"{name}_bytes": binascii.b2a_base64(_encoded(text), newline=False).decode() for name, text in texts.items()
+    }
 
 
 def _encoded(text: str) -> bytes:
@@ -207,7 +209,7 @@ def from_json(text: str) -> Any:
 
 def _restored(content: dict[str, Any]) -> dict[str, Any]:
     for name in [name for name in content if isinstance(content.get(f"{name}_bytes"), str)]:
-        data = base64.b64decode(content.pop(f"{name}_bytes"))
+        data = binascii.a2b_base64(content.pop(f"{name}_bytes"))
         try:
             content[name] = data.decode("utf-8", sys.getfilesystemencodeerrors())
         except UnicodeDecodeError:  # from another system

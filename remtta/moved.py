@@ -6,7 +6,6 @@ import logging
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -25,9 +24,15 @@ _MOVED = {
 _log = logging.getLogger("remtta")
 
 
-class _Old(MetaPathFinder, Loader):
+class _Old:
+    """Finder and loader; not a subclass of their base classes, whose import takes longer than all of this."""
+
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        return ModuleSpec(name, self, is_package=True) if name in _MOVED else None
+        loader: Any = self
+        return ModuleSpec(name, loader, is_package=True) if name in _MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Let Python create it."""
 
     def exec_module(self, module: ModuleType) -> None:
         places = _MOVED[module.__name__]
