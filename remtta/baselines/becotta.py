@@ -41,7 +41,6 @@ class BECoTTAConfig(SideNetworksConfig):
     chosen: int = 3
     synergy: NonNegative = 0.1
     lr: Positive = 6e-7
-    source_settings = (*WARM_UP, "experts", "rank", "chosen", "synergy")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +62,7 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
     """
 
     settings = BECoTTAConfig
+    source_settings = (*WARM_UP, "experts", "rank", "chosen", "synergy")
     delta_refusal = "BECoTTA learns experts beside the model, which are not weights of the model"
     networks: _Experts
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from remtta.baselines.augmentations import jitter
 from remtta.baselines.losses import symmetric_cross_entropy
+from remtta.baselines.source_statistics import SourceStatistics
 from remtta.baselines.teacher import Teacher, move_towards, restore_at_random
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, LossOutput, Targets
@@ -122,10 +123,9 @@ class PETALConfig(CoTTAConfig):
     posterior_weight: NonNegative = 1e-11
     swag_lr: Positive = 1e-4
     lr: Positive = 1e-2
-    source_settings = ("swag_lr", "bn", "bn_prior", "precision")
 
 
-class PETAL(CoTTA):
+class PETAL(CoTTA, SourceStatistics[CoTTAConfig]):
     """CoTTA with a student that stays near the posterior of the source weights.
 
     The loss adds posterior_weight / 2 * sum (theta - mean)^2 / (variance + 1e-6) over the student's weights. After the
@@ -138,7 +138,7 @@ class PETAL(CoTTA):
     """
 
     settings = PETALConfig
-    needs_source_data = True
+    source_settings = ("swag_lr", "bn", "bn_prior", "precision")
     num_models = 5  # teacher, student, source, and the posterior's mean and variance
     config: PETALConfig
 

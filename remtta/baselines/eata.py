@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from remtta.baselines.losses import running_mean
+from remtta.baselines.source_statistics import SourceStatistics
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Center, LossOutput, Method
 from remtta.methods.losses import entropy
@@ -92,10 +93,9 @@ class EATAConfig(ETAConfig):
 
     fisher_weight: NonNegative = 2000.0
     fisher_images: Count = 2000
-    source_settings = ("adapt_layers", "fisher_images", "bn", "bn_prior", "micro_batch", "precision")
 
 
-class EATA(ETA):
+class EATA(ETA, SourceStatistics[ETAConfig]):
     """ETA with a penalty on leaving the source weights: sum of F (theta - theta_source)^2, times a factor.
 
     F is the diagonal of the Fisher information: as in the official code, the mean over batches of clean source images
@@ -104,7 +104,7 @@ class EATA(ETA):
     """
 
     settings = EATAConfig
-    needs_source_data = True
+    source_settings = ("adapt_layers", "fisher_images", "bn", "bn_prior", "micro_batch", "precision")
     config: EATAConfig
 
     def __init__(self, model: AdaptedModel, config: EATAConfig) -> None:

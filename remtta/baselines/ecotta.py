@@ -38,7 +38,6 @@ class EcoTTAConfig(SideNetworksConfig):
     optimizer: Optimizer = "sgd"
     lr_batch = 64
     unused = (*SideNetworksConfig.unused, "micro_batch")  # the networks normalise by the whole batch
-    source_settings = WARM_UP
 
 
 class EcoTTA(SideNetworks[EcoTTAConfig]):
@@ -57,6 +56,7 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
     """
 
     settings = EcoTTAConfig
+    source_settings = WARM_UP
     delta_refusal = "EcoTTA learns networks beside the model, which are not weights of the model"
     networks: nn.ModuleList
 

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from remtta.backbones.families import with_tokens
 from remtta.backbones.vit import ViT
 from remtta.baselines.cmaes import CMAES
+from remtta.baselines.source_statistics import SourceStatistics
 from remtta.errors import ModelError
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Method
 from remtta.methods.losses import entropy
 from remtta.methods.settings.base import (
     BATCH_NORM_SETTINGS,
@@ -52,10 +52,9 @@ class FOAConfig(MethodConfig):
     distance_weight: NonNegative = 0.4
     shift_decay: BelowOne = 0.9
     unused = (*UPDATE_SETTINGS, *BATCH_NORM_SETTINGS, "center")
-    source_settings = ("precision",)
 
 
-class FOA(Method[FOAConfig]):
+class FOA(SourceStatistics[FOAConfig]):
     """Search prompt tokens that make features resemble the source's, without gradients, and shift the class feature.
 
     Every candidate of a CMA-ES generation, and the best one of the previous batch (initially no prompts), predicts the
@@ -69,10 +68,10 @@ class FOA(Method[FOAConfig]):
     """
 
     settings = FOAConfig
+    source_settings = ("precision",)
     trains = "none"
     calls_module = True
     predicts_after_update = True
-    needs_source_data = True
     delta_refusal = "FOA learns prompt tokens, which are not weights of the model"
 
     def __init__(self, model: AdaptedModel, config: FOAConfig) -> None:

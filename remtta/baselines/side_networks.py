@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.batchnorm import batch_norms
+from remtta.baselines.source_statistics import SourceStatistics
 from remtta.errors import UsageError
 from remtta.methods.adapted_model import AdaptedModel
-from remtta.methods.base import Method
 from remtta.methods.settings.base import Count, NoNormsConfig, Positive
 
 Change = Callable[[int, Any, Tensor], Tensor]
@@ -45,7 +45,7 @@ WARM_UP = ("warmup_images", "warmup_lr", "bn", "bn_prior", "precision")
 Config = TypeVar("Config", bound=SideNetworksConfig)
 
 
-class SideNetworks(Method[Config]):
+class SideNetworks(SourceStatistics[Config]):
     """Predict with a frozen model and networks beside its parts; only the networks learn.
 
     They are first warmed up on source images, with the source model's predictions in place of labels, which streams do
@@ -54,7 +54,6 @@ class SideNetworks(Method[Config]):
     """
 
     trains = "none"
-    needs_source_data = True
 
     def __init__(self, model: AdaptedModel, config: Config) -> None:
         super().__init__(model, config)

@@ -5,13 +5,13 @@ A method defines `loss`; most of the published ones define nothing else.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Generic, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from remtta.errors import UsageError
 from remtta.methods.adapted_model import AdaptedModel, TrainedWeights
 from remtta.methods.optimizer import NamedOptimizer
 from remtta.methods.settings.base import PUBLISHED, MethodConfig, Preset
+from remtta.models.preprocessing import Preprocessing
 from remtta.models.weights import count_in, within
 
 Config = TypeVar("Config", bound=MethodConfig, covariant=True)
@@ -58,7 +59,6 @@ class Method(Generic[Config]):
         config: The method's settings.
         trained: Tensors that the optimizer updates, by name: the adapted weights, or what learns in their place.
         buffers: What the next update depends on besides weights, optimizer and random numbers, by name.
-        statistics: Statistics of source images; empty until `use_source`, and not part of the state.
         last_views: Logits (L, B, C) of the last batch's views as in the loss, the plain one first; None before its
             update, and without one.
         source_logits: The source model's centered logits (B, C) of the batch to learn from, set by the pipeline before
@@ -67,7 +67,6 @@ class Method(Generic[Config]):
         passes_per_step: Forward and backward passes per image; the maximum if it depends on the image.
         num_models: Number of copies of the model's weights held.
         delta_refusal: Reason why its updates cannot be saved as a delta; None if they can.
-        max_source_images: Number of source images used at most; None for all.
     """
 
     settings: ClassVar[type[MethodConfig]] = MethodConfig  # class of its config
@@ -84,13 +83,11 @@ class Method(Generic[Config]):
     passes_per_step: tuple[float, float] = 1, 1
     num_models: int = 1
     delta_refusal: str | None = None
-    max_source_images: int | None = None
 
     def __init__(self, model: AdaptedModel, config: Config) -> None:
         self.model, self.config = model, config
         self.trained: Mapping[str, Tensor] = model.weights.parameters
         self.buffers: dict[str, Tensor] = {}
-        self.statistics: Mapping[str, Tensor] = {}
         self.last_views: Tensor | None = None
         self.source_logits: Tensor | None = None
         self._batch: _Batch | None = None
@@ -148,11 +145,6 @@ class Method(Generic[Config]):
             counted: They count in the recent statistics of batch norms.
             latency: Return as early as possible, even if `step` takes longer then.
         """
-        if self.needs_source_data and not self.statistics:
-            raise UsageError(
-                f"{type(self).__name__} learns from clean images of the source domain first: name a folder "
-                "of them with --source-data FOLDER, or give use_source what learn_source returns"
-            )
         self._batch = self.last_views = None
         self.model.batch_norms.begin_batch(len(images) if counted else 0)
         if not learn:
@@ -361,25 +353,25 @@ class Method(Generic[Config]):
         for name, tensor in saved.items():
             self.buffers[name] = tensor.to(self.model.device if tensor.ndim else "cpu", copy=True)
 
-    @torch.inference_mode(False)
-    def learn_source(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return what the method learns from preprocessed source images (B, 3, H, W), for `use_source`; raise
-        ValueError if there are none.
+    def learn_from_source(
+        self,
+        source_data: str | Path,
+        *,
+        name: str,
+        preprocessing: Preprocessing | None = None,
+        fitting_as_they_are: bool = False,
+        wait: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
+        """Learn from clean source images before the first batch, if `needs_source_data`; return it for the records.
+
+        Args:
+            source_data: A folder of images without labels, or a file that an earlier run computed from one.
+            name: Name of the method, for messages and the cache.
+            preprocessing: By default the model's own.
+            fitting_as_they_are: Images of the input size are neither resized nor cropped.
+            wait: Called while images are decoded; may raise to stop.
         """
-        transformed = map(self.model.transform, batches)
-        first = next(transformed, None)
-        if first is None:
-            raise ValueError("there are no source images to learn from")
-        return self.source_statistics(itertools.chain([first], transformed))
-
-    def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
-        """Return statistics on the CPU of one or more batches of transformed source images (B, 3, H, W)."""
-        raise UsageError(f"{type(self).__name__} learns nothing from source images")
-
-    @torch.inference_mode(False)
-    def use_source(self, statistics: Mapping[str, Tensor]) -> None:
-        """Adapt with the tensors returned by `learn_source`, of this or an equal model."""
-        self.statistics = {name: tensor.to(self.model.device) for name, tensor in statistics.items()}
+        raise UsageError(f"{name} learns nothing from source images")
 
     @property
     def log_classes(self) -> float:

@@ -20,7 +20,7 @@ from remtta.methods.build import build_method, create_method
 from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.rem_config import REMConfig
-from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, learn_from_source, source_files
+from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, source_files
 from remtta.methods.table import METHOD_TABLE, check_method, settings_of
 from remtta.models.info import ModelInfo
 from remtta.models.precision import multiplies_bf16
@@ -115,7 +115,7 @@ def build_pipeline(
         _resolve_precision(method, info, config, earlier)
         source_record = None
         if source_data is not None and method.needs_source_data:
-            source_record = learn_from_source(method, source_data, name=config.method, wait=wait)
+            source_record = method.learn_from_source(source_data, name=config.method, wait=wait)
         estimator = None
         if options.estimate is not None:
             calibration = _calibration(method, info, config, earlier, wait)

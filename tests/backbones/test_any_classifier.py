@@ -29,7 +29,7 @@ from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256
 from tests.backbones.tiny_models import tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
-from tests.methods.making import QUICK, pipeline_of, predicted
+from tests.methods.making import QUICK, learner, pipeline_of, predicted
 from tests.models.other_libraries import LABELS, TORCHVISION, TRANSFORMERS, randomised
 
 MEAN, STD = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1), torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1)
@@ -427,7 +427,8 @@ def test_methods_run_on_it(name: str, model: str) -> None:
     pipeline = pipeline_of(name, MODELS[model](), method_config(name, QUICK.get(name, {}), batch_size=6))
     images = images_of(32)
     if pipeline.method.needs_source_data:
-        pipeline.method.use_source(pipeline.method.learn_source([images]))
+        method = learner(pipeline.method)
+        method.use_source(method.learn_source([images]))
     assert torch.isfinite(pipeline(images)).all() and torch.isfinite(pipeline(images)).all()
     pipeline.reset()
     assert pipeline.method.model.num_classes == NUM_CLASSES

@@ -13,7 +13,7 @@ from remtta.methods.table import method_config
 from remtta.pipeline.pipeline import Pipeline
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import draw_folder, random_images, tiny_vit
-from tests.methods.making import QUICK, pipeline_of, predicted
+from tests.methods.making import QUICK, learner, pipeline_of, predicted
 from tests.records import record_of
 from tests.runs.tiny import assert_goes_on
 
@@ -36,7 +36,8 @@ def config_of(name: str, **settings: Any) -> MethodConfig:
 def make(family: str, name: str, **settings: Any) -> Pipeline:
     pipeline = pipeline_of(name, tiny(family), config_of(name, **settings))
     if pipeline.method.needs_source_data:
-        pipeline.method.use_source(pipeline.method.learn_source([pictures(4, 90), pictures(4, 91)]))
+        method = learner(pipeline.method)
+        method.use_source(method.learn_source([pictures(4, 90), pictures(4, 91)]))
     return pipeline
 
 
@@ -62,7 +63,8 @@ def test_under_a_default_of_float64_a_float32_model_predicts_the_same(name: str)
         try:
             pipeline = pipeline_of(name, vit, config_of(name, **QUICK.get(name, {})))
             if pipeline.method.needs_source_data:
-                pipeline.method.use_source(pipeline.method.learn_source([images.flip(-1)]))
+                method = learner(pipeline.method)
+                method.use_source(method.learn_source([images.flip(-1)]))
             found.append([pipeline(images), pipeline(images)])
         finally:
             torch.set_default_dtype(torch.float32)

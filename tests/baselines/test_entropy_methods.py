@@ -17,7 +17,7 @@ from remtta.methods.pixels import PixelSpace, shuffle_patches
 from remtta.methods.table import METHOD_TABLE, method_config
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import NUM_CLASSES, random_images
-from tests.methods.making import come_of, descend, entropies, norms, pipeline_of, predicted, vivid_vit
+from tests.methods.making import come_of, descend, entropies, learner, norms, pipeline_of, predicted, vivid_vit
 
 LN_C = math.log(NUM_CLASSES)
 
@@ -115,12 +115,12 @@ def plain_fisher(batches: Sequence[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("micro_batch", [None, 2])
 def test_the_fisher_information_is_of_the_first_images_only(micro_batch: int | None) -> None:
     pipeline = make("eata", fisher_images=6, micro_batch=micro_batch)
-    statistics = pipeline.method.learn_source(batch(seed, 4) for seed in range(5))
+    statistics = learner(pipeline.method).learn_source(batch(seed, 4) for seed in range(5))
     assert list(statistics) == list(pipeline.method.model.weights.parameters)
     expected = plain_fisher([batch(0, 4), batch(1, 4)[:2]])
     torch.testing.assert_close(list(statistics.values()), expected)
     with pytest.raises(ValueError, match="no source images"):
-        pipeline.method.learn_source([])
+        learner(pipeline.method).learn_source([])
 
 
 @pytest.mark.parametrize(("name", "measure", "margin"), [("eata", entropies, 0.4), ("eata-come", come_of, 0.6)])
@@ -143,7 +143,7 @@ def test_eata_without_source_images_says_what_it_needs() -> None:
         pipeline(batch(0))
     other = make("eata", adapt_layers="0-1")
     with pytest.raises(ValueError, match="of other parameters"):
-        pipeline.method.use_source(other.method.learn_source([batch(0)]))
+        learner(pipeline.method).use_source(learner(other.method).learn_source([batch(0)]))
 
 
 def test_rdumb_is_eta_that_starts_again() -> None:

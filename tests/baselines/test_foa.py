@@ -15,7 +15,7 @@ from remtta.baselines.foa import FOA, FOAConfig, classify_with_prompts
 from remtta.errors import ModelError, UsageError
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import random_images, tiny_vit
-from tests.methods.making import pipeline_of, predicted
+from tests.methods.making import learner, pipeline_of, predicted
 
 CONFIG = FOAConfig(num_prompts=2, population=6)
 CLEAN = [random_images(6, seed) for seed in (11, 12)]
@@ -44,7 +44,7 @@ def test_three_batches_equal_a_plain_loop_over_candidates() -> None:
     clean = _plain_forward(vit, torch.cat(CLEAN), None, None)[1]
     mean, std = clean.mean(1), (clean - clean.mean(1, keepdim=True)).square().mean(1).sqrt()
     foa = _foa()
-    torch.testing.assert_close(foa.method.statistics, {"mean": mean, "std": std}, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(learner(foa.method).statistics, {"mean": mean, "std": std}, atol=1e-4, rtol=1e-4)
     cma, generator = CMAES(96, 6), foa.method.model.generator.clone_state()
     best: Tensor | None = None
     running: Tensor | None = None

@@ -17,7 +17,7 @@ from remtta.errors import ModelError, UsageError
 from remtta.pipeline.forward import source_logits
 from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
-from tests.methods.making import descend, entropies, pipeline_of, predicted
+from tests.methods.making import descend, entropies, learner, pipeline_of, predicted
 
 MARGIN = 0.83
 
@@ -74,7 +74,7 @@ def test_ecotta_begins_with_the_statistics_of_the_first_source_batch() -> None:
     net.layer2.register_forward_hook(lambda module, inputs, output: features.append(output))
     net(clean[0])
     cold = pipeline_of(EcoTTA, tiny("resnet"), EcoTTAConfig(warmup_lr=1e-9, bn_prior=0))
-    statistics = cold.method.learn_source([*clean, pictures(1, 93)])  # the rest takes no part
+    statistics = learner(cold.method).learn_source([*clean, pictures(1, 93)])  # the rest takes no part
     assert statistics["1.norm.weight"].allclose(features[0].std((0, 2, 3), correction=0), atol=1e-3)
     assert statistics["1.norm.bias"].allclose(features[0].mean((0, 2, 3)), atol=1e-3)
 
@@ -158,7 +158,7 @@ def test_what_cannot_be_is_refused(name: str) -> None:
     with pytest.raises(UsageError, match=f"{kind.__name__} learns from clean images of the source domain first"):
         pipeline_of(kind, tiny_vit(depth=4)).predict(random_images(2))
     with pytest.raises(ValueError, match="other networks"):
-        pipeline_of(kind, tiny_vit(depth=4)).method.use_source({})
+        learner(pipeline_of(kind, tiny_vit(depth=4)).method).use_source({})
     compiled: Any = tiny_vit(depth=4)
     compiled.blocks[0]._compiled_call_impl = compiled.blocks[0]._call_impl  # as torch.compile leaves it
     with pytest.raises(UsageError, match="cannot be compiled"):

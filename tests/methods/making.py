@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from remtta.baselines.source_statistics import SourceStatistics
 from remtta.methods.base import Method
 from remtta.methods.build import build_method, create_method
 from remtta.methods.rem import REM
@@ -25,8 +26,14 @@ def pipeline_of(
     else:
         built = create_method(method, model, config or method.settings())
     if batches := list(source):
-        built.use_source(built.learn_source(batches))
+        learner(built).use_source(learner(built).learn_source(batches))
     return Pipeline(built)
+
+
+def learner(method: Method[Any]) -> SourceStatistics[Any]:
+    """Return a method that learns from source images."""
+    assert isinstance(method, SourceStatistics)
+    return method
 
 
 def predicted(pipeline: Pipeline, images: Tensor) -> Tensor:
@@ -112,8 +119,8 @@ def make(name: str, device: str = "cpu", **settings: Any) -> Pipeline:
     if "lr" not in METHOD_TABLE[name].config.setting_names():
         del settings["lr"]
     pipeline = pipeline_of(name, tiny_vit().to(device), method_config(name, settings, batch_size=5))
-    method = pipeline.method
-    if method.needs_source_data:
+    if pipeline.method.needs_source_data:
+        method = learner(pipeline.method)
         if name not in _SOURCE:
             _SOURCE[name] = method.learn_source([random_images(4, seed).to(device) for seed in (90, 91)])
         method.use_source(_SOURCE[name])

@@ -15,7 +15,7 @@ from remtta.pipeline.forward import source_logits
 from remtta.pipeline.guard import Guard
 from remtta.pipeline.pipeline import Pipeline
 from tests.conftest import NUM_CLASSES, copied, random_images, tiny_vit
-from tests.methods.making import pipeline_of, predicted
+from tests.methods.making import learner, pipeline_of, predicted
 
 CLASSES, CPU = 10, torch.device("cpu")
 
@@ -200,7 +200,8 @@ def test_parts_of_a_batch_are_centered_by_the_whole(name: str) -> None:
     whole, parts = (centered(name, micro_batch=size, lr=0.01, **more) for size in (6, 2))
     for pipeline in (whole, parts):
         if pipeline.method.needs_source_data:
-            pipeline.method.use_source(pipeline.method.learn_source([random_images(6, seed=9)]))
+            method = learner(pipeline.method)
+            method.use_source(method.learn_source([random_images(6, seed=9)]))
     for seed in range(2):
         images = random_images(6, seed=seed)
         assert torch.allclose(whole(images), parts(images), atol=1e-3)

@@ -23,7 +23,6 @@ from remtta.methods.base import Method
 from remtta.methods.build import build_method
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.renamed import current_record
-from remtta.methods.source_data import learn_from_source
 from remtta.methods.table import METHOD_TABLE
 from remtta.models.info import ModelInfo
 from remtta.models.preprocessing import preprocessing_of
@@ -139,8 +138,7 @@ class EvaluationContext:
         chosen, crop_pct = self.info.preprocessing, preprocessing_of(self.model).crop_pct
         # Domains of the input size are used uncropped, which does not say how to crop photographs.
         as_they_are = chosen.crop_pct == 1 and set(self.dataset.sizes) == {chosen.input_size[::-1]}
-        return learn_from_source(
-            method,
+        return method.learn_from_source(
             source_data,
             name=self.variants[name].method,
             preprocessing=replace(chosen, crop_pct=crop_pct) if as_they_are else chosen,

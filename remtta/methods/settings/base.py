@@ -154,9 +154,6 @@ class MethodConfig(metaclass=_OldNames):
     unused: ClassVar[tuple[str, ...]] = ()
     """Shared settings that this method has no use for; they must keep their defaults."""
 
-    source_settings: ClassVar[tuple[str, ...] | None] = None
-    """Settings that `source_statistics` depends on, for methods that need source images; None for all."""
-
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
         """Return the names of the settings that the method uses."""

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from remtta.baselines.source_statistics import SourceStatistics
 from remtta.errors import CheckpointError, OutputError, StreamError, UsageError
 from remtta.files import cache_folder
 from remtta.lab.evaluation.datasets import open_dataset
@@ -22,7 +23,7 @@ from remtta.methods.base import Center, LossOutput
 from remtta.methods.build import build_method
 from remtta.methods.settings.chosen import STREAM_METHODS
 from remtta.methods.settings.spec import MethodSpec
-from remtta.methods.source_data import check_source_data, learn_from_source
+from remtta.methods.source_data import check_source_data
 from remtta.methods.table import METHOD_TABLE
 from remtta.methods.tent import Tent, TentConfig
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
@@ -32,10 +33,9 @@ from tests.conftest import NUM_CLASSES, TINY_OPTIONS, draw_folder, draw_image, t
 from tests.lab.evaluation.trees import write_tree
 
 
-class Anchored(Tent):
+class Anchored(Tent, SourceStatistics[TentConfig]):
     """Tent that also pulls towards the mean prediction on source images."""
 
-    needs_source_data = True
     computed = 0
 
     def source_statistics(self, batches: Iterable[Tensor]) -> dict[str, Tensor]:
@@ -51,7 +51,7 @@ class Anchored(Tent):
 @pytest.fixture(autouse=True)
 def anchored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(
-        METHOD_TABLE, "anchored", MethodSpec("tests.methods.test_source_data:Anchored", "for these tests")
+        METHOD_TABLE, "anchored", MethodSpec("tests.baselines.test_source_statistics:Anchored", "for these tests")
     )
     monkeypatch.setenv("REMTTA_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(Anchored, "computed", 0)
@@ -68,7 +68,7 @@ def clean(tmp_path: Path) -> Path:
 def learn(source: Path, model: nn.Module | None = None, name: str = "anchored", **settings: Any) -> dict[str, Any]:
     """What a record says that a method learned from."""
     method = build_method(name, model or tiny_vit(), METHOD_TABLE[name].config(**settings))
-    return learn_from_source(method, source, name=name)
+    return method.learn_from_source(source, name=name)
 
 
 def test_statistics_are_those_of_the_preprocessed_images(clean: Path, tmp_path: Path) -> None:
