@@ -1,4 +1,4 @@
-"""What `remtta adapt` is asked for, and how it is done for one stream."""
+"""A command line of `remtta adapt`, and its execution for one stream."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class Summary(Protocol):
-    """What a command reports at its end."""
+    """The final report of a command."""
 
     @property
     def output(self) -> Path:
@@ -56,7 +56,7 @@ class Summary(Protocol):
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """Where the results go."""
+    """Options of the results."""
 
     output: Annotated[Path | None, output_folder(more="files.md#the-run-folder")] = None
     predictions: Annotated[

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Topic:
-    """Where predictions are published: the broker, the topic's name, and whether to use TLS."""
+    """Destination of predictions: the broker, the topic's name, and whether to use TLS."""
 
     host: str
     port: int

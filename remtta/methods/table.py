@@ -19,7 +19,7 @@ from remtta.options.option import OptionField, check_number, option_fields
 _ADAMS = ("optimizer", "lr", "anchor")
 _MAX_LR = 0.9  # an "auto" anchor of larger ones undoes every update
 REACH = 0.1
-"""How far an "auto" anchor lets a norm's weight drift from the source under Adam; these weights are about 1."""
+"""Distance from the source that an "auto" anchor allows a norm's weight under Adam; these weights are about 1."""
 
 FULL_BATCH = 20
 """Batch size from which on `remtta` uses its full learning rate; below it, a proportional one."""

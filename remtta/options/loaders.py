@@ -1,7 +1,8 @@
-"""Loaders: what builds a classifier from a name, a file or a folder. Imports no torch."""
+"""Loaders, which build a classifier from a name, a file or a folder. Imports no torch."""
 
 from __future__ import annotations
 
+import abc
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -30,18 +31,18 @@ _ANY_NAME = "timm"
 _log = logging.getLogger(__name__)
 
 
-class Loader:
-    """What loads the models that it matches; its module imports torch only in `load`, so that `--help` is fast.
+class Loader(abc.ABC):
+    """Loads the models that it matches. Its module imports torch only in `load`, so that `--help` is fast.
 
     Attributes:
-        names: What to write after --model, for help and messages.
+        names: The values of --model that it takes, for help and messages.
         suffixes: Suffixes of files that are whole models, which --model names, and --checkpoint does not.
         options: A dataclass of options of its own, which commands offer beside those of every model.
         unused: Names of options of every model that it does not take.
         packages: Optional packages that it needs, each with the extra of remtta that installs it.
         imports: Modules that `load` needs, imported beforehand in one go.
         default_method: The method where the user names none: "fast" for models without gradients.
-        is_bundled: Whether the weights come with the package, so that nothing is downloaded or opened.
+        is_bundled: The weights come with the package, so that nothing is downloaded or opened.
     """
 
     names: str = ""
@@ -57,13 +58,13 @@ class Loader:
         """Return whether it loads this model, without opening large files."""
         return bool(self.suffixes) and str(options.name).lower().endswith(self.suffixes)
 
+    @abc.abstractmethod
     def load(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
         """Return the classifier, in eval mode and fp32, with preprocessing, labels and origin in its `pretrained_cfg`.
 
         The device is as the user gave it; `remtta.models.loading.select_device` resolves it. Raise UsageError,
         CheckpointError, ModelError or DownloadError as `load_model` does.
         """
-        raise NotImplementedError
 
     def names_classes(self, options: ModelOptions) -> bool:
         """Return whether the classes are any names that --labels gives."""
@@ -75,7 +76,7 @@ class Loader:
 
     def write_adapted(self, delta: Delta, options: ModelOptions, output: Path) -> str:
         """Write the model with a delta added as a file of its `suffixes`, atomically; return how, for the user."""
-        raise NotImplementedError
+        raise UsageError(f"{options.name}: remtta cannot write adapted files of this format")
 
     def is_safe(self, option: str, value: object) -> bool:
         """Return whether a delta's header, which anyone may have written, may set one of its own options."""

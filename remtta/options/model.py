@@ -104,7 +104,7 @@ class ModelOptions:
 
     @property
     def loader(self) -> Loader:
-        """What loads the model."""
+        """The loader that takes the model."""
         return loader_of(self)
 
     @property
@@ -115,7 +115,7 @@ class ModelOptions:
 
     @property
     def files(self) -> list[Path]:
-        """What the model is made of, where that is on this machine: weights, folders, and files of its own options."""
+        """The local files and folders that the model is made of: weights, and files of its loader's own options."""
         own = [Path(value) for value in self.own.values() if isinstance(value, str | Path) and Path(value).exists()]
         return [*([self.weights_place] if self.weights_place else []), *own]
 

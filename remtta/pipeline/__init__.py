@@ -1,1 +1,1 @@
-"""What happens to a batch: predict, center, judge, combine, learn."""
+"""The pipeline of a batch: predict, center, judge, combine, learn."""

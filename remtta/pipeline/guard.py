@@ -35,7 +35,7 @@ class Verdict(NamedTuple):
 
 @dataclass
 class HarmStatus:
-    """What the guard knows of the stream; its state."""
+    """The guard's state: evidence that the stream has given so far."""
 
     unjudged: int = 0  # frames since the last comparison
     lead: float = 0.0  # relative lead of the adapted model at the last verdict

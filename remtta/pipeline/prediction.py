@@ -1,4 +1,4 @@
-"""A batch's predictions, what came of the update, and transforms of predictions."""
+"""A batch's predictions, the result of the update, and transforms of predictions."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Update:
-    """What came of the images of a prediction: updates of the weights, a reset, or neither.
+    """The result of learning from the images of a prediction: updates of the weights, a reset, or neither.
 
     Attributes:
         num_steps: Updates of the weights, without those that the guard undid.
-        reset: Whether the source weights were restored, by the guard or by the method itself.
+        reset: True if the source weights were restored, by the guard or by the method itself.
     """
 
     num_steps: int = 0

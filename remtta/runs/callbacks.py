@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchReport:
-    """What came of a batch."""
+    """The results of a batch."""
 
     frames: Sequence[DecodedFrame]  # its frames, including unreadable ones, without those that were reported early
     rows: Sequence[Row]  # the row of each of these frames in `predictions.jsonl`
@@ -30,7 +30,7 @@ class BatchReport:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run that is about to begin: what is known before torch is loaded."""
+    """A run that is about to begin; known before torch is loaded."""
 
     source: str
     folder: Path

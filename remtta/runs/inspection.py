@@ -28,7 +28,7 @@ Content = dict[str, Any]
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect` prints: as JSON, or as lines of text."""
+    """The output of `inspect`, as JSON and as lines of text."""
 
     content: Content
     lines: list[str]

@@ -207,7 +207,7 @@ class AdaptationLoop:
         return BatchResult(batch, prediction, adapted, excluded, prediction_seconds=seconds, seconds=seconds)
 
     def _timed(self, result: BatchResult, update: Update, started: float, learning: float) -> BatchResult:
-        """Return a batch's result with what came of its update, and its durations."""
+        """Return a batch's result, with its update and its durations."""
         now = time.monotonic()
         self.last_batch_was_fast = now - started < PATIENCE_S
         predicted = result.prediction_seconds + (0.0 if self._latency else now - learning)

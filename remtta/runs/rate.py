@@ -1,4 +1,4 @@
-"""Whether a method keeps up with a live source."""
+"""Check that a method keeps up with a live source."""
 
 from __future__ import annotations
 
