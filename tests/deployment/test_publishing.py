@@ -1,17 +1,29 @@
 """Published models, also where `remtta.formats` is not installed."""
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
-from remtta import extensions, load_delta
+from remtta import apply_delta, extensions, load_delta, load_model
+from remtta.deployment import publishing
 from remtta.deployment.publishing import ModelPublisher
-from remtta.errors import UsageError
-from tests.conftest import same_tensors
+from remtta.errors import OutputError, UsageError
+from remtta.options import GuardOptions
+from remtta.options.loaders import find_loaders
+from remtta.pipeline.guard import Guard
+from remtta.runs.callbacks import BatchReport
+from tests.command import refusal_of
+from tests.conftest import TINY, same_tensors, tiny_vit
 from tests.runs.tiny import adapt_tiny
+from tests.test_files import killed_while_writing
 
 
 def test_without_formats_only_onnx_is_refused(frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_loaders()  # which are kept from now on
     monkeypatch.setattr(extensions, "_exists", lambda target: not target.startswith("remtta.formats"))
     for name in ("live.onnx", "models"):
         with pytest.raises(UsageError, match=f"--publish .*{name} needs remtta.formats, a part"):
@@ -20,3 +32,131 @@ def test_without_formats_only_onnx_is_refused(frames: Path, tmp_path: Path, monk
     path = tmp_path / "delta.safetensors"
     adapt_tiny(frames, tmp_path / "run", callbacks=[ModelPublisher(path, "1")])
     assert same_tensors(load_delta(path).tensors, load_delta(tmp_path / "run").tensors)
+
+
+def test_no_input_of_the_run_is_replaced(frames: Path, tmp_path: Path, checkpoint: Path) -> None:
+    before, link = checkpoint.read_bytes(), tmp_path / "link.safetensors"
+    link.symlink_to(checkpoint)
+    model = load_model("vit_tiny_patch16_224", checkpoint=checkpoint, num_classes=7, model_kwargs=TINY)
+    for path in (checkpoint, link):
+        with pytest.raises(UsageError, match=f"--publish {path} would replace its own input {checkpoint}; choose"):
+            adapt_tiny(frames, tmp_path / "run", model=model, callbacks=[ModelPublisher(path)])
+    adapt_tiny(frames, tmp_path / "start", callbacks=[ModelPublisher(tmp_path / "delta.safetensors")])
+    start = load_delta(tmp_path / "delta.safetensors")
+    with pytest.raises(UsageError, match=r"--publish .*delta\.safetensors would replace its own input"):
+        publisher = ModelPublisher(tmp_path / "delta.safetensors")
+        adapt_tiny(frames, tmp_path / "run", delta=start, callbacks=[publisher])
+    assert checkpoint.read_bytes() == before and not (tmp_path / "run").exists()
+
+
+def test_paths_that_cannot_be_published_to_are_refused_before_torch_is_loaded(
+    frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder.onnx").mkdir()
+    (tmp_path / "file").touch()
+    run = tmp_path / "run"
+    for path, text in {
+        tmp_path / "missing" / "live.onnx": "missing: no such folder; make it first",
+        tmp_path / "folder.onnx": "is a folder; name a file",
+        tmp_path / "file": "file is a file, so it cannot be a folder to publish in",
+        tmp_path / "file" / "models": "file is a file, so",
+        run / "delta.safetensors": "is a file of the run; choose another name",
+        run / "state.safetensors": "is a file of the run; choose another name",
+    }.items():
+        assert text in refusal_of(capfd, "adapt", frames, "--model", "none_such", "-o", run, "--publish", path)
+    assert not run.exists()
+
+
+def test_the_runs_own_folder_need_not_exist(frames: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run" / "live.safetensors"
+    adapt_tiny(frames, tmp_path / "run", callbacks=[ModelPublisher(path)])
+    model = tiny_vit()
+    apply_delta(model, load_delta(tmp_path / "run"))
+    assert same_tensors(load_file(path), model.state_dict())
+
+
+def test_what_a_killed_run_was_publishing_is_removed(frames: Path, tmp_path: Path) -> None:
+    (tmp_path / "to").mkdir()
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "to" / "live.safetensors")
+    killed_while_writing(tmp_path / "to" / "live.safetensors", tmp_path / "to" / "other.safetensors")
+    adapt_tiny(frames, tmp_path / "run", callbacks=[ModelPublisher(tmp_path / "link.safetensors")])
+    live, left = sorted((path.name for path in (tmp_path / "to").iterdir()), reverse=True)
+    assert live == "live.safetensors" and left.startswith(".other.safetensors.")
+
+
+class Recorded(ModelPublisher):
+    """Notes after each batch how many updates are in the delta that is published; None without one."""
+
+    def __init__(self, path: Path, every: str) -> None:
+        super().__init__(path, every)
+        self.updates: list[int | None] = []
+
+    def on_batch(self, report: BatchReport) -> None:
+        super().on_batch(report)
+        self.updates.append(load_delta(self._path).updates if self._path.exists() else None)
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes publications fail by their number, from 0."""
+
+    def fail(*numbers: int) -> None:
+        write, calls = ModelPublisher._write, iter(range(100))
+
+        def write_or_fail(self: ModelPublisher, path: Path) -> None:
+            if next(calls) in numbers:
+                raise OutputError("the disk is full")
+            write(self, path)
+
+        monkeypatch.setattr(ModelPublisher, "_write", write_or_fail)
+
+    return fail
+
+
+@pytest.mark.parametrize(("retry_s", "updates"), [(0.0, [None, 2, 2, 4]), (60.0, [None, None, None, None])])
+def test_a_publication_that_failed_is_made_later_and_told_once(
+    retry_s: float,
+    updates: list[int | None],
+    frames: Path,
+    tmp_path: Path,
+    failing: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(publishing, "_RETRY_S", retry_s)
+    failing(0, 2)
+    publisher = Recorded(tmp_path / "delta.safetensors", "1")
+    with caplog.at_level(logging.INFO):
+        adapt_tiny(frames, tmp_path / "run", options={"guard": None}, callbacks=[publisher])
+    assert publisher.updates == updates
+    assert load_delta(tmp_path / "delta.safetensors").updates == 4  # at the end in any case
+    told = [message for message in caplog.messages if "published" in message]
+    assert told[:2] == [
+        "the model was not published: the disk is full",
+        f"the model is published again: {publisher._path}",
+    ]
+    assert len(told) == (4 if retry_s == 0 else 2)
+
+
+@pytest.mark.parametrize("latency", [False, True])
+def test_after_an_alarm_what_did_harm_is_replaced_even_if_that_fails_at_first(
+    latency: bool,
+    frames: Path,
+    tmp_path: Path,
+    failing: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(publishing, "_RETRY_S", 0.0)
+    harm = iter([False, False, True, False])
+    monkeypatch.setattr(Guard, "compare", lambda self, *_: next(harm) and self.alarm("a test"))
+    failing(1 if latency else 2)
+    publisher = Recorded(tmp_path / "delta.safetensors", "1")
+    options: Any = {"batch_size": 2, "guard": GuardOptions("rollback", retries=0), "latency": latency}
+    adapt_tiny(frames, tmp_path / "run", options=options, callbacks=[publisher])
+    # With --latency, reports come before updates, so after the third batch the weights are not restored yet.
+    assert publisher.updates == ([None, 1, 1, 1, 0, 0] if latency else [1, 2, 2, 0, 0, 0])
+    assert not any(tensor.any() for name, tensor in load_delta(publisher._path).tensors.items() if name != "head.bias")
+    assert [message for message in caplog.messages if "published" in message] == [
+        "the model was not published: the disk is full; what was published before the guard's alarm is still there"
+    ]

@@ -1,5 +1,6 @@
 """Every command takes an ONNX file, and what it writes is as with torch."""
 
+import importlib.util
 import json
 import logging
 import shutil
@@ -24,6 +25,7 @@ from tests.command import refusal_of, remtta_here
 from tests.conftest import draw_folder, raising, random_images, same_tensors, tiny_vit
 from tests.formats.tiny_onnx import write_onnx
 from tests.lab.evaluation.trees import write_tree
+from tests.test_files import killed_while_writing
 
 
 def rows(folder: Path) -> list[Mapping[str, Any]]:
@@ -164,11 +166,53 @@ def test_a_file_is_replaced_and_a_folder_gets_versions(made: Path, tmp_path: Pat
     torch.testing.assert_close(published(random_images(3)), model(random_images(3)))
     publish(made, tmp_path / "models")
     assert sorted(map(str, (tmp_path / "models").rglob("*"))) == [
-        str(tmp_path / "models" / name) for name in ("2", "2/model.onnx", "3", "3/model.onnx")
+        str(tmp_path / "models" / name) for name in (".published.json", "2", "2/model.onnx", "3", "3/model.onnx")
     ]
     assert (tmp_path / "models/3/model.onnx").read_bytes() == (tmp_path / "live.onnx").read_bytes()
     publish(made, tmp_path / "delta.safetensors", "100")  # at the end in any case
     assert same_tensors(load_delta(tmp_path / "delta.safetensors").tensors, load_delta(tmp_path / "run").tensors)
+
+
+def test_the_next_run_removes_old_versions_of_a_killed_one_and_no_others(made: Path, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for name in ("1", "7", "7\u00b2", "007", ".8"):  # the user's, not versions, and what a kill may leave
+        (models / name).mkdir(parents=True)
+        (models / name / "model.onnx").write_bytes(b"a user's")
+    killed_while_writing(models / ".model.onnx")
+    publish(made, models)
+    assert names(models) == {"1", "7", "7\u00b2", "007", "9", "10"}
+    publish(made, models, "100", model=load_model(str(models / "9" / "model.onnx")))
+    assert names(models) == {"1", "7", "7\u00b2", "007", "9", "10", "11"}  # 9 is the run's own model
+    publish(made, models, "100")
+    assert names(models) == {"1", "7", "7\u00b2", "007", "11", "12"}
+    assert (models / "7" / "model.onnx").read_bytes() == b"a user's"
+    (models / ".published.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"\.published\.json is damaged"):
+        publish(made, models)
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} - {".published.json"}
+
+
+def test_the_models_own_file_is_not_replaced(made: Path, tmp_path: Path) -> None:
+    own, link = Path(shutil.copy(made / "tiny.onnx", tmp_path / "own.onnx")), tmp_path / "link.onnx"
+    link.symlink_to(own)
+    for path in (own, link):
+        with pytest.raises(UsageError, match=f"--publish {path} would replace its own input .*own.onnx; choose"):
+            publish(made, path, model=load_model(str(own)))
+    assert own.read_bytes() == (made / "tiny.onnx").read_bytes()
+
+
+def test_onnx_of_a_torch_model_needs_its_packages_at_the_start(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else find_spec(name))
+    with pytest.raises(UsageError, match="needs onnxscript, which is not installed: pip install"):
+        publish(made, tmp_path / "live.onnx", model=tiny_vit())
+    publish(made, tmp_path / "live.onnx")  # an ONNX file is rewritten without it
+    assert names(tmp_path) == {"live.onnx", "run"}
 
 
 def test_a_checkpoint_of_torch_has_the_adapted_weights(made: Path, tmp_path: Path) -> None:
