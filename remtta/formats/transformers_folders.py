@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import re
 from collections.abc import Mapping
 from functools import partial
@@ -35,23 +34,30 @@ _FILTERS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")  # in
 _MIN_SQUASHED = 384  # ConvNeXt's processor squashes images of at least so many pixels, and crops smaller ones
 
 _HALF = {"image_mean": constants.IMAGENET_INCEPTION_MEAN, "image_std": constants.IMAGENET_INCEPTION_STD}
+_SHORT_SIDE = {"default_to_square": False}  # of a plain number as size
+_CROPPED = {"do_center_crop": True, "crop_size": 224}
 _CLIP = {
     "image_mean": constants.OPENAI_CLIP_MEAN,
     "image_std": constants.OPENAI_CLIP_STD,
     "resample": 3,
     "size": {"shortest_edge": 224},
-    "do_center_crop": True,
-    "crop_size": 224,
+    **_SHORT_SIDE,
+    **_CROPPED,
 }
+_MOBILENET = {**_HALF, "resample": 2, "size": {"shortest_edge": 256}, **_SHORT_SIDE, **_CROPPED}
 _PROCESSORS: Mapping[str, Config] = {
-    "ViT": {**_HALF, "resample": 2, "size": 224},
-    "DeiT": {**_HALF, "resample": 3, "size": 256, "do_center_crop": True, "crop_size": 224},
+    "ViT": {**_HALF, "resample": 2, "size": (224, 224)},
+    "DeiT": {**_HALF, "resample": 3, "size": (256, 256), **_CROPPED},
+    "Beit": {**_HALF, "resample": 3, "size": (224, 224), "crop_size": 224},
     "Bit": _CLIP,
     "CLIP": _CLIP,
-    "ConvNext": {**_HALF, "resample": 3, "size": {"shortest_edge": 384}, "crop_pct": 224 / 256},
+    "Siglip": {**_HALF, "resample": 3, "size": (224, 224), **_SHORT_SIDE},
+    "ConvNext": {**_HALF, "resample": 3, "size": {"shortest_edge": 384}, **_SHORT_SIDE, "crop_pct": 224 / 256},
+    "EfficientNet": {**_HALF, "resample": 3, "size": (346, 346), "crop_size": 289, "include_top": True},
+    "MobileNetV1": _MOBILENET,
+    "MobileNetV2": _MOBILENET,
 }
 """Defaults for values missing in the file, by the processor's class."""
-_KEEPS_RATIO = ("Bit", "CLIP", "ConvNext")  # for these, a plain number as size is that of the short side
 
 
 def load_folder(options: ModelOptions, device: str | torch.device) -> nn.Module:
@@ -156,8 +162,9 @@ def image_settings(folder: Path, model_type: str, image_size: Size) -> Config:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         processor = _processor(path, content)
-        config = {**_PROCESSORS[processor], **{key: value for key, value in content.items() if value is not None}}
-        settings = {**_geometry(path, processor, config), **_colours(path, config)}
+        given = {key: value for key, value in content.items() if value is not None or key == "default_to_square"}
+        config = {**_PROCESSORS[processor], **given}
+        settings = {**_geometry(path, processor, config), **_colours(config)}
         check_preprocessing(settings["mean"], settings["std"], settings["interpolation"], settings["crop_pct"])
     except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
@@ -200,26 +207,37 @@ def _processor(path: Path, content: Config) -> str:
     return name
 
 
-def _colours(path: Path, config: Config) -> Config:
-    if not config.get("do_rescale", True) or not math.isclose(config.get("rescale_factor", 1 / 255), 1 / 255):
-        raise CheckpointError(f"{path} does not divide pixels by 255, as remtta does, so it cannot be used")
+def _colours(config: Config) -> Config:
+    """Translate rescaling and normalising to a mean and a standard deviation of pixels in [0, 1]."""
+    scale = 255 * (config.get("rescale_factor", 1 / 255) if config.get("do_rescale", True) else 1)
+    offset = float(bool(config.get("rescale_offset") and config.get("do_rescale", True)))
+    mean, std = (np.broadcast_to(config[name], 3).astype(float) for name in ("image_mean", "image_std"))
+    twice = std if config.get("include_top") else 1.0  # EfficientNet's processor divides once more
     if not config.get("do_normalize", True):
-        return {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
-    mean, std = (tuple(map(float, np.broadcast_to(config[name], 3))) for name in ("image_mean", "image_std"))
-    return {"mean": mean, "std": std}
+        mean, std = 0 * mean, 1 + 0 * std
+    return {"mean": tuple(((mean + offset) / scale).tolist()), "std": tuple((std * twice / scale).tolist())}
 
 
 def _geometry(path: Path, processor: str, config: Config) -> Config:
     """Translate resizing and cropping; raise CheckpointError if timm has no such transform."""
     crop = pair(config["crop_size"]) if config.get("do_center_crop") else None
     size = config["size"]
-    short_side = size.get("shortest_edge") if isinstance(size, dict) else size if processor in _KEEPS_RATIO else None
-    if processor == "ConvNext" and short_side is not None:
-        crop, size = (short_side, short_side) if short_side < _MIN_SQUASHED else None, short_side
-        short_side = int(size / config["crop_pct"]) if crop else None
+    if isinstance(size, int) and not config.get("default_to_square", True):
+        size = {"shortest_edge": size}
+    short_side = size.get("shortest_edge") if isinstance(size, dict) else None
     resized = pair(size) if short_side is None else (short_side, short_side)
+    if processor == "ConvNext" and short_side is not None:
+        if crop not in (None, resized):
+            raise CheckpointError(f"{path} crops images twice, to {resized} and {crop}; set do_center_crop to false")
+        crop, short_side = (
+            (resized, int(short_side / config["crop_pct"])) if short_side < _MIN_SQUASHED else (None, None)
+        )
+        resized = resized if short_side is None else (short_side, short_side)
+    if config.get("do_pad") or (isinstance(size, dict) and short_side is not None and len(size) > 1):
+        raise CheckpointError(f"{path} pads images or limits their long side ({size}), as timm cannot; remove that")
     if not config.get("do_resize", True):
-        resized, crop = (crop or resized), None  # images have that size already
+        if crop is not None:
+            raise CheckpointError(f"{path} crops {crop} of images without resizing them; set do_resize to true")
     elif short_side is not None and (crop is None or crop[0] != crop[1]):
         raise CheckpointError(
             f"{path} keeps the aspect ratio of images ({size}); remtta needs one size: add a crop_size"
@@ -228,10 +246,10 @@ def _geometry(path: Path, processor: str, config: Config) -> Config:
     shares = (final[0] / (resized[0] + rest) for rest in (0, 0.5))  # timm rounds the quotient down
     crop_pct = next((p for p in shares if p <= 1 and (int(final[0] / p), int(final[1] / p)) == resized), None)
     if crop_pct is None:
-        raise CheckpointError(f"{path} crops {crop} of {resized}, which differ in aspect ratio; timm cannot do that")
+        raise CheckpointError(f"{path} crops {crop} of {resized}, larger or of another shape; timm cannot do that")
     return {
         "input_size": (3, *final),
         "crop_pct": crop_pct,
-        "crop_mode": "center" if short_side is not None and crop else "squash",
+        "crop_mode": f"{'squash' if short_side is None else 'center'}{'_floor' if crop else ''}",
         "interpolation": _FILTERS[config["resample"]],
     }

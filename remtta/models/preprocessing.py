@@ -19,7 +19,7 @@ from remtta.models.unwrapping import config_of, unwrap_model
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET_CROP_PCT = 0.875
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "box", "hamming", "lanczos")
-CROP_MODES = ("center", "squash", "border")
+CROP_MODES = ("center", "squash", "border", "center_floor", "squash_floor")
 
 _PIXEL_BYTES = 4  # in Pillow, which resizes first the rows, then the columns
 MAX_RESIZED_BYTES = 256 * 2**20
@@ -36,7 +36,7 @@ class Preprocessing:
         std: Standard deviation per channel, likewise.
         interpolation: Resize filter in timm's terms, such as "bicubic".
         crop_pct: Share of the resized image's short side that the crop keeps.
-        crop_mode: "center", "squash" or "border", as in timm.
+        crop_mode: "center", "squash" or "border", as in timm; with "_floor", half pixels are cut, as in transformers.
 
     Raises:
         UsageError: If a value is out of range.
@@ -71,7 +71,7 @@ class Preprocessing:
             size = f"{image.width}x{image.height}"
             raise FrameError(f"{size} pixels take {needed / 2**20:.0f} MiB to resize; cut the strip into pieces")
         resized = image.resize(self._resized(*image.size), Image.Resampling[self.interpolation.upper()])
-        offset = _centered(resized.width, width), _centered(resized.height, height)
+        offset = self._offset(resized.width, width), self._offset(resized.height, height)
         cropped = Image.new("RGB", (width, height), tuple(round(255 * value) for value in self.mean))
         cropped.paste(resized, offset)
         return torch.from_numpy(np.array(cropped)).permute(2, 0, 1)
@@ -79,17 +79,23 @@ class Preprocessing:
     def _resized(self, width: int, height: int) -> tuple[int, int]:
         """Return the width and height to which an image is resized before the crop."""
         high, wide = (math.floor(side / self.crop_pct) for side in self.input_size)
-        if self.crop_mode == "squash":
+        if self.crop_mode.startswith("squash"):
             return wide, high
-        if self.crop_mode == "center" and high == wide:  # timm rounds down here
+        if self.crop_mode.startswith("center") and high == wide:  # timm rounds down here
             short = min(width, height)
             return int(wide * width / short), int(wide * height / short)
         ratio = (max if self.crop_mode == "border" else min)(width / wide, height / high)
         return round(width / ratio), round(height / ratio)
 
+    def _offset(self, size: int, target: int) -> int:
+        """Return where an image's side starts in its crop, or in the border around it."""
+        if size < target:
+            return (target - size) // 2
+        return -((size - target) // 2 if self.crop_mode.endswith("_floor") else round((size - target) / 2))
+
     def resized_bytes(self, width: int, height: int) -> int:
         """Return the bytes needed to resize an image; for a line one pixel high, a multiple of the line."""
-        if self.crop_mode != "center":
+        if not self.crop_mode.startswith("center"):
             return 0  # at most the model's input size
         scale = max(self.input_size) / self.crop_pct / min(width, height)
         return _PIXEL_BYTES * math.ceil(scale * width) * (math.ceil(scale * height) + height)
@@ -137,11 +143,6 @@ def check_preprocessing(
         raise UsageError(f'unknown interpolation "{interpolation}"; choose {", ".join(INTERPOLATIONS)}')
     if crop_pct is not None and not 0 < crop_pct <= 1:
         raise UsageError(f"crop-pct must be in (0, 1], got {crop_pct:g}")
-
-
-def _centered(size: int, target: int) -> int:
-    """Return where an image's side starts in its crop, or in the border around it, as in timm."""
-    return (target - size) // 2 if size < target else -round((size - target) / 2)
 
 
 def image_size(model: nn.Module, config: PretrainedConfig) -> tuple[int, int]:

@@ -7,16 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, DeiTImageProcessorPil, ViTImageProcessorPil
 
 from remtta.backbones.lookup import backbone_of
 from remtta.errors import CheckpointError, UsageError
+from remtta.formats.transformers_folders import image_settings
 from remtta.models.checkpoints import checkpoint_dtypes
 from remtta.models.info import labels_of, model_info
 from remtta.models.loading import load_model
-from remtta.models.preprocessing import preprocessing_of
+from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, draw_folder, draw_image
@@ -104,20 +106,53 @@ PROCESSORS: dict[str, tuple[str, Any]] = {
 def test_images_become_what_transformers_makes_of_them(kind: str, tmp_path: Path) -> None:
     family, processor = PROCESSORS[kind]
     ours = preprocessing_of(load_model(saved(TRANSFORMERS[family](), tmp_path, processor)))
-    for width, height in ((50, 50), (33, 66), (400, 200)):  # of even margins, as the two round half pixels apart
+    _check_pixels(ours, processor)
+
+
+def _check_pixels(ours: Preprocessing, processor: Any) -> None:
+    """Check that images of several shapes, also with odd margins, become what a processor of transformers makes."""
+    for width, height in ((50, 50), (33, 66), (401, 200), (80, 50), (73, 64)):
         image = draw_image(width, width, height)
         expected = torch.from_numpy(np.stack(processor(image)["pixel_values"]))
         made = ours.normalise(ours.transform()(image).unsqueeze(0))
-        torch.testing.assert_close(made, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(made, expected.float(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("ViT", {"size": 36, "default_to_square": False, "do_center_crop": True, "crop_size": 32, "resample": 3}),
+        ("ViT", {"size": 32}),
+        ("ViT", {"size": 32, "do_rescale": False, "image_mean": [120, 110, 100], "image_std": [60, 61, 62]}),
+        ("DeiT", {"size": 37, "crop_size": {"height": 32, "width": 32}}),
+        ("DeiT", {"default_to_square": False}),
+        ("Beit", {"size": 40, "do_center_crop": True, "crop_size": 31}),
+        ("ConvNext", {"size": 60, "crop_pct": 0.9}),
+        ("MobileNetV1", {"size": 41, "crop_size": 32}),
+        ("MobileNetV2", {"size": 41, "crop_size": 32, "default_to_square": True}),
+        ("EfficientNet", {"size": 40, "rescale_factor": 1 / 127.5, "rescale_offset": True}),
+        ("EfficientNet", {"size": 40, "include_top": False, "resample": 0}),
+        ("CLIP", {"size": 40, "crop_size": 32}),
+        ("CLIP", {"size": 40, "default_to_square": True, "do_center_crop": False}),
+        ("Bit", {"size": {"shortest_edge": 41}, "crop_size": 32, "do_normalize": False}),
+        ("Siglip", {"size": [32, 40]}),
+    ],
+    ids=str,
+)
+def test_what_a_file_leaves_out_is_as_in_transformers(name: str, content: dict[str, Any], tmp_path: Path) -> None:
+    saved_file = {"image_processor_type": f"{name}ImageProcessor", **content}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(saved_file), encoding="utf-8")
+    settings = dict(image_settings(tmp_path, "vit", (32, 32)))
+    ours = Preprocessing(tuple(settings.pop("input_size")[1:]), **settings)
+    _check_pixels(ours, getattr(transformers, f"{name}ImageProcessorPil")(**content))
 
 
 @pytest.mark.parametrize(
     ("content", "size", "crop_pct", "mode"),
     [
         ({"feature_extractor_type": "ViTFeatureExtractor", "size": 32, "resample": 2}, 32, 1.0, "squash"),
-        ({"feature_extractor_type": "ConvNextFeatureExtractor", "size": 32, "crop_pct": 0.8}, 32, 0.8, "center"),
-        ({"image_processor_type": "BitImageProcessor", "size": 40, "crop_size": 32}, 32, 0.8, "center"),
-        ({"image_processor_type": "BitImageProcessorFast", "size": {"shortest_edge": 236}}, 224, 224 / 236, "center"),
+        ({"feature_extractor_type": "ConvNextFeatureExtractor", "size": 32, "crop_pct": 0.8}, 32, 0.8, "center_floor"),
+        ({"image_processor_type": "BitImageProcessorFast", "size": {"shortest_edge": 236}}, 224, 0.949, "center_floor"),
     ],
     ids=str,
 )
@@ -135,12 +170,23 @@ def test_older_and_newer_files_of_processors_are_read(
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({"image_processor_type": "BeitImageProcessor"}, "is of BeitImageProcessor, and remtta knows ViTImage"),
-        ({"image_processor_type": "ViTImageProcessor", "rescale_factor": 1 / 127.5}, "does not divide pixels by 255"),
+        ({"image_processor_type": "LevitImageProcessor"}, "is of LevitImageProcessor, and remtta knows ViTImage"),
         ({"image_processor_type": "ViTImageProcessor", "size": {"longest_edge": 9}}, "KeyError: 'height'"),
         ({"image_processor_type": "ViTImageProcessor", "image_std": [1, 0, 1]}, "std must be positive"),
         ({"image_processor_type": "CLIPImageProcessor", "do_center_crop": False}, "keeps the aspect ratio of images"),
-        ({"image_processor_type": "DeiTImageProcessor", "crop_size": {"height": 9, "width": 8}}, "differ in aspect"),
+        ({"image_processor_type": "DeiTImageProcessor", "crop_size": {"height": 9, "width": 8}}, "of another shape"),
+        ({"image_processor_type": "BitImageProcessor", "size": 24, "crop_size": 32}, "larger or of another shape"),
+        ({"image_processor_type": "BitImageProcessor", "do_resize": False}, "of images without resizing them; set do_"),
+        ({"image_processor_type": "ViTImageProcessor", "do_pad": True}, "pads images or limits their long side"),
+        (
+            {"image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 224, "longest_edge": 300}},
+            "pads images or limits their long side",
+        ),
+        (
+            {"image_processor_type": "ConvNextImageProcessor", "size": 48, "do_center_crop": True, "crop_size": 32},
+            r"crops images twice, to \(48, 48\) and \(32, 32\)",
+        ),
+        ({"image_processor_type": "ViTImageProcessor", "size": 36, "default_to_square": False}, "add a crop_size"),
         ([], "AttributeError"),
     ],
     ids=str,
