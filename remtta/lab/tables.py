@@ -1,12 +1,17 @@
-"""The tables of an evaluation, for a terminal and as Markdown."""
+"""The tables of an evaluation, for a terminal, as Markdown and in LaTeX."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from html import escape
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from remtta.errors import unknown
+from remtta.lab.corruptions.parameters import CORRUPTIONS, parts_of
 from remtta.lab.evaluation.variants import CIFAR, MethodVariant
 from remtta.runs.reading import aligned, printable
 
@@ -19,13 +24,27 @@ SAME = "≈"
 AGAIN = ("unseen", "revisit")
 """Phases of an evaluation that test again without updates."""
 
-_NUMBER = re.compile(rf"[{SAME}+-]*[\d.]+( ± [\d.]+)?")
+_NUMBER = re.compile(rf"{SAME}?(?P<text>(?P<value>[+-]?[\d.]+)( ± [\d.]+)?)")
+_ROUNDING = 1e-9  # percentage points; differences of means may be off by so much
+_SHORT = dict(
+    zip(
+        CORRUPTIONS,
+        (
+            *("Gauss.", "Shot", "Impul.", "Defoc.", "Glass", "Motion", "Zoom", "Snow", "Frost", "Fog", "Brit."),
+            *("Contr.", "Elastic", "Pixel.", "JPEG", "Speckle", "Spatter", "Gauss. blur", "Satur."),
+        ),
+        strict=True,
+    )
+)
 _ESCAPES = str.maketrans(
     {
         **{sign: f"\\{sign}" for sign in "&%$#_{}"},
         "~": r"\textasciitilde{}",
         "^": r"\textasciicircum{}",
         "\\": r"\textbackslash{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
     }
 )
 
@@ -33,37 +52,67 @@ _ENOUGH = 10  # updates, after which a method should have changed the class of s
 
 TABLE, LATEX = "table.md", "table.tex"
 Table = tuple[list[str], list[list[str]]]
+Content = Mapping[str, Any]
+"""`results.json`, or its part on a method."""
 
 
-def table_rows(results: Mapping[str, Any]) -> Table:
-    """Return header and rows of the main table: error in percent per domain, mean, gain, top-5 error, ECE, speed."""
-    methods: Mapping[str, Mapping[str, Any]] = results["methods"]
-    first = next(iter(methods.values()))
-    extra = [phase for phase in AGAIN if phase in first]
-    ranked = all("top5" in content for content in methods.values())
-    header = ["error in %", *first["error"], "mean", "SE", "gain", *["top-5 error"] * ranked, "ECE %"]
-    rows = []
-    for name, content in methods.items():
-        gain, rate = content["gain"], content["timing"]["images_per_s"]
-        rows.append(
-            [
-                name,
-                *(_cell(content, domain) for domain in first["error"]),
-                _cell(content),
-                f"{content['mean_se']:.1f}",
-                "" if gain is None else f"{significance_mark(content)}{gain:+.1f}",
-                *(f"{content[key]:.1f}" for key in ["top5"] * ranked),
-                f"{100 * content['ece']:.1f}",
-                *(f"{content[phase]['mean']:.1f}" for phase in extra),
-                "" if rate is None else f"{rate:.1f}",
-            ]
-        )
-    return [*header, *extra, "images/s"], rows
+class Column(NamedTuple):
+    """A column of the main table."""
+
+    name: str  # in `--columns`
+    header: str
+    cell: Callable[[Content], str]  # of a method
+    best: Callable[[Iterable[float]], float] | None = None  # which value is the best, if one is
 
 
-def notes(results: Mapping[str, Any]) -> list[str]:
+def table_columns(
+    domains: Iterable[str], phases: Iterable[str], *, ranked: bool, chosen: Sequence[str] | None = None
+) -> list[Column]:
+    """Return the columns of the main table, or those chosen, in their order; raise UsageError if one is unknown.
+
+    Args:
+        domains: Names of the domains that methods adapt to.
+        phases: Those of `AGAIN` that the evaluation has.
+        ranked: Whether it has top-5 errors.
+        chosen: Names of domains or of other columns; "domains" are all of them.
+    """
+    of_domains = [Column(domain, domain, partial(_cell, domain=domain), min) for domain in domains]
+    others = [
+        Column("mean", "mean", _cell, min),
+        Column("se", "SE", lambda content: f"{content['mean_se']:.1f}"),
+        Column("gain", "gain", _gain, max),
+        *[Column("top5", "top-5 error", lambda content: f"{content['top5']:.1f}", min)] * ranked,
+        Column("ece", "ECE %", lambda content: f"{100 * content['ece']:.1f}", min),
+        *(Column(phase, phase, partial(_mean_of, phase=phase), min) for phase in phases),
+        Column("speed", "images/s", _rate),
+    ]
+    if chosen is None:
+        return [*of_domains, *others]
+    known = {**{column.name: [column] for column in (*others, *of_domains)}, "domains": of_domains}
+    if missing := [name for name in chosen if name not in known]:
+        raise unknown("column", missing[0], ["domains", *known])
+    return [column for name in chosen for column in known[name]]
+
+
+def _columns(results: Content, chosen: Sequence[str] | None) -> list[Column]:
+    contents = list(results["methods"].values())
+    phases = [phase for phase in AGAIN if phase in contents[0]]
+    ranked = all("top5" in content for content in contents)
+    return table_columns(contents[0]["error"], phases, ranked=ranked, chosen=chosen)
+
+
+def table_rows(results: Content, chosen: Sequence[str] | None = None) -> Table:
+    """Return header and rows of the main table: error in percent per domain, mean, gain, top-5 error, ECE, speed; or of
+    the chosen columns (see `table_columns`).
+    """
+    columns = _columns(results, chosen)
+    rows = [[name, *(column.cell(content) for column in columns)] for name, content in results["methods"].items()]
+    return ["error in %", *(column.header for column in columns)], rows
+
+
+def notes(results: Content, chosen: Sequence[str] | None = None) -> list[str]:
     """Return a line for each sign used in the main table."""
-    _, rows = table_rows(results)
+    header, rows = table_rows(results, chosen)
     cells = " ".join(cell for row in rows for cell in row[1:])
     num_seeds = max(len(content["seeds"]) for content in results["methods"].values())
     meanings = {
@@ -76,6 +125,9 @@ def notes(results: Mapping[str, Any]) -> list[str]:
         entries.append(f"all methods, source included, start from {printable(start['path'])}")
     if all(content["gain"] is None for content in results["methods"].values()):
         entries.append("no gains, as source is not among the methods (add it, with --resume)")
+    in_bf16 = [name for name, content in results["methods"].items() if content["config"].get("precision") == "bf16"]
+    if in_bf16:
+        entries.append(f"bf16 matrix products in {', '.join(in_bf16)}")
     for name, content in results["methods"].items():
         is_trained = content["trainable_parameters"] > 0
         if (
@@ -87,40 +139,58 @@ def notes(results: Mapping[str, Any]) -> list[str]:
             cifar = f", or for a model of CIFAR take {method}@cifar" if method in CIFAR else ""
             rate = f"--set {name}.lr=..., now {content['config'].get('lr', 0):g}"
             entries.append(f"{name} changed the class of no image; raise its learning rate ({rate}){cifar}")
-    return [*entries, "SE standard error of the mean, by the number of images"]
+    return [*entries, *["SE standard error of the mean, by the number of images"] * ("SE" in header)]
 
 
-def outcome(results: Mapping[str, Any]) -> str:
+def outcome(results: Content) -> str:
     """Return the gain of the best method over the source model in a sentence; empty without source."""
-    methods = {name: content for name, content in results["methods"].items() if "supervised" not in name}  # has labels
+    methods = {name: content for name, content in results["methods"].items() if not _has_labels(name)}
     if len(methods) < 2 or "source" not in methods:
         return ""
     name, best = min(methods.items(), key=lambda item: item[1]["mean"])
     before = methods["source"]["mean"]
-    if name == "source":
+    if before - best["mean"] <= _ROUNDING:
         return f"No method has fewer errors than the source model ({before:.1f} %)."
     error, chance = best.get("gain_se"), " This may be chance." if significance_mark(best) else ""
     by = "" if error is None else f", by {best['gain']:.1f} points (SE {error:.1f})"
     return f"With {name}, the mean error falls from {before:.1f} % (source model) to {best['mean']:.1f} %{by}.{chance}"
 
 
-def _cell(content: Mapping[str, Any], domain: str | None = None) -> str:
+def _has_labels(name: str) -> bool:
+    """Return whether a row is an upper bound, which learns from the true labels."""
+    return MethodVariant.parse(name).method == "supervised"
+
+
+def _cell(content: Content, domain: str | None = None) -> str:
     """Return a domain's error, or the mean, with its spread over seeds and the sign of insignificance."""
     names = ("mean", "mean_std") if domain is None else ("error", "error_std")
     error, spread = (content[name] if domain is None else content[name][domain] for name in names)
     return f"{significance_mark(content, domain)}{error:.1f}" + ("" if spread is None else f" ± {spread:.1f}")
 
 
-def significance_mark(content: Mapping[str, Any], domain: str | None = None) -> str:
+def _gain(content: Content) -> str:
+    return "" if content["gain"] is None else f"{significance_mark(content)}{content['gain']:+z.1f}"
+
+
+def _mean_of(content: Content, phase: str) -> str:
+    return f"{content[phase]['mean']:.1f}"
+
+
+def _rate(content: Content) -> str:
+    rate = content["timing"]["images_per_s"]
+    return "" if rate is None else f"{rate:.1f}"
+
+
+def significance_mark(content: Content, domain: str | None = None) -> str:
     """Return `SAME` if a gain, a domain's or that of the mean, is not significant; else an empty string."""
     if content.get("gain_se") is None:
         return ""
     gains = ("gain", "gain_se") if domain is None else ("gain_by_domain", "gain_by_domain_se")
     gain, error = (content[name] if domain is None else content[name][domain] for name in gains)
-    return SAME if abs(gain) <= WITHIN * error else ""
+    return SAME if abs(gain) <= WITHIN * error + _ROUNDING else ""
 
 
-def uncertainty_rows(results: Mapping[str, Any]) -> Table:
+def uncertainty_rows(results: Content) -> Table:
     """Return header and rows of the table of standard errors, per domain and of the mean."""
     methods: Mapping[str, Any] = results["methods"]
     header = ["standard error", *next(iter(methods.values()))["error_se"], "mean", "gain"]
@@ -134,7 +204,7 @@ def uncertainty_rows(results: Mapping[str, Any]) -> Table:
     ]
 
 
-def cost_rows(results: Mapping[str, Any]) -> Table:
+def cost_rows(results: Content) -> Table:
     """Return header and rows of the efficiency table, as in the paper: passes per image, time per 1,000 images."""
     header = ["efficiency", "parameters", "forward passes", "backward passes", "models held", "s per 1,000 images"]
     rows = []
@@ -146,10 +216,10 @@ def cost_rows(results: Mapping[str, Any]) -> Table:
     return header, rows
 
 
-def markdown_table(results: Mapping[str, Any]) -> str:
+def markdown_table(results: Content, chosen: Sequence[str] | None = None) -> str:
     """Return the main table in Markdown, followed by its legend, standard errors and costs."""
-    first, *others = map(_markdown, (table_rows(results), uncertainty_rows(results), cost_rows(results)))
-    return "\n".join([first, f"{'; '.join(notes(results))}.\n", *others])
+    first, *others = map(_markdown, (table_rows(results, chosen), uncertainty_rows(results), cost_rows(results)))
+    return "\n".join([first, f"{'; '.join(notes(results, chosen))}.\n", *others])
 
 
 def _markdown(table: Table) -> str:
@@ -159,23 +229,43 @@ def _markdown(table: Table) -> str:
     return "".join(f"| {' | '.join(cells)} |\n" for cells in escaped)
 
 
-def latex_table(results: Mapping[str, Any]) -> str:
-    """Return the main table as a LaTeX tabular, which needs no package, with its legend as comments."""
-    names, cells = table_rows(results)
-    header, *rows = (f"{' & '.join(map(_latex, row))} \\\\" for row in (names, *cells))
-    lines = [r"\hline", header, r"\hline", *rows, r"\hline"]
-    legend = [f"% {printable(note)}" for note in notes(results)]
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(names) - 1)}}}"
-    return "\n".join([*legend, begin, *lines, r"\end{tabular}", ""])
+def latex_table(results: Content, chosen: Sequence[str] | None = None) -> str:
+    r"""Return the main table as a LaTeX tabular, which needs no package: corruptions by their usual short names, the
+    best of each column in bold; legend and command are comments.
+    """
+    columns, methods = _columns(results, chosen), results["methods"]
+    competing = [name for name in methods if not _has_labels(name)]
+    table = [[_latex(name) for name in methods]]
+    for column in columns:
+        cells = {name: column.cell(content) for name, content in methods.items()}
+        values = {name: float(number["value"]) for name in competing if (number := _NUMBER.fullmatch(cells[name]))}
+        best = column.best(values.values()) if column.best and len(values) > 1 else None
+        table.append([_latex(cell, bold=best is not None and values.get(name) == best) for name, cell in cells.items()])
+    header = [_latex(_short(name)) for name in ("error in %", *(column.header for column in columns))]
+    head, *rows = (f"{' & '.join(cells)} \\\\" for cells in (header, *zip(*table, strict=True)))
+    command = results.get("environment", {}).get("command", [])
+    program = Path(command[0]).stem.replace("__main__", "remtta") if command else ""
+    legend = [*notes(results, chosen), *["bold: the best, without upper bounds"] * (len(competing) > 1)]
+    legend += [shlex.join([program, *command[1:]])] * bool(command)
+    lines = [*(f"% {printable(note)}" for note in legend), rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\hline"]
+    return "\n".join([*lines, head, r"\hline", *rows, r"\hline", r"\end{tabular}", ""])
 
 
-def _latex(cell: str) -> str:
-    if _NUMBER.fullmatch(cell):
-        return "$" + cell.replace(SAME, r"\approx ").replace("±", r"\pm") + "$"
-    return printable(cell).translate(_ESCAPES)
+def _short(header: str) -> str:
+    """Return the name of a column as papers write it."""
+    words = "+".join(_SHORT.get(part, part.replace("_", " ")) for part in parts_of(header))
+    return words[:1].upper() + words[1:]
 
 
-def plain_table(results: Mapping[str, Any]) -> str:
+def _latex(cell: str, *, bold: bool = False) -> str:
+    if not (number := _NUMBER.fullmatch(cell)):
+        return printable(cell).translate(_ESCAPES)
+    text = number["text"].replace("±", r"\pm")
+    sign = r"\approx " if cell.startswith(SAME) else ""
+    return f"${sign}" + (rf"\mathbf{{{text}}}" if bold else text) + "$"
+
+
+def plain_table(results: Content, chosen: Sequence[str] | None = None) -> str:
     """Return the main table in aligned columns for a terminal, followed by its legend."""
-    header, rows = table_rows(results)
-    return "\n".join([*aligned(zip(header, *rows, strict=True)), *notes(results)])
+    header, rows = table_rows(results, chosen)
+    return "\n".join([*aligned(zip(header, *rows, strict=True)), *notes(results, chosen)])

@@ -101,7 +101,7 @@ def evaluate(
             source_data=methods.shared.source_data,
             interrupts=interrupts,
         )
-        typer.echo(plain_table(results))
+        typer.echo(plain_table(results, options.columns))
         running.print_message(str(output / TABLE))
         if table.plots:
             from remtta.lab.evaluation.plots import draw_plots

@@ -24,8 +24,9 @@ from remtta.lab.evaluation.class_maps import map_classes
 from remtta.lab.evaluation.context import EvaluationContext, read_earlier
 from remtta.lab.evaluation.domains import Dataset
 from remtta.lab.evaluation.options import EvalOptions
-from remtta.lab.evaluation.results import Results, write_results
+from remtta.lab.evaluation.results import Results, write_results, write_tables
 from remtta.lab.evaluation.scenarios import plan_visits
+from remtta.lab.evaluation.tally import TOP
 from remtta.lab.evaluation.trial import Trial
 from remtta.lab.evaluation.trial_writer import (
     DELTAS,
@@ -38,7 +39,7 @@ from remtta.lab.evaluation.trial_writer import (
 )
 from remtta.lab.evaluation.variants import parse_variants
 from remtta.lab.heads import restricted_classes, restricted_tensors
-from remtta.lab.tables import LATEX, TABLE
+from remtta.lab.tables import LATEX, TABLE, table_columns
 from remtta.machine import num_cores
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.source_data import check_source_data
@@ -147,6 +148,9 @@ def evaluate(
     with restricted_classes(model, restricted_to):
         info = model_info(model, preprocessing, base_sha256)
         numbers = range(info.num_classes) if restricted_to is None else restricted_to
+        adapted = dict.fromkeys(domain.name for domain in dataset.domains if domain.name not in options.unseen)
+        phases = [*["unseen"] * bool(options.unseen), *["revisit"] * options.revisit]
+        table_columns(adapted, phases, ranked=len(numbers) > TOP, chosen=options.columns)  # refuses unknown ones
         context = EvaluationContext(model, info, dataset, variants, configs, options, numbers, num_classes, delta)
         record = Path(output) / RESULTS
         with reading(record, UsageError):
@@ -215,6 +219,7 @@ class _Evaluation:
                 unchanged = [list(settings["methods"]), settings["options"]["seeds"]]
                 if unchanged == [list(context.methods), list(context.options.seeds)]:
                     _log.info("the evaluation in %s is complete", self._folder)
+                    write_tables(self._folder, earlier, context.options.columns)
                     return earlier
                 progress = EvaluationProgress.of_completed(self._folder, earlier)
             elif progress.current:

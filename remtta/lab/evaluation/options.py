@@ -191,6 +191,15 @@ class EvalOptions:
         protocol_option("Settings of a paper: input size, normalisation, batch size.", common=True),
         Fixed(),
     ] = None
+    columns: Annotated[
+        tuple[str, ...] | None,
+        output_option(
+            "Columns of the tables: domains or names of some, mean, se, gain, top5, ece, unseen, revisit, speed.",
+            metavar="A,B",
+            default="all",
+            more="evaluation.md#results",
+        ),
+    ] = None
     engine: Annotated[
         Literal["serial", "processes", "ray"],
         output_option(

@@ -37,22 +37,25 @@ def write_results(folder: Path, context: EvaluationContext, trials: Iterable[Tri
     order = list(itertools.product(context.methods, context.options.seeds))
     ordered = sorted(trials, key=lambda trial: order.index((trial.method, trial.seed)))
     domains = list(dict.fromkeys(domain.name for domain in context.dataset.domains))
-    made_with = environment(context.info.device)
-    del made_with["command"]  # differs after --resume, and the settings cover it
     content: Results = {
         "status": "completed",
         "methods": summarise(tally_rows(rows, by_path=num_domains == 1), ordered, domains, len(context.numbers)),
         "settings": context.settings(),
-        "environment": made_with,
+        "environment": environment(context.info.device),
     }
     if context.options.scenario == "recurring":
         num_unseen = sum(domain.name in context.options.unseen for domain in context.dataset.domains)
         for name, errors in errors_by_round(rows, num_domains - num_unseen).items():
             content["methods"][name]["error_by_round"] = errors
-    for name, text in ((TABLE, markdown_table(content)), (LATEX, latex_table(content))):
-        write_atomically(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
+    write_tables(folder, content, context.options.columns)
     write_json(folder / RESULTS, content)  # last, as it marks completion
     return content
+
+
+def write_tables(folder: Path, results: Results, columns: Sequence[str] | None) -> None:
+    """Write the tables of an evaluation, with all columns or those chosen."""
+    for name, text in ((TABLE, markdown_table(results, columns)), (LATEX, latex_table(results, columns))):
+        write_atomically(folder / name, partial(Path.write_text, data=text, encoding="utf-8"))
 
 
 def summarise(

@@ -1,5 +1,6 @@
 """The eval command."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,27 @@ def test_the_command_prints_the_fields_lines_and_a_table(
     for name, result in results["methods"].items():
         assert (result["forwards_per_image"], result["trainable_parameters"]) == costs[name]
         assert result["timing"]["peak_memory_bytes"] > 10**6
+
+
+def test_the_tables_of_a_complete_evaluation_can_be_made_with_other_columns(
+    tiny: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, root = tmp_path / "run", write_tree(tmp_path / "c", ["fog", "snow"], each=1)
+    command = ["eval", str(root), *tiny, "--methods", "source,fast", "--no-plots", "-o", str(run), "--resume"]
+    monkeypatch.setattr(sys, "argv", ["/bin/remtta", "eval", "https://me:password@host/c", "--columns", "gain,fog"])
+    assert "did you mean fog?" in refusal_of(capfd, *command, "--columns", "gain,fog5")
+    assert not run.exists()
+    assert remtta_here(*command) == 0
+    results, header = json_of(run / "results.json"), "error in % | snow | fog | mean | SE | gain | top-5 error"
+    assert results["environment"]["command"] == ["/bin/remtta", "eval", "https://***@host/c", *sys.argv[3:]]
+    assert "% remtta eval 'https://***@host/c' --columns gain,fog\n" in (run / "table.tex").read_text()
+    assert (run / "table.md").read_text().startswith(f"| {header} ")
+    capfd.readouterr()
+    assert remtta_here(*command, "--columns", "gain,fog") == 0
+    assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", "fast"]
+    assert (run / "table.md").read_text().startswith("| error in % | gain | fog |\n")
+    assert r"Error in \% & Gain & Fog \\" in (run / "table.tex").read_text()
+    assert json_of(run / "results.json") == results
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,18 @@
 """Tables, errors by class, and the marking of insignificant differences."""
 
 import math
+import re
+import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from pylatexenc.latexwalker import LatexWalker
 
+from remtta.errors import UsageError
 from remtta.lab.evaluation.domains import Dataset
 from remtta.lab.evaluation.results import summarise
 from remtta.lab.evaluation.trial import evaluation_rows
@@ -80,19 +85,82 @@ def test_names_of_domains_change_neither_the_table_nor_the_terminal(tmp_path: Pa
     results = results_of(tmp_path, rows_from("source", "01", domain="a|<img>\n\x1b[31m"))
     assert r"a|<img>\n\x1b[31m" in plain_table(results) and "\x1b" not in plain_table(results)
     assert r"| error in % | a\|&lt;img&gt;\n\x1b[31m | mean |" in markdown_table(results)
-    assert r"error in \% & a|<img>\textbackslash{}n\textbackslash{}x1b[31m & mean & " in latex_table(results)
+    escaped = r"Error in \% & A\textbar{}\textless{}img\textgreater{}\textbackslash{}n\textbackslash{}x1b[31m & Mean & "
+    assert escaped in latex_table(results)
 
 
-def test_a_latex_table_needs_no_package(tmp_path: Path) -> None:
-    trials = (
-        rows_from("source", "0011", "my_fog"),
-        *(rows_from("a", right, "my_fog", seed) for seed, right in enumerate(["0111", "0001"])),
-    )
-    lines = latex_table(results_of(tmp_path, *trials)).splitlines()
+def test_a_gain_of_rounding_errors_is_none(tmp_path: Path) -> None:
+    """Of equal errors, the mean over three seeds can differ from that of the source model's single one by 1e-14."""
+    trials = [rows_from("source", "0011"), *(rows_from("a", "0101", seed=seed) for seed in (0, 1))]
+    results = results_of(tmp_path, *trials)
+    for gain, told in ((-1e-14, "≈+0.0"), (1e-14, "≈+0.0"), (0.0, "≈+0.0"), (-0.04, "+0.0")):
+        results["methods"]["a"] |= {"mean": 50 - gain, "gain": gain, "gain_se": 0.0}
+        assert table_rows(results, ["gain"])[1] == [["source", "+0.0"], ["a", told]]
+        assert outcome(results).startswith("No method has fewer errors")
+
+
+def test_chosen_columns_are_all_that_the_table_has(tmp_path: Path) -> None:
+    trials = [rows_from(name, "0011", domain) for name in ("source", "a") for domain in ("fog", "mean", "my_own")]
+    results = results_of(tmp_path, *(trials[0] + trials[1] + trials[2], trials[3] + trials[4] + trials[5]))
+    for chosen, header in (
+        (("gain", "fog"), ["gain", "fog"]),
+        (("domains", "ece"), ["fog", "mean", "my_own", "ECE %"]),
+        (("speed", "mean"), ["images/s", "mean"]),  # of the domain, which is named so
+    ):
+        assert table_rows(results, chosen)[0] == ["error in %", *header]
+        assert not any(note.startswith("SE") for note in notes(results, chosen))
+        assert markdown_table(results, chosen).splitlines()[0] == f"| error in % | {' | '.join(header)} |"
+        assert rf"\begin{{tabular}}{{l{'r' * len(header)}}}" in latex_table(results, chosen)
+    with pytest.raises(UsageError, match=r'unknown column "top5"; did you mean|choose domains, mean, '):
+        table_rows(results, ("top5",))
+
+
+def results_for_latex(tmp_path: Path) -> dict[str, Any]:
+    """Results of methods with and without a spread over seeds, and with the true labels, on strange domains."""
+    domains = ("gaussian_noise", "fog+jpeg_compression", "my_own", "50 % {of} ~^\\ & #1 $x_2$ <b>")
+    outcomes = {"source": ["0011"], "low=rem": ["0111", "0011"], "supervised": ["1111"]}
+    trials = [
+        [row for domain in domains for row in rows_from(name, right, domain, seed)]
+        for name, rights in outcomes.items()
+        for seed, right in enumerate(rights)
+    ]
+    results = results_of(tmp_path, *trials, num_classes=10)
+    results["environment"] = {"command": ["/opt/bin/remtta", "eval", "my c\n\\", "--methods", "source,low=rem"]}
+    return results
+
+
+def test_a_latex_table_has_short_names_and_the_best_in_bold(tmp_path: Path) -> None:
+    lines = latex_table(
+        results_for_latex(tmp_path), ("gaussian_noise", "fog+jpeg_compression", "mean", "gain")
+    ).splitlines()
     assert lines[0].startswith("% ≈ at most 2 standard errors")
-    assert lines[-8:-6] == [r"\begin{tabular}{lrrrrrr}", r"\hline"] and lines[-2:] == [r"\hline", r"\end{tabular}"]
-    assert lines[-6].startswith(r"error in \% & my\_fog & mean & SE & gain &")
-    assert r"a & $\approx 50.0 \pm 35.4$ & $\approx 50.0 \pm 35.4$ & $17.7$ & $\approx +0.0$ &" in lines[-2 - 1]
+    assert "% bold: the best, without upper bounds" in lines
+    assert r"% remtta eval 'my c\n\' --methods source,low=rem" in lines
+    assert lines[-9:] == [
+        r"\begin{tabular}{lrrrr}",
+        r"\hline",
+        r"Error in \% & Gauss. & Fog+JPEG & Mean & Gain \\",
+        r"\hline",
+        r"source & $50.0$ & $50.0$ & $50.0$ & $+0.0$ \\",
+        r"low=rem & $\approx \mathbf{37.5 \pm 17.7}$ & $\approx \mathbf{37.5 \pm 17.7}$ & "
+        r"$\approx \mathbf{37.5 \pm 17.7}$ & $\approx \mathbf{+12.5}$ \\",
+        r"supervised & $\approx 0.0$ & $\approx 0.0$ & $\approx 0.0$ & $\approx +50.0$ \\",
+        r"\hline",
+        r"\end{tabular}",
+    ]
+
+
+def test_a_latex_table_compiles_without_a_package(tmp_path: Path) -> None:
+    results = results_for_latex(tmp_path)
+    table = latex_table(results)
+    LatexWalker(table, tolerant_parsing=False).get_latex_nodes()  # raises for unbalanced braces, $ and environments
+    rows = [line for line in table.splitlines() if line.endswith(r"\\")]
+    assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(table_rows(results)[0])} and len(rows) == 4
+    if pdflatex := shutil.which("pdflatex"):
+        (tmp_path / "paper.tex").write_text(f"\\documentclass{{article}}\\begin{{document}}\n{table}\\end{{document}}")
+        run = [pdflatex, "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, (tmp_path / "paper.pdf").is_file()) == (0, True), done.stdout
 
 
 @pytest.mark.parametrize(("name", "remedy"), [("tent", ", or for a model of CIFAR take tent@cifar"), ("rem", "")])
