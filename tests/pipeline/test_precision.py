@@ -11,6 +11,7 @@ import torch
 import remtta
 from remtta.lab.bench import run_bench
 from remtta.lab.bench_options import BenchOptions
+from remtta.lab.tables import notes
 from remtta.models.precision import multiplies_bf16
 from remtta.options import ModelOptions
 from remtta.pipeline import build, precision
@@ -93,20 +94,18 @@ def test_a_resumed_run_and_a_delta_keep_the_choice(
     assert record_of(tmp_path / "elsewhere")["method"]["precision"] == "fp32"
 
 
-def test_an_evaluation_keeps_its_precision(tmp_path: Path, native: SetNative) -> None:
+def test_all_rows_of_a_table_have_one_precision_unless_told_otherwise(tmp_path: Path, native: SetNative) -> None:
     tree, methods = open_tree(write_tree(tmp_path / "tree", ("fog",), each=1)), ("source", "remtta", "fast", "tent")
     run = partial(evaluate_tiny, tree, tmp_path / "eval", batch_size=4)
     native(True)
-    bf16 = {"source": "fp32", "remtta": "bf16", "fast": "bf16", "tent": "fp32"}
     settings = run(methods, seeds=(0, 1))["settings"]["methods"]
-    assert {name: used["precision"] for name, used in settings.items()} == bf16
-    assert (
-        remtta.load_delta(tmp_path / "eval" / "deltas" / "remtta_seed1.safetensors").hyperparameters["precision"]
-        == "bf16"
-    )
-    native(False)
-    more = run((*methods, "more=remtta"), seeds=(0, 1), resume=True)["settings"]["methods"]
-    assert {name: used["precision"] for name, used in more.items()} == {**bf16, "more=remtta": "fp32"}
+    assert {name: used["precision"] for name, used in settings.items()} == dict.fromkeys(methods, "fp32")
+    delta = remtta.load_delta(tmp_path / "eval" / "deltas" / "remtta_seed1.safetensors")
+    assert delta.hyperparameters["precision"] == "fp32"
+    more = {**dict.fromkeys(methods), "low=remtta": {"precision": "bf16"}}
+    results = run(more, seeds=(0, 1), resume=True)
+    assert results["settings"]["methods"]["low=remtta"]["precision"] == "bf16"
+    assert "bf16 matrix products in low=remtta" in notes(results)
 
 
 def test_an_evaluation_of_an_earlier_version_goes_on_in_fp32(tmp_path: Path, native: SetNative) -> None:

@@ -29,7 +29,7 @@ from remtta.models.preprocessing import preprocessing_of
 from remtta.options.option import fixed_fields
 from remtta.pipeline.build import assemble_pipeline
 from remtta.pipeline.pipeline import Pipeline
-from remtta.pipeline.precision import recorded_precision, resolve_precision
+from remtta.pipeline.precision import recorded_precision
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.folder import check_same_settings
 from remtta.runs.reading import read_record
@@ -107,23 +107,14 @@ class EvaluationContext:
         finally:
             method.reset()
 
-    def resolved(self, earlier: Mapping[str, Mapping[str, Any]]) -> EvaluationContext:
-        """Return the same with each method's precision, as in the evaluation to resume or else decided now; raise
-        UsageError if a method does not suit the model, or a guard is requested where there can be none.
-
-        Args:
-            earlier: The settings of the methods in the evaluation to resume.
-        """
-        methods = {}
+    def check(self) -> None:
+        """Raise UsageError if a method does not suit the model, or a guard is requested where there can be none."""
         for name in self.methods:
             try:
-                with self.pipeline(name) as pipeline:
-                    chosen = recorded_precision(earlier[name]) if name in earlier else None
-                    resolve_precision(pipeline.method, self.variants[name].method, chosen)
-                    methods[name] = pipeline.method.config
+                with self.pipeline(name):
+                    pass
             except UsageError as error:
                 raise type(error)(f"{name}: {error}") from None
-        return replace(self, methods=methods)
 
     def learn(self, source_data: str | Path, wait: Callable[[], None]) -> None:
         """Compute or load the source statistics of every method that needs them, and record them in `learned`."""

@@ -133,6 +133,10 @@ def evaluate(
         )
         for name, changed in changes.items()
     }
+    configs = {  # so that all rows of a table have the same
+        name: replace(config, precision="fp32") if config.precision == "auto" else config
+        for name, config in configs.items()
+    }
     check_source_data((variant.method for variant in variants.values()), source_data)
     base_sha256 = state_sha256(model)
     if delta is not None:
@@ -152,10 +156,7 @@ def evaluate(
         phases = [*["unseen"] * bool(options.unseen), *["revisit"] * options.revisit]
         table_columns(adapted, phases, ranked=len(numbers) > TOP, chosen=options.columns)  # refuses unknown ones
         context = EvaluationContext(model, info, dataset, variants, configs, options, numbers, num_classes, delta)
-        record = Path(output) / RESULTS
-        with reading(record, UsageError):
-            earlier = read_earlier(record)["settings"]["methods"] if options.resume and record.exists() else {}
-        context = context.resolved(earlier)
+        context.check()
         return _Evaluation(context, Path(output), interrupts or Interrupts()).execute(source_data)
 
 

@@ -141,7 +141,7 @@ class MethodConfig(metaclass=_OldNames):
     precision: Annotated[
         Precision,
         output_option(
-            "bf16 is less exact; auto takes it for remtta and fast where it is faster.",
+            "bf16 is less exact; auto takes it for remtta and fast where it is faster, but not in remtta eval.",
             default="auto",
             common=True,
             more="performance.md",
