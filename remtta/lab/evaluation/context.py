@@ -53,6 +53,8 @@ class EvaluationContext:
     start: Delta | None  # the delta from which every trial starts, if any
     # Source statistics by method; filled before anything is recorded.
     learned: dict[str, dict[str, Any]] = field(default_factory=dict)
+    # Passes per image that a method learns from, those of the source model included; filled by `check`.
+    passes: dict[str, float] = field(default_factory=dict)
 
     def settings(self, order: Iterable[str] | None = None) -> Settings:
         """Return everything that determines the results, as read from JSON; with methods in this order."""
@@ -111,8 +113,10 @@ class EvaluationContext:
         """Raise UsageError if a method does not suit the model, or a guard is requested where there can be none."""
         for name in self.methods:
             try:
-                with self.pipeline(name):
-                    pass
+                with self.pipeline(name) as pipeline:
+                    method, variant = pipeline.method, self.variants[name]
+                    per_update, both = sum(method.passes()), variant.is_guarded or variant.answer == "both"
+                    self.passes[name] = 1 + both + (per_update - 1) / method.config.adapt_every
             except UsageError as error:
                 raise type(error)(f"{name}: {error}") from None
 

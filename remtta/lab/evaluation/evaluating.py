@@ -27,6 +27,7 @@ from remtta.lab.evaluation.options import EvalOptions
 from remtta.lab.evaluation.results import Results, write_results, write_tables
 from remtta.lab.evaluation.scenarios import plan_visits
 from remtta.lab.evaluation.tally import TOP
+from remtta.lab.evaluation.time_left import TimeLeft
 from remtta.lab.evaluation.trial import Trial
 from remtta.lab.evaluation.trial_writer import (
     DELTAS,
@@ -285,11 +286,18 @@ class _Evaluation:
             begun = (folder / RESULTS).exists() and read_earlier(folder / RESULTS)["settings"]["methods"].get(name)
             if begun and begun != configs[name]:
                 shutil.rmtree(folder)
-        with contextlib.closing(self._worker_results(tasks)) as results:
-            finished = (tasks[number] for number, is_finished in results if is_finished)  # others follow a stop
-            for count, task in enumerate(finished, 1):
-                _log.info("%s, seed %d: done, %d of %d runs", task.method, task.seed, count, len(tasks))
-        for name, seed, folder in tasks:
+        records: dict[_Task, TrialRecord] = {}
+        time_left, jobs = TimeLeft(self._context), self._jobs
+        with contextlib.closing(self._worker_results(tasks, jobs)) as results:
+            for task in (tasks[number] for number, is_finished in results if is_finished):  # others follow a stop
+                record = read_earlier(task.folder / RESULTS)["methods"][task.method]["seeds"][str(task.seed)]
+                records[task] = TrialRecord.from_json(record)
+                left = [other.method for other in tasks if other not in records]
+                shown = f"; {time_left.after_trials(list(records.values()), left, jobs)}" if left and jobs else ""
+                done = f"{len(records)} of {len(tasks)} runs{shown}"
+                _log.info("%s, seed %d: done, %s", task.method, task.seed, done)
+        for task in tasks:
+            name, seed, folder = task
             events, delta = folder / EVENTS, delta_path(folder, name, seed)
             writer.write(read_rows(folder / PREDICTIONS), read_rows(events) if events.exists() else ())
             if delta.exists():
@@ -297,17 +305,22 @@ class _Evaluation:
                 with writing(target):
                     target.parent.mkdir(exist_ok=True)
                     shutil.copyfile(delta, target)
-            record = read_earlier(folder / RESULTS)["methods"][name]["seeds"][str(seed)]
-            writer.finish(TrialRecord.from_json(record))
+            writer.finish(records[task])
         shutil.rmtree(self._folder / TRIALS)
 
-    def _worker_results(self, tasks: Sequence[_Task]) -> Generator[tuple[int, bool]]:
+    @property
+    def _jobs(self) -> int | None:
+        """Number of worker processes; None on a cluster."""
         options, gpus = self._context.options, int(self._context.info.device.type == "cuda")
+        if options.engine == "serial":
+            return 1  # to continue what workers began
+        return None if options.engine == "ray" else options.jobs or gpus or num_cores()  # on a GPU, one by default
+
+    def _worker_results(self, tasks: Sequence[_Task], jobs: int | None) -> Generator[tuple[int, bool]]:
         shared: _Shared = self._pickled, self._context.learned, torch.get_num_threads()
-        if options.engine == "ray":
+        if jobs is None:
+            gpus = int(self._context.info.device.type == "cuda")
             return on_ray(_run_task, shared, tasks, interrupts=self._interrupts, gpus=gpus)
-        serial = options.engine == "serial"  # it continues what workers began
-        jobs = 1 if serial else options.jobs or gpus or num_cores()  # on a GPU, one unless more are requested
         return in_processes(_run_task, shared, tasks, jobs=jobs, interrupts=self._interrupts)
 
 

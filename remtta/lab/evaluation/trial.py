@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +22,7 @@ from remtta.interrupts import Interrupts, Stopped
 from remtta.lab.evaluation.context import EvaluationContext
 from remtta.lab.evaluation.domains import Dataset, title_of
 from remtta.lab.evaluation.scenarios import TimeConstrainedPolicy, Visit, plan_visits
+from remtta.lab.evaluation.time_left import TimeLeft
 from remtta.lab.evaluation.trial_writer import PROGRESS, TrialRecord, TrialWriter, delta_path
 from remtta.lab.heads import whole_tensors
 from remtta.methods.losses import entropy
@@ -40,6 +42,7 @@ from remtta.streams.prefetch import DecodedFrame
 _Outcomes = dict[str, Counter[bool]]
 """Counts of right and wrong predictions by domain and severity."""
 
+_TIMED_BATCHES = 2  # after the first one, which takes longer
 _CHANCE = 5  # so many images may be right by chance
 
 _log = logging.getLogger("remtta")
@@ -62,6 +65,7 @@ class Trial(LoopCallback):
         self._visits = plan_visits(context.dataset, context.options, seed)
         self._form = RowFormat(context.info.labels, context.numbers, exact=True)
         self._outcomes: _Outcomes = {}
+        self._times: list[tuple[float, int, float]] = []  # after the first batches, with images and the method's time
         reading = RunOptions(batch_size=context.options.batch_size, on_error=context.options.on_error)
         self._stream_batches = Batches(None, reading, context.info.preprocessing)
         self._position, options = writer.progress.position, context.options
@@ -125,8 +129,20 @@ class Trial(LoopCallback):
         position.start += len(result.batch.frames)
         position.adapted += result.num_learned
         position.seconds += result.prediction_seconds
+        if len(self._times) <= _TIMED_BATCHES:
+            self._estimate()
         if self._writer.save_is_due:
             self._save()
+
+    def _estimate(self) -> None:
+        """Log how long the evaluation takes, as soon as the first batches show it."""
+        position = self._position
+        self._times.append((time.perf_counter(), position.frames, position.seconds))
+        if len(self._times) > _TIMED_BATCHES and self._visit.phase == "adapt":
+            first, *_, last = self._times
+            seconds, images, in_method = (after - before for before, after in zip(first, last, strict=True))
+            left = TimeLeft(self._context).after_batches(self._writer.progress, seconds / images, in_method / images)
+            _log.info("%s, seed %d: %.1f images/s; %s", self._name, self._seed, images / seconds, left)
 
     def _run_visit(self, frames: Iterator[DecodedFrame]) -> None:
         position, visit = self._position, self._visit
