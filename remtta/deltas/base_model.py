@@ -22,10 +22,10 @@ from remtta.models.loading import load
 from remtta.models.preprocessing import check_preprocessing
 from remtta.options import ModelOptions
 from remtta.options.loaders import is_model_file, is_safe, own_options
+from remtta.options.model import WEIGHT_SUFFIXES
 
 _OPTIONS = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels")
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
-_WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz")
 _ARGUMENTS = (
     *("img_size", "patch_size", "num_classes", "in_chans", "embed_dim", "depth", "num_heads", "mlp_ratio"),
     *("init_values", "reg_tokens", "class_token", "qkv_bias", "qk_norm", "pre_norm", "fc_norm", "final_norm"),
@@ -165,7 +165,7 @@ def _recorded_checkpoint(delta: Delta) -> str | None:
         return None
     if not isinstance(checkpoint, str) or "://" in checkpoint or base_sha256 != delta.base_sha256:
         return None
-    return checkpoint if checkpoint.lower().endswith(_WEIGHT_SUFFIXES) or is_model_file(checkpoint) else None
+    return checkpoint if checkpoint.lower().endswith(WEIGHT_SUFFIXES) or is_model_file(checkpoint) else None
 
 
 def _may_be_same(first: str, second: str) -> bool:

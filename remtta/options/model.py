@@ -13,6 +13,7 @@ from remtta.options.loaders import Loader, find_loaders, is_model_file, loader_o
 from remtta.options.option import PassedSettings, model_option
 
 DEFAULT_MODEL = "vit_base_patch16_224"
+WEIGHT_SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin", ".npz")
 
 _CHECKPOINTS = "the checkpoint's"
 

@@ -17,6 +17,8 @@ from urllib.request import url2pathname
 
 from remtta.errors import FrameError, StreamError, UsageError, counted, without_password
 from remtta.options import LiveOptions, StreamOptions
+from remtta.options.loaders import is_model_file
+from remtta.options.model import WEIGHT_SUFFIXES
 from remtta.options.run_options import Buffer, Sort
 from remtta.streams.capture import check_protocol
 from remtta.streams.frames import Frame
@@ -170,6 +172,9 @@ def _open_existing(name: str, options: StreamOptions) -> Stream:
         return Stream(name, "video", frames, options=options)
     if has_suffix(name, (".txt",)):
         raise UsageError(f"{name} is a text file; add --streams if it lists streams, or pipe image paths into -")
+    if is_model_file(name) or has_suffix(name, WEIGHT_SUFFIXES):
+        option = "--model" if is_model_file(name) else "--checkpoint"
+        raise UsageError(f"{name} is a file of a model, not of frames; name it with {option}, and frames as the source")
     return _path_stream(name, "image", [name], options)
 
 

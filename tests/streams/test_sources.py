@@ -78,6 +78,8 @@ def test_a_path_without_a_file_is_an_unreadable_frame(tmp_path: Path, name: str)
         ("*.jpg", r"\*\.jpg: no file matches; quote the pattern and check it$"),
         ("empty", "no images or videos in this folder or below it$"),
         ("cams.txt", r"cams\.txt is a text file; add --streams if it lists streams"),
+        ("a.ONNX", r"a\.ONNX is a file of a model, not of frames; name it with --model, and frames as the source$"),
+        ("run/delta.safetensors", "is a file of a model, not of frames; name it with --checkpoint, and frames as"),
         ("list", "list is a pipe; give paths on standard input, with - as the source"),
     ],
 )
@@ -87,6 +89,9 @@ def test_a_name_without_a_source_is_a_usage_error(
     draw(tmp_path, "a.png")
     (tmp_path / "empty").mkdir()
     (tmp_path / "cams.txt").write_text("a=0\n")
+    (tmp_path / "run").mkdir()
+    for name in ("a.ONNX", "run/delta.safetensors"):
+        (tmp_path / name).touch()
     os.mkfifo(tmp_path / "list")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message):
