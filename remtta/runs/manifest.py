@@ -21,15 +21,17 @@ from remtta.deltas.delta import Delta
 from remtta.errors import UsageError, without_password
 from remtta.files import from_json, to_json, write_json
 from remtta.machine import processor_name
+from remtta.methods.base import Method
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.renamed import current_record
 from remtta.models.info import ModelInfo
 from remtta.models.tensor_files import json_sha256
 from remtta.models.weights import Committed
-from remtta.options import RunOptions
+from remtta.options import GuardOptions, RunOptions
 from remtta.options.option import fixed_fields
 from remtta.options.run_options import RENAMED
 from remtta.pipeline.accuracy import Estimator
+from remtta.pipeline.guard import guard_for
 from remtta.pipeline.pipeline import Pipeline
 from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import Latencies
@@ -190,17 +192,25 @@ def environment(device: torch.device) -> dict[str, Any]:
     }
 
 
-def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise UsageError if a run's record and the one of now differ in a setting that changes predictions."""
+def check_same_run(earlier: Mapping[str, Any], now: Mapping[str, Any], method: Method[MethodConfig]) -> None:
+    """Raise UsageError if the records of a run and of now differ in a setting that changes the method's predictions."""
     before, name = (current_record(record.get("method") or {}).get("name", "") for record in (earlier, now))
     if before != name:
         raise UsageError(f"--resume needs the method that the run began with: it was {before}, is {name}")
     begun, settings = _settings(earlier), _settings(from_json(to_json(now)))
     if begun["labels_sha256"] is None:  # the record of a version without it
         del begun["labels_sha256"], settings["labels_sha256"]
+    for each in (begun, settings):
+        each["guard"] = _used_guard(each["guard"], method)
     if begun["method"].get("batch_size") != settings["method"].get("batch_size"):  # others follow from it
         begun, settings = ({"batch_size": each["method"].get("batch_size")} for each in (begun, settings))
     check_same_settings(begun, settings)
+
+
+def _used_guard(guard: Mapping[str, Any] | None, method: Method[MethodConfig]) -> dict[str, Any] | None:
+    """Return a record's options of the guard with the action and answer that take effect; None if it does nothing."""
+    used = guard and guard_for(method, GuardOptions(guard.get("action"), guard.get("answer")))
+    return {**guard, "action": used.options.action, "answer": used.options.answer} if guard and used else None
 
 
 def _settings(record: Mapping[str, Any]) -> dict[str, Any]:

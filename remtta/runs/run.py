@@ -135,7 +135,7 @@ class Run:
         if earlier is None:
             return
         self._folder.lock()
-        check_same_run(earlier, self.record.content())
+        check_same_run(earlier, self.record.content(), self.context.pipeline.method)
         earlier_progress, state = load_position(folder / STATE, RunProgress)
         progress = self.summary.progress
         vars(progress).update(vars(earlier_progress))  # in place: the loop and the policy hold it, too

@@ -3,9 +3,11 @@
 import io
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,9 @@ from torch import nn
 from remtta import REMConfig
 from remtta.deltas import DELTA
 from remtta.errors import OutputError, RemttaError, UsageError
+from remtta.methods.table import method_config
 from remtta.models.info import set_labels
+from remtta.options import GuardOptions
 from remtta.runs.folder import EVENTS, PREDICTIONS, RECORD, STATE, check_same_model
 from remtta.runs.pipe import RowPipe
 from remtta.runs.saving import load_position, save_state
@@ -143,6 +147,25 @@ def test_other_settings_are_refused_by_name(changes: dict[str, Any], told: str, 
         adapt_tiny(frames, run, resume=True, **changes)
     assert (run / PREDICTIONS).read_bytes() == before
     assert record_of(run)["exit_reason"] == "completed"
+
+
+@pytest.mark.parametrize(
+    ("method", "guard", "told"),
+    [
+        ("source", GuardOptions("warn", "both"), None),
+        ("lame", GuardOptions("warn"), None),
+        ("lame", GuardOptions("off", "both"), 'guard was {"action": "off", "answer": "both"'),
+        ("tent", GuardOptions("warn"), 'guard was {"action": "warn"'),
+    ],
+)
+def test_an_option_of_the_guard_that_has_no_effect_need_not_be_given_again(
+    method: str, guard: GuardOptions, told: str | None, frames: Path, tmp_path: Path
+) -> None:
+    config = method_config(method, {}, batch_size=3)
+    for options in ({"guard": guard}, {"guard": None}):
+        refused = pytest.raises(UsageError, match=re.escape(told)) if told and not options["guard"] else nullcontext()
+        with refused:
+            adapt_tiny(frames, tmp_path / "run", method, config=config, options=options, resume=True)
 
 
 def change_record(run: Path, group: str, **entries: Any) -> None:
