@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from remtta.errors import StreamError, counted
 from remtta.methods.losses import entropy
+from remtta.methods.settings.chosen import default_method
 from remtta.methods.support import Support, refused_methods, support_in
 from remtta.models.info import ModelInfo, model_info
 from remtta.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
@@ -144,7 +145,7 @@ def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], 
         num_unreadable=len(frames) - len(readable),
         findings=findings,
         better=better_than(findings) if are_conclusive(findings) else None,
-        support=support_in(model, info.name, refused=refused_methods(model, ["rem"])),
+        support=support_in(model, info.name, refused=refused_methods(model, ["rem", default_method(info.name)])),
     )
 
 

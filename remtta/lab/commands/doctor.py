@@ -8,6 +8,8 @@ import typer
 
 from remtta.cli.listings import rem_lines
 from remtta.cli.running import PrintOptions, RunningOptions, load_torch
+from remtta.methods.settings.chosen import default_method
+from remtta.methods.table import METHOD_SUMMARIES
 from remtta.options import ModelOptions, StreamOptions
 from remtta.options.option import Subset
 from remtta.runs.reading import aligned, printable
@@ -67,7 +69,7 @@ def _lines(found: Diagnosis) -> list[str]:
     for number, finding in enumerate(found.findings):
         figures = f"{finding.information:.3f}", f"{finding.uncertainty:.3f}", str(finding.num_classes)
         rows.append([f"{'' if number else 'now':<5}{finding.candidate.title}", *figures])
-    refused = support.refused.get("rem")
+    refused, default = support.refused.get("rem"), default_method(info.name)
     return [
         f"model    {info.name}, {info.num_classes} classes",
         f"images   {found.num_images} of {found.source}{unreadable}",
@@ -77,9 +79,11 @@ def _lines(found: Diagnosis) -> list[str]:
         "",
         *_verdict(found),
         *(
-            [f"REM cannot be used: {refused}"]
-            if refused
-            else rem_lines(support.masks, support.adapts, support.num_adapted)
+            rem_lines(support.masks, support.adapts, support.num_adapted)
+            if refused is None
+            else [f"REM cannot be used: {refused}"]
+            if default in support.refused
+            else [f"method   {default}: {METHOD_SUMMARIES[default]}"]
         ),
     ]
 
