@@ -43,7 +43,7 @@ def methods(
 ) -> None:
     """List the methods, or one method's settings and their defaults.
 
-    To change a setting: --set KEY=VALUE in remtta adapt, --set NAME.KEY=VALUE in remtta eval.
+    To change a setting: --set KEY=VALUE, or --set NAME.KEY=VALUE where a command takes several methods.
 
     Examples:
 

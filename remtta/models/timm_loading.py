@@ -70,7 +70,7 @@ def load_into(
 def _log_assumed(checkpoint: Path | str, name: str, config: PretrainedConfig) -> None:
     """Log the mean and standard deviation used for a file without them: models of the same shape differ in these."""
     mean, std = (" ".join(f"{value:.4g}" for value in config[key]) for key in ("mean", "std"))
-    text = "%s does not record its preprocessing; using that of %s (--mean %s --std %s), which remtta doctor can check"
+    text = "%s does not record its preprocessing; using that of %s (--mean %s --std %s): check that it fits"
     _log.info(text, checkpoint, name, mean, std)
 
 

@@ -162,7 +162,7 @@ def _unchanged_on_failure(model: nn.Module) -> Iterator[None]:
 def _check_method(method: Method[MethodConfig], config: AdaptationConfig) -> None:
     name, options = config.method, config.options
     if method.needs_labels:
-        raise UsageError(f"{name} needs labels, and a stream has none; use it in remtta eval")
+        raise UsageError(f"{name} needs labels, and a stream has none; choose another method")
     if options.save_full and method.delta_refusal:
         raise UsageError(f"{method.delta_refusal}, so --save-full has nothing to save; leave it out")
     check_source_data([name], config.source_data, calibrates=options.estimate is not None)

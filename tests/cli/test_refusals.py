@@ -33,7 +33,7 @@ def _errors() -> list[Any]:
         (["adapt", "frames", *tiny, "--output", "-"], 2, 'standard output, use "--predictions -"'),
         (["adapt", "frames", *tiny, "--delta", "tiny.safetensors"], 4, "not a remtta delta"),
         (["adapt", "frames", *tiny, "--lr", "0.1", "--set", "lr=0.2"], 2, "--lr and --set lr=... are both given"),
-        (["adapt", "frames", *tiny, "--method", "supervised"], 2, "supervised needs labels, and a stream has none"),
+        (["adapt", "frames", *tiny, "--method", "supervised"], 2, "and a stream has none; choose another method"),
         (
             ["adapt", "frames", "--model", "remtta-demo", "--use-ema"],
             2,
@@ -118,7 +118,7 @@ _USE: list[tuple[list[str], str]] = [
     (["eval", "a", "\x1b[31m\n"], r"unexpected argument: \x1b[31m"),
     (["adapt", "x", "--mean", "0.5,0.5,0.5"], "got 0.5,0.5,0.5; separate them by spaces: --mean 0.5 0.5 0.5"),
     (["adapt", "x", "--device", "gpu"], 'unknown --device "gpu"; choose auto, cpu, mps, or cuda (a GPU of NVIDIA or'),
-    (["adapt", "x", "--method", "tent+guard"], "tent+guard: suffixes are for remtta eval; use --guard rollback"),
+    (["adapt", "x", "--method", "tent+guard"], "tent+guard: no suffix belongs to --method; use --guard rollback"),
     (["eval", ".", "--methods", "tent+gaurd"], 'unknown suffix "+gaurd"; did you mean +guard?'),
     (["eval", ".", "--methods", "tent+both+both"], "tent+both+both: +both is there twice; leave one out"),
     (["demo", "--frames", "99999999999"], "'--frames': must be at most 10000"),

@@ -72,10 +72,10 @@ class MethodOptions:
 
     def __post_init__(self) -> None:
         if self.method in METHOD_TABLE.keys() - STREAM_METHODS.keys():
-            raise UsageError(f"{self.method} needs labels, and a stream has none; use it in remtta eval")
+            raise UsageError(f"{self.method} needs labels, and a stream has none; choose another method")
         if self.method is not None and "+" in self.method:
             raise UsageError(
-                f"{self.method}: suffixes are for remtta eval; use --guard rollback, --answer both or --smooth auto"
+                f"{self.method}: no suffix belongs to --method; use --guard rollback, --answer both or --smooth auto"
             )
         if self.method is not None:
             check_method(self.method, STREAM_METHODS)
