@@ -1,10 +1,12 @@
 """What the package says of itself."""
 
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
 import remtta
 
@@ -22,6 +24,32 @@ def test_every_public_name_can_be_imported_and_is_documented() -> None:
 
 def test_the_changelog_names_the_version() -> None:
     assert f"## [{remtta.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_citations_of_the_paper_and_the_software_agree() -> None:
+    software = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    paper = software["preferred-citation"]
+    released = re.findall(r"^## \[(\d.*)\] - (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
+    assert (software["version"], str(software["date-released"])) == released
+    entries = re.split(r"(?m)^@", (ROOT / "README.md").read_text().partition("```bibtex\n")[2].partition("```")[0])
+    fields = [dict(re.findall(r"(\w+) = \{(.*?)\}(?=,|\n)", entry)) for entry in entries[1:]]
+    assert fields == [
+        {
+            "title": paper["title"],
+            "author": " and ".join(f"{who['family-names']}, {who['given-names']}" for who in paper["authors"]),
+            "booktitle": paper["collection-title"],
+            "year": str(paper["year"]),
+            "url": paper["url"],
+        },
+        {
+            "title": software["title"],
+            "author": f"{{{software['authors'][0]['name']}}}",
+            "version": software["version"],
+            "year": str(software["date-released"].year),
+            "url": software["url"],
+            "license": software["license"],
+        },
+    ]
 
 
 def test_modules_that_moved_are_found_by_their_old_names(
