@@ -46,6 +46,12 @@ def install(site: Path, package: str, points: Mapping[str, str], group: str = "r
     (folder / "entry_points.txt").write_text("\n".join([f"[{group}]", *map(" = ".join, points.items())]))
 
 
+def install_example(point: str, site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
+    monkeypatch.syspath_prepend(EXAMPLE)
+    install(site, project["name"], project["entry-points"][f"remtta.{point}"], f"remtta.{point}")
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of packages that Python finds."""
@@ -56,9 +62,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def example(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example is installed."""
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    monkeypatch.syspath_prepend(EXAMPLE)
-    install(site, project["name"], project["entry-points"]["remtta.methods"])
+    install_example("methods", site, monkeypatch)
     found, refused = find_methods(METHOD_TABLE)
     assert (list(found), refused) == ([NAME], {})
     monkeypatch.setitem(METHOD_TABLE, NAME, found[NAME])
@@ -245,9 +249,7 @@ def of_an_installed_package(*args: str | Path) -> int:
 def test_a_package_s_command_works_as_the_built_in_ones_do(
     site: Path, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    monkeypatch.syspath_prepend(EXAMPLE)
-    install(site, project["name"], project["entry-points"]["remtta.commands"], "remtta.commands")
+    install_example("commands", site, monkeypatch)
     adapt_tiny(frames, tmp_path / "run", "source")
     capfd.readouterr()
     assert of_an_installed_package("classes", tmp_path / "run", "--json") == 0
@@ -288,9 +290,7 @@ def test_a_command_that_cannot_be_used_is_left_out_with_a_warning(
 def test_a_package_s_callback_brings_its_options(
     site: Path, frames: Path, tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]
-    monkeypatch.syspath_prepend(EXAMPLE)
-    install(site, project["name"], project["entry-points"]["remtta.callbacks"], "remtta.callbacks")
+    install_example("callbacks", site, monkeypatch)
     assert of_an_installed_package("adapt", "--help-all") == 0
     assert "--unsure-below" in capfd.readouterr().out
     run: list[str | Path] = [frames, *tiny, "-o", tmp_path / "run", "--overwrite"]

@@ -1,6 +1,7 @@
 """NEO, ZeroSiam, SPA and RoTTA, each against a plain reading of its rule."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,9 +18,7 @@ from tests.backbones.tiny_models import pictures, tiny
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.methods.making import descend, entropies, make, norms, pipeline_of, predicted
 
-
-def same(first: Tensor, second: Tensor) -> None:
-    torch.testing.assert_close(first, second, atol=1e-5, rtol=1e-4)
+assert_close = partial(torch.testing.assert_close, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(("alpha", "micro_batch"), [(None, None), (None, 2), (0.1, None)])
@@ -32,15 +31,15 @@ def test_neo_centers_the_features_before_the_head(alpha: float | None, micro_bat
             features = vit.forward_features(images)[:, 0]
             seen = torch.cat([seen, features])
             mean = seen.mean(0) if alpha is None else 0.9 * mean + 0.1 * features.mean(0)
-            same(neo(images), vit.head(features - mean))
-        same(predicted(neo, images), vit.head(features - mean))
+            assert_close(neo(images), vit.head(features - mean))
+        assert_close(predicted(neo, images), vit.head(features - mean))
     assert (neo.delta(), neo.method.num_updates, neo.method.passes()) == ({}, 3, (1, 0))
 
 
 def test_neo_leaves_out_a_batch_without_finite_features() -> None:
     neo, other = make("neo"), make("neo")
     neo(torch.full((2, 3, 32, 32), math.inf))
-    same(neo(random_images(3)), other(random_images(3)))
+    assert_close(neo(random_images(3)), other(random_images(3)))
 
 
 def plain(vit: Any, images: Tensor, predictor: Tensor) -> Tensor:
@@ -56,12 +55,12 @@ def test_zerosiam_is_its_rule() -> None:
     for seed in range(4):
         images = random_images(5, seed)
         target = vit(images).detach()
-        same(pipeline(images), target)
+        assert_close(pipeline(images), target)
         online = plain(vit, images, predictor)
         p, q = target.softmax(1), online.softmax(1)
         divergence = (p * (p / q).log()).sum(1) + (q * (q / p).log()).sum(1)
         descend(optimizer, (entropies(online) + 0.5 * divergence).mean())
-    same(pipeline.method.buffers["predictor.head"], predictor.detach())
+    assert_close(pipeline.method.buffers["predictor.head"], predictor.detach())
     assert (predictor - torch.eye(48)).abs().max() > 1e-3
     assert set(pipeline.delta()) == {name for name, _ in vit.named_parameters() if "norm" in name}
 
@@ -81,7 +80,7 @@ def test_spa_is_its_rule() -> None:
     for seed in range(4):
         images = random_images(8, seed)
         target = vit(images).detach()
-        same(pipeline(images), target)
+        assert_close(pipeline(images), target)
         masked = without_low_frequencies(images, 0.2, generator)
         share = (alpha**2).repeat_interleave(16, 0).repeat_interleave(16, 1)
         noised = (1 - share) * images + share * torch.randn(3, 32, 32, generator=generator)
@@ -102,7 +101,7 @@ def test_spa_is_its_rule() -> None:
         with torch.no_grad():
             alpha.mul_((0.4 / (alpha**2).mean()).sqrt()).clamp_(-1, 1)
     assert left_out > 0 and pipeline.method.num_updates > 1
-    same(pipeline.method.buffers["predictor.head"], predictor.detach())
+    assert_close(pipeline.method.buffers["predictor.head"], predictor.detach())
     torch.testing.assert_close(pipeline.method.buffers["noise"], alpha.detach(), atol=1e-3, rtol=0)
     assert alpha.std() > 0.01
 
@@ -240,4 +239,4 @@ def test_a_plain_prediction_has_no_predictor() -> None:
         pipeline: Pipeline = make(name)
         with torch.no_grad():
             pipeline.method.buffers["predictor.head"].mul_(3)
-        same(predicted(pipeline, random_images(2)), tiny_vit()(random_images(2)).detach())
+        assert_close(predicted(pipeline, random_images(2)), tiny_vit()(random_images(2)).detach())

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from remtta.errors import UsageError, unknown
 from remtta.methods.settings.base import MethodConfig
-from remtta.methods.settings.chosen import SharedSettings, default_method, flag_of
+from remtta.methods.settings.chosen import SharedSettings, default_method, flag_of, set_option
 from remtta.methods.table import METHOD_SUMMARIES, METHOD_TABLE, check_method, method_config
 from remtta.options import Action, Answer
 from remtta.options.option import method_option, read_pairs
@@ -139,12 +139,7 @@ class MethodsOptions:
     shared: SharedSettings = field(default_factory=SharedSettings)
     pairs: Annotated[
         Sequence[str],
-        method_option(
-            "Setting of one method or label, such as tent.lr=1e-4 (repeatable).",
-            flags=("--set",),
-            metavar="METHOD.KEY=VALUE",
-            common=True,
-        ),
+        set_option("Setting of one method or label, such as tent.lr=1e-4 (repeatable).", metavar="METHOD.KEY=VALUE"),
     ] = ()
 
     def __post_init__(self) -> None:

@@ -141,7 +141,7 @@ class MethodConfig(metaclass=_OldNames):
     precision: Annotated[
         Precision,
         output_option(
-            "bf16 is less exact; auto takes it for remtta and fast where it is faster, but not in remtta eval.",
+            "bf16 is less exact; auto takes it for remtta and fast on streams where it is faster, else fp32.",
             default="auto",
             common=True,
             more="performance.md",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from remtta.options.model import ModelOptions
 from remtta.options.option import PassedSettings, method_option, model_option, option_fields, read_pairs
 
 STREAM_METHODS = {name: spec.summary for name, spec in METHOD_TABLE.items() if not spec.needs_labels}
+set_option = partial(method_option, flags=("--set",), common=True)
 _LISTED = ", ".join(name for name in STREAM_METHODS if name in METHOD_SUMMARIES)
 
 
@@ -64,10 +66,7 @@ class MethodOptions:
     ] = None
     shared: SharedSettings = field(default_factory=SharedSettings)
     pairs: Annotated[
-        Sequence[str],
-        method_option(
-            "Any other setting of the method (repeatable).", flags=("--set",), metavar="KEY=VALUE", common=True
-        ),
+        Sequence[str], set_option("Any other setting of the method (repeatable).", metavar="KEY=VALUE")
     ] = ()
 
     def __post_init__(self) -> None:
