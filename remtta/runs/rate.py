@@ -10,14 +10,15 @@ from remtta.streams.prefetch import DecodedFrame
 
 _FASTER = {"--method remtta --adapt-every 2": 2.0, "--method fast": 1.0}
 """Options of less cost, in forward passes."""
-_FRAMES_MEASURED, _BATCHES_MEASURED = 8, 2
+_FRAMES_MEASURED, _BATCHES_MEASURED, _SECONDS_MEASURED = 8, 2, 5.0
+_SETTLING_S = 2.0  # after an opening, where frames that were read to detect the codec arrive all at once
 _SLOWER = 0.9  # below this share of its rate, a source is too fast
 
 _log = logging.getLogger("remtta")
 
 
 class RateCheck:
-    """Warns once, after the first batches, if a live source gives frames faster than the method takes them; only of
+    """Warns once, after the first seconds, if a live source gives frames faster than the method takes them; only of
     predictions if it `skips_updates` to keep up.
 
     Args:
@@ -28,25 +29,32 @@ class RateCheck:
 
     def __init__(self, method: str, passes: float, stride: int, *, skips_updates: bool = False) -> None:
         self._method, self._passes, self._stride, self._skips_updates = method, passes, stride, skips_updates
-        self._first: DecodedFrame | None = None  # of the frames measured, after a first batch, which is slower
+        self._settled_s: float | None = None  # time from which on frames are measured
+        self._first: DecodedFrame | None = None  # the last one before them
         self._batches, self._frames, self._seconds = 0, 0, 0.0
+        self._is_done = False
 
     def record(self, result: BatchResult) -> None:
         """Record a batch."""
         arrived = [frame for frame in result.batch.readable if frame.read_at]  # not those of a finite video
-        measured = self._frames >= _FRAMES_MEASURED and self._batches >= _BATCHES_MEASURED
-        if not arrived or measured or (self._skips_updates and result.adapted):
+        if not arrived or self._is_done or (self._skips_updates and result.adapted):
+            return
+        last, now_s = arrived[-1], arrived[-1].time_s or 0.0
+        if self._settled_s is None or any(frame.gap for frame in result.batch.frames):
+            self._settled_s, self._first = now_s + _SETTLING_S, None
+        if now_s < self._settled_s:
             return
         if self._first is None:
-            self._first = arrived[-1]
+            self._first, self._batches, self._frames, self._seconds = last, 0, 0, 0.0
             return
         self._batches, self._frames = self._batches + 1, self._frames + len(result.batch.frames)
         self._seconds += result.seconds
-        if self._frames < _FRAMES_MEASURED or self._batches < _BATCHES_MEASURED:
+        seconds = now_s - (self._first.time_s or 0.0)
+        enough = self._frames >= _FRAMES_MEASURED and self._batches >= _BATCHES_MEASURED
+        if not enough or seconds < _SECONDS_MEASURED:
             return
-        first, last = self._first, arrived[-1]
-        seconds = max((last.time_s or 0.0) - (first.time_s or 0.0), 1e-9)
-        rate = ((last.number or 0) - (first.number or 0)) / self._stride / seconds
+        self._is_done = True
+        rate = ((last.number or 0) - (self._first.number or 0)) / self._stride / seconds
         speed = self._frames / max(self._seconds, 1e-9)
         if speed < _SLOWER * rate:
             text = "%s can process %.1f frames/s here, but the source delivers %.1f; %s"

@@ -23,7 +23,7 @@ from remtta.runs.loop import BatchResult
 from remtta.runs.rate import RateCheck
 from remtta.runs.summary import RunSummary
 from remtta.streams.batches import Batch
-from remtta.streams.frames import Frame
+from remtta.streams.frames import Frame, Gap
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream
 from tests.conftest import draw_image, draw_video, raising, tiny_vit
@@ -149,12 +149,27 @@ def test_a_method_that_cannot_keep_up_with_a_camera_is_reported_once(
     assert [told in record.getMessage() for record in caplog.records if told] == [True] * bool(told)
 
 
+@pytest.mark.parametrize(("seconds", "told"), [(0.45, False), (0.7, True)])
+def test_frames_that_arrive_all_at_once_after_an_opening_do_not_count(
+    seconds: float, told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    rate = RateCheck("remtta", 4.2, stride=1)
+    times = [n / 1000 for n in range(28)] + [0.5 * n for n in range(1, 11)]
+    times += [9 + n / 1000 for n in range(28)] + [9 + 0.5 * n for n in range(1, 30)]  # it was lost, and came back
+    for number, time_s in enumerate(times):
+        gap = Gap(4.0, "the connection ended", 1) if time_s == 9 else None
+        frame = DecodedFrame(number, "0", number, time_s, torch.zeros(1), gap=gap, read_at="now")
+        rate.record(BatchResult(Batch([frame]), NONE, seconds=seconds))
+    assert len(caplog.messages) == told
+    assert not told or "can process 1.4 frames/s here, but the source delivers 2.0; " in caplog.messages[0]
+
+
 def test_a_run_that_skips_updates_is_reported_if_its_predictions_are_too_slow(caplog: pytest.LogCaptureFixture) -> None:
     rate = RateCheck("remtta", 4.2, stride=1, skips_updates=True)
     for number in range(60):
         frame = DecodedFrame(number, "0", number, number / 2, torch.zeros(1), read_at="now")
         adapted = number < 40
-        seconds = 9.0 if adapted else 0.8
+        seconds = 9.0 if adapted else 0.85
         rate.record(BatchResult(Batch([frame]), NONE, adapted=adapted, seconds=seconds))
         assert not (adapted and caplog.records)
     [told] = caplog.messages
