@@ -99,11 +99,11 @@ class RunWriter(LoopCallback):
                 _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
         self._record.latencies.add(result.prediction_seconds, len(batch.readable))
         if batch.frames:
-            last, summary, logits = batch.frames[-1], self.summary, result.prediction.logits
+            first, last, summary, logits = batch.frames[0], batch.frames[-1], self.summary, result.prediction.logits
             summary.progress.last = [last.source, last.number]
-            now, read_at = datetime.now(UTC), batch.frames[0].read_at
-            age = None if read_at is None else (now - datetime.fromisoformat(read_at)).total_seconds()
-            summary.last_frame, summary.lag_s = now.isoformat(timespec="seconds"), age and round(age, 3)
+            summary.last_frame = datetime.now(UTC).isoformat(timespec="seconds")
+            live = self._context.stream.live_source
+            summary.lag_s = round(live.age(first.time_s or 0.0), 3) if live and first.read_at else None
             summary.entropy = float(entropy(logits).mean()) if len(logits) else None
 
     def on_batch_end(self, result: BatchResult) -> None:

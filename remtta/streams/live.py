@@ -63,6 +63,7 @@ class LiveSource:
         self._connection: Connection | None = None
         self._number = 0
         self._lost_at: float | None = None
+        self._began = 0.0  # when the first frame arrived
 
     @property
     def name(self) -> str:
@@ -74,6 +75,10 @@ class LiveSource:
         """Seconds since the source was lost; 0 while it is available, and before its first frame."""
         lost_at = self._lost_at
         return 0.0 if lost_at is None else self._clock() - lost_at
+
+    def age(self, time_s: float) -> float:
+        """Return how many seconds ago the frame of this time arrived, whatever happened to the system's time since."""
+        return max(0.0, self._clock() - self._began - time_s)
 
     def frames(self) -> Generator[Frame]:
         """Yield the frames, once; raise StreamError if the source cannot be opened or yields no frame, or it was
@@ -87,11 +92,11 @@ class LiveSource:
                 if not waits or connection.hopeless:
                     raise connection.failure()
                 connection, frame, gap = self._reconnect(connection, None)
-            began = frame.arrived if frame else 0.0
+            self._began = frame.arrived if frame else 0.0
             while frame is not None:
                 self.finite = connection.promised > 0
                 self.state, self._lost_at = "running", None
-                time_s = frame.picture.time_s if self.finite else frame.arrived - began
+                time_s = frame.picture.time_s if self.finite else frame.arrived - self._began
                 yield video_frame(self.name, frame.picture, frame.number, time_s, gap, frame.read_at)
                 last, gap, frame = frame, None, connection.take()
                 if frame is None and not self._is_over(connection):

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,7 @@ from remtta.streams.sources import Stream, open_stream
 from tests.conftest import happens, meanwhile
 from tests.records import lines_of, num_rows, record_of, rows_of
 from tests.runs.tiny import Each, adapt_tiny, camera
-from tests.streams.fakes import UNDECODABLE, Clock, FakeCamera, FakeCapture, Script, noise, source_of
+from tests.streams.fakes import UNDECODABLE, Clock, FakeCamera, FakeCapture, Script, Slow, noise, source_of
 
 pytestmark = pytest.mark.usefixtures("no_thread_is_left")
 
@@ -51,6 +52,20 @@ def test_a_gap_is_a_line_at_its_place_in_the_predictions_and_in_the_events(tmp_p
     assert record_of(tmp_path)["counts"]["gaps"] == 1 and record_of(tmp_path)["counts"]["dropped"] == 0
     told = describe_run(tmp_path)["predictions"]
     assert (told["predicted"], told["errors"], told["gaps"]) == (4, 1, 1)
+
+
+def test_the_age_of_a_frame_does_not_follow_the_systems_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class HourBefore(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return datetime.now(tz) - timedelta(hours=1)
+
+    monkeypatch.setattr("remtta.runs.run_writer.datetime", HourBefore)
+    clock = Clock()
+    camera = FakeCamera([noise(0), noise(1), noise(2)], capture=lambda script: Slow(script, clock, 0.25))
+    source = source_of(camera, clock, reconnect_for=0)
+    summary = adapt_tiny(Stream("0", "camera", source.frames(), live_source=source), tmp_path)
+    assert summary.lag_s in (0.5, 0.75)  # of the first of three frames, 0.25 s apart, maybe read until the end
 
 
 def test_frames_do_not_wait_for_the_end_of_a_gap_to_be_predicted(
