@@ -34,6 +34,7 @@ _BUILT_IN: dict[Point, dict[str, str]] = {
         "core": "remtta.methods.settings.core:METHODS",
         "baselines": "remtta.baselines:METHODS",
         "zero_shot": "remtta.zero_shot:METHODS",
+        "lab": "remtta.lab:METHODS",
     },
     "backbones": {"onnx": "remtta.formats.onnx_model:FAMILIES"},
     "loaders": {

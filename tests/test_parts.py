@@ -53,7 +53,11 @@ GONE = {
     "zero_shot": {"--help": ["text-embed"], "methods": ["watt"], OPTIONS: ["--prompts", "WEIGHTS"]},
     "formats": {"--help": ["export"], OPTIONS: ["--provider", "ONNX"]},
     "deployment": {OPTIONS: ["--health", "--mqtt", "--publish", "--streams"]},
-    "lab": {"--help": ["eval", "doctor", "demo", "bench", "report", "corrupt"], OPTIONS: ["remtta-demo"]},
+    "lab": {
+        "--help": ["eval", "doctor", "demo", "bench", "report", "corrupt"],
+        "methods": ["supervised"],
+        OPTIONS: ["remtta-demo"],
+    },
 }
 """Words that help and lists have only with a part."""
 

@@ -53,11 +53,6 @@ METHODS: dict[str, MethodSpec] = {
     "rem-come": MethodSpec(
         "remtta.baselines.come:REMCOME", "REM with COME's entropy in the ranking", PUBLISHED, REMConfig
     ),
-    "supervised": MethodSpec(
-        "remtta.baselines.pseudo_label:Supervised",
-        "train on the true labels: an upper bound, in remtta eval only",
-        needs_labels=True,
-    ),
     "cotta": MethodSpec(
         "remtta.baselines.cotta:CoTTA", "mean teacher, random restoration of weights (Wang et al., CVPR 2022)"
     ),

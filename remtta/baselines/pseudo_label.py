@@ -1,4 +1,4 @@
-"""Cross-entropy with the model's own labels (Lee, ICML Workshop 2013) or, as an upper bound, the true ones."""
+"""Cross-entropy with the model's own labels (Lee, ICML Workshop 2013)."""
 
 from __future__ import annotations
 
@@ -36,13 +36,3 @@ class PseudoLabel(Method[PseudoLabelConfig]):
         confident = confidence > self.config.threshold
         loss = F.cross_entropy(logits[confident], guess[confident])
         return logits.unsqueeze(0), loss, int(confident.sum())
-
-
-class Supervised(Method[MethodConfig]):
-    """Predict a batch, then train on its true labels. For evaluation only."""
-
-    needs_labels = True
-
-    def loss(self, images: Tensor, center: Center, labels: Tensor) -> LossOutput:
-        logits = center(self.logits(images))
-        return logits.unsqueeze(0), F.cross_entropy(logits, labels), len(images)
