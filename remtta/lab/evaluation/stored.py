@@ -20,7 +20,7 @@ from PIL import Image
 from remtta.errors import FrameError, StreamError, UsageError
 from remtta.lab.corruptions.parameters import SEVERITIES
 from remtta.lab.evaluation.class_maps import composed, restricted_set, wnids
-from remtta.lab.evaluation.domains import Dataset, Domain, image_sizes
+from remtta.lab.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, wanted_domains
 from remtta.lab.evaluation.label_files import read_label_file
 from remtta.streams.images import is_clutter, natural_key
 from remtta.streams.pillow import formats
@@ -42,20 +42,25 @@ def _check_labels(labels: np.ndarray, num_classes: int, path: Path) -> None:
 # --- CIFAR-C: <corruption>.npy with the five severities in sequence, and labels.npy --------------------------------
 
 
-def find_arrays(root: Path) -> dict[str, Path]:
-    """Return the array files by corruption; raise UsageError if there is none."""
+def open_arrays(
+    root: Path,
+    domains: Sequence[str] | None,
+    severities: Sequence[int] | None,
+    num_classes: int,
+    limit: int | None,
+    *,
+    complete: bool,
+) -> Dataset:
+    """Open severities of arrays, 5 by default, with at most `limit` images of each. Raise UsageError if there is no
+    array, a file is not an array, has a wrong shape, or contains a class that the model lacks; StreamError if a file
+    cannot be read.
+
+    `domains` and `complete` are those of `open_dataset`.
+    """
     arrays = {path.stem: path for path in root.glob("*.npy") if path.name != LABELS and not is_clutter(path.name)}
     if not arrays:
         raise UsageError(f"{root} has {LABELS} but no <corruption>.npy")
-    return arrays
-
-
-def open_arrays(
-    root: Path, arrays: Sequence[Path], severities: Sequence[int], num_classes: int, limit: int | None
-) -> Dataset:
-    """Open the given severities of arrays, with at most `limit` images of each. Raise UsageError if a file is not an
-    array, has a wrong shape, or contains a class that the model lacks; StreamError if a file cannot be read.
-    """
+    names = wanted_domains(root, arrays, domains, complete=complete, by_severity=True)
     labels = _load_array(root / LABELS)
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer) or not len(labels):
         raise UsageError(f"{root / LABELS} must hold one whole number per image, got {labels.dtype} of {labels.shape}")
@@ -63,17 +68,17 @@ def open_arrays(
     _check_labels(labels, num_classes, root / LABELS)
     if 2 * (labels.max() + 1) <= num_classes:
         _log.warning("%s has classes 0 to %d, but the model has %d classes", root / LABELS, labels.max(), num_classes)
-    domains: list[Domain] = []
+    opened: list[Domain] = []
     sizes: Counter[tuple[int, int]] = Counter()
-    for path in arrays:
+    for path in (arrays[name] for name in names):
         rows, (_, height, width, _) = _rows_per_severity(path, labels), _load_array(path).shape
         count = min(rows, limit or rows)
-        for severity in severities:
+        for severity in severities or (DEFAULT_SEVERITY,):
             start = (severity - 1) * rows
             sources = [f"{path}[{row}]" for row in range(start, start + count)]
-            domains.append(Domain(path.stem, severity, sources, labels[:count], partial(_load_row, path, start)))
+            opened.append(Domain(path.stem, severity, sources, labels[:count], partial(_load_row, path, start)))
             sizes[width, height] += count
-    return Dataset(root, "CIFAR-C arrays", domains, "number", np.unique(labels).tolist(), sizes)
+    return Dataset(root, "CIFAR-C arrays", opened, "number", np.unique(labels).tolist(), sizes)
 
 
 def _rows_per_severity(path: Path, labels: np.ndarray) -> int:

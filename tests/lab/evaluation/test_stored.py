@@ -43,7 +43,7 @@ def test_rows_of_an_array_belong_to_their_severity(short_labels: bool, tmp_path:
     assert np.array_equal(np.asarray(fifth.load(1)), pixels[17])
     assert fifth.sources[1] == f"{root / 'fog.npy'}[17]"
     assert not dataset.shuffled
-    with pytest.raises(UsageError, match="leave --image-list, --class-map, --class-order out"):
+    with pytest.raises(UsageError, match="leave --image-list out"):
         open_tree(root, image_list=["class_a/0.png"])
 
 
@@ -131,7 +131,7 @@ def test_the_command_measures_on_a_stored_stream_as_it_comes(
 
 
 def test_invalid_tar_streams_are_refused(stream: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="leave --domains, --severity, --image-list, --class-map, --class-order out"):
+    with pytest.raises(UsageError, match="leave --domains out"):
         open_tree(stream, domains=["snow"])
     with pytest.raises(UsageError):
         class_names(stream)
@@ -248,5 +248,5 @@ def test_a_list_that_does_not_fit_is_refused(text: str, reason: str, tmp_path: P
 def test_a_list_leaves_nothing_else_to_choose(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         open_tree(tmp_path, labels_file=tmp_path / "mine.csv")
-    with pytest.raises(UsageError, match="leave --domains, --severity, --image-list, --class-map, --class-order out"):
-        open_tree(tmp_path, labels_file=tmp_path / "mine.csv", severities=[5])
+    with pytest.raises(UsageError, match="leave --severity, --class-order out"):
+        open_tree(tmp_path, labels_file=tmp_path / "mine.csv", severities=[5], class_order="name")
