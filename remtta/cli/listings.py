@@ -107,12 +107,14 @@ def models(
         import timm
 
         from remtta.methods.support import kinds, support_of
+        from remtta.models.building import current_name
 
         descriptions, text = kinds(), (name or "").lower()
-        is_model = (name or "").partition(".")[0] in timm.list_models()
+        architecture = current_name(name or "").partition(".")[0]
+        is_model = architecture in timm.list_models()
         names = [model for model, description in descriptions.items() if text in f"{model} {description}".lower()]
         if is_model:
-            names = [(name or "").partition(".")[0]]
+            names = [architecture]
         if not names:
             similar = ", ".join([model for model in timm.list_models() if text in model][:_MAX_NAMED])
             if not similar:

@@ -17,6 +17,7 @@ from torch import nn
 from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
 from remtta.files import from_json
+from remtta.models.building import current_name
 from remtta.models.info import UNKNOWN
 from remtta.models.loading import load
 from remtta.models.preprocessing import check_preprocessing
@@ -172,4 +173,8 @@ def _may_be_same(first: str, second: str) -> bool:
     """Return whether two names may be of one architecture; unknown for names of folders, hubs and custom models."""
     if is_model_file(first) and is_model_file(second):  # its hash says whether it is
         return True
-    return ":" in first + second or UNKNOWN in (first, second) or first.partition(".")[0] == second.partition(".")[0]
+    return ":" in first + second or UNKNOWN in (first, second) or _architecture(first) == _architecture(second)
+
+
+def _architecture(name: str) -> str:
+    return current_name(name).partition(".")[0]

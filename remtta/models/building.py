@@ -18,6 +18,7 @@ import timm
 import torch
 from huggingface_hub import constants
 from safetensors import SafetensorError
+from timm.models import get_deprecated_models
 from torch import nn
 
 from remtta.errors import CheckpointError, DownloadError, ModelError, RemttaError, UsageError, logging_at
@@ -47,6 +48,9 @@ def create(name: str, options: ModelOptions, *, pretrained: bool) -> TimmModel:
     unknown, or the model does not accept an argument; ModelError if it cannot be built; CheckpointError if its folder
     is damaged; DownloadError if its weights cannot be downloaded.
     """
+    if (current := current_name(name)) != name:
+        _log.info("timm calls %s %s now", name, current)
+        name = current
     _check_name(name)
     kwargs, size = dict(options.model_kwargs), options.input_size
     if options.num_classes is not None:
@@ -69,6 +73,11 @@ def create(name: str, options: ModelOptions, *, pretrained: bool) -> TimmModel:
     if size is not None:
         _check_patches(model, size)
     return model
+
+
+def current_name(name: str) -> str:
+    """Return timm's present name of a model, which may be given by one of an earlier version."""
+    return get_deprecated_models().get(name) or name
 
 
 def _check_patches(model: TimmModel, input_size: tuple[int, int]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from remtta.errors import ModelError, UsageError
-from remtta.models.building import create
+from remtta.models.building import create, current_name
 from remtta.models.checkpoints import load_checkpoint
 from remtta.models.info import built_from, checked_labels, given_preprocessing, known_labels, read_labels
 from remtta.models.loading import select_device
@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 def load_timm(options: ModelOptions, device: str | torch.device, replace_head: ReplaceHead | None = None) -> nn.Module:
     """Build timm's classifier, or make one of an image tower; raise as `load_model` does."""
     model = create(options.name or "", options, pretrained=options.checkpoint is None)
+    options = replace(options, name=current_name(options.name or ""))
     return load_into(model, options, options.checkpoint, device, replace_head)
 
 

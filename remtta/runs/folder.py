@@ -41,7 +41,11 @@ def check_same_model(folder: Path, name: str) -> None:
     """Raise UsageError if the run in a folder, which is to resume, has another model than this, before it is loaded."""
     record = read_record(folder / RECORD) if (folder / RECORD).exists() else {}
     own = record.get("model", {}).get("name") or name
-    if ":" not in own + name and own not in (name, "unknown") and own.partition(".")[0] != name.partition(".")[0]:
+    if ":" in own + name or own in (name, "unknown") or own.partition(".")[0] == name.partition(".")[0]:
+        return
+    from remtta.models.building import current_name  # with timm, which takes seconds
+
+    if own.partition(".")[0] != current_name(name).partition(".")[0]:
         raise UsageError(f"--resume needs the settings the run began with: model.name was {own}, is {name}")
 
 

@@ -14,6 +14,8 @@ from timm.data import ImageNetInfo, create_transform, infer_imagenet_subset
 from torch import nn
 
 from remtta import Adapter
+from remtta.deltas.base_model import base_options
+from remtta.deltas.delta import Delta
 from remtta.errors import CheckpointError, DownloadError, UsageError
 from remtta.models import imagenet
 from remtta.models.building import reachable_or_offline
@@ -22,6 +24,8 @@ from remtta.models.loading import load_model, select_device
 from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import INTERPOLATIONS, Preprocessing, preprocessing_of
 from remtta.models.tensor_files import state_sha256, tensors_sha256
+from remtta.options import ModelOptions
+from remtta.runs.folder import check_same_model
 from tests.conftest import NUM_CLASSES, TINY, draw_image, raising, tiny_vit
 
 NAME = "vit_tiny_patch16_224"
@@ -140,6 +144,34 @@ def test_a_model_that_cannot_be_is_reported_in_one_line(changes: dict[str, Any],
     with pytest.raises(UsageError) as caught:
         load_model(**{**arguments, **changes})
     assert told in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "current", "num_classes"),
+    [
+        ("vit_small_patch16_224_in21k", "vit_small_patch16_224.augreg_in21k", 21843),
+        ("tf_efficientnet_b0_ns", "tf_efficientnet_b0.ns_jft_in1k", 1000),
+        ("swsl_resnet50", "resnet50.fb_swsl_ig1b_ft_in1k", 1000),
+    ],
+)
+def test_an_earlier_name_of_timms_is_read_and_its_present_one_reported(
+    name: str, current: str, num_classes: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "remtta")
+    save_file(timm.create_model(current).state_dict(), tmp_path / "weights.safetensors")
+    model: Any = load_model(name, checkpoint=tmp_path / "weights.safetensors")
+    assert (model_info(model).name, model.num_classes) == (current, num_classes)
+    assert caplog.text.count(f"timm calls {name} {current} now") == 1
+
+
+def test_a_run_made_with_an_earlier_name_can_be_resumed_and_applied_by_it(tmp_path: Path) -> None:
+    record = {"model": {"name": "resnet50.fb_swsl_ig1b_ft_in1k"}}
+    (tmp_path / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    check_same_model(tmp_path, "swsl_resnet50")
+    with pytest.raises(UsageError, match=r"is ssl_resnet18$"):
+        check_same_model(tmp_path, "ssl_resnet18")
+    delta = Delta({}, "resnet50.fb_swsl_ig1b_ft_in1k", "", "tent")
+    assert base_options(delta, ModelOptions("swsl_resnet50")).name == "swsl_resnet50"
 
 
 @pytest.mark.parametrize("override", [{"mean": (0.3, 0.2, 0.1)}, {"crop_pct": 1.0}, {"input_size": (24, 40)}], ids=str)
