@@ -7,6 +7,7 @@ import ctypes
 import errno
 import logging
 import os
+import re
 from collections.abc import Generator, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ _FILE_OPTIONS = {"probesize": "100000000", "analyzeduration": "3600000000"}  # t
 _MAX_THREADS = 4  # each delays a live stream by one frame
 _TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: Image.Transpose.ROTATE_270}
 _RESTART_S = 0.5  # times that go back by less are reordered frames
+_WHOLE_FILES = re.compile(r"(https?|s?ftp|file)://", re.IGNORECASE)  # of which FFmpeg knows whether they have ended
+_IN_PARTS = ("hls", "dash")  # formats whose missing parts FFmpeg skips
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +69,8 @@ class Video:
         self._rate = float(self._stream.guessed_rate or self._stream.average_rate or 1)
         self.num_frames = self._stream.frames or self._estimated_frames()
         self._live = live and not self.num_frames
+        whole = not live or (_WHOLE_FILES.match(source) and self._container.format.name not in _IN_PARTS)
+        self._least_s = 0.0 if whole else 0.9 * (self._container.duration or 0) / 1e6 - 2 / self._rate  # if not cut
         self._pictures = self._read()
 
     def read(self) -> Picture | None:
@@ -123,6 +128,8 @@ class Video:
                 yield undecodable(before_s)
             else:
                 yield Picture((frame.width, frame.height), partial(_upright_rgb, frame), before_s, gap)
+        if (before_s or 0.0) < self._least_s:
+            raise OSError("the connection ended")
 
     def _decode(self) -> Iterator[VideoFrame | None]:
         """Yield the frames; None for each one that cannot be decoded, or only in part."""

@@ -14,13 +14,13 @@ import cv2
 import numpy as np
 from PIL import Image
 
-_SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=-\r\nt=0 0\r\nm=video 0 RTP/AVP 26\r\na=control:0\r\n"
+_SDP = "v=0\r\no=- 0 0 IN IP4 127.0.0.1\r\ns=-\r\nt=0 0\r\n{}m=video 0 RTP/AVP 26\r\na=control:0\r\n"
 _TICKS = 1800  # of 90 kHz: 50 frames per second
 _ANSWERS = {
-    "OPTIONS": ("Public: DESCRIBE, SETUP, PLAY\r\n", ""),
-    "DESCRIBE": ("Content-Type: application/sdp\r\n", _SDP),
-    "SETUP": ("Transport: RTP/AVP/TCP;unicast;interleaved=0-1\r\nSession: 1\r\n", ""),
-    "PLAY": ("Session: 1\r\n", ""),
+    "OPTIONS": "Public: DESCRIBE, SETUP, PLAY\r\n",
+    "DESCRIBE": "Content-Type: application/sdp\r\n",
+    "SETUP": "Transport: RTP/AVP/TCP;unicast;interleaved=0-1\r\nSession: 1\r\n",
+    "PLAY": "Session: 1\r\n",
 }
 
 
@@ -61,8 +61,9 @@ class _Camera(socketserver.StreamRequestHandler):
             while server.played < server.most and (request := self.rfile.readline().decode()):
                 method = request.partition(" ")[0]
                 sequence = http.client.parse_headers(self.rfile)["CSeq"]
-                more, body = _ANSWERS[method]
-                head = f"RTSP/1.0 200 OK\r\nCSeq:{sequence}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
+                status, body = ("200 OK", "") if method != "DESCRIBE" else (server.status, server.sdp)
+                more = _ANSWERS[method]
+                head = f"RTSP/1.0 {status}\r\nCSeq:{sequence}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
                 self.wfile.write((head + body).encode())
                 if method == "PLAY":
                     server.played += 1
@@ -94,10 +95,13 @@ def _payload(pixels: np.ndarray) -> bytes:
 
 
 @contextlib.contextmanager
-def rtsp_camera(frames: Sequence[Image.Image]) -> Iterator[Any]:
-    """Yield a camera at `server.url`, which gives these frames to each of the first `server.most` clients."""
+def rtsp_camera(frames: Sequence[Image.Image], seconds: float | None = None, status: str = "200 OK") -> Iterator[Any]:
+    """Yield a camera at `server.url`, which gives these frames to each of the first `server.most` clients; with
+    `seconds`, they are of a recording of this length. `status` is the answer to who asks what there is.
+    """
     server: Any = socketserver.ThreadingTCPServer(("127.0.0.1", 0), _Camera)
     server.daemon_threads, server.frames, server.played, server.most = True, frames, 0, 1
+    server.status, server.sdp = status, _SDP.format("" if seconds is None else f"a=range:npt=0-{seconds}\r\n")
     server.url = f"rtsp://127.0.0.1:{server.server_address[1]}/live"
     with in_thread(server):
         yield server

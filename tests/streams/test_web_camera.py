@@ -6,6 +6,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from remtta.streams.pyav import Video
 from remtta.streams.sources import open_stream
 from tests.command import remtta_here
 from tests.conftest import TINY_OPTIONS, draw_image
-from tests.records import rows_of
+from tests.records import record_of, rows_of
 from tests.runs.tiny import adapt_tiny
 from tests.streams.servers import QuietHandler, rtsp_camera, serving
 from tests.streams.test_pyav import scene, write
@@ -131,6 +134,54 @@ def test_what_the_decoder_holds_back_comes_before_a_timeout(tmp_path: Path) -> N
         server.enough.set()
         stream.close()
     assert sizes == 20 * [(128, 96)]
+
+
+@pytest.mark.parametrize(("sent", "whole"), [(27, False), (50, True)])
+def test_a_recording_whose_rtsp_server_dies_is_lost_and_a_whole_one_has_ended(
+    sent: int, whole: bool, tmp_path: Path
+) -> None:
+    with rtsp_camera([draw_image(seed, 64, 48) for seed in range(sent)], seconds=1.0) as camera:
+        lost = pytest.raises(
+            StreamError, match=r"/live was lost after 27 of 47 frames \(the connection ended\); check it"
+        )
+        with contextlib.nullcontext() if whole else lost:
+            adapt_tiny(open_stream(camera.url), tmp_path / "run")
+    rows = rows_of(tmp_path / "run")
+    assert [row["frame"] for row in rows] == list(range(sent))
+    assert record_of(tmp_path / "run")["exit_reason"].startswith("completed" if whole else "error: rtsp://127.0.0.1:")
+    assert rows[-1]["time_s"] == pytest.approx((sent - 2) / 50, abs=0.001)  # FFmpeg has no time for the first
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_playlist_whose_server_dies_is_lost(dies: bool, tmp_path: Path) -> None:
+    for part in range(3):
+        write(tmp_path / f"{part}.ts", [scene(n) for n in range(10)], first=10 * part)
+    parts = "".join(f"#EXTINF:1.0,\n{part}.ts\n" for part in range(3))
+    (tmp_path / "list.m3u8").write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:1\n{parts}#EXT-X-ENDLIST\n")
+    if dies:
+        (tmp_path / "2.ts").unlink()
+    with serving(partial(_Files, directory=str(tmp_path))) as server:  # type: ignore[arg-type]
+        stream = open_stream(f"http://127.0.0.1:{server.server_port}/list.m3u8")
+        lost = pytest.raises(StreamError, match="was lost after 20 of 28 frames")
+        with lost if dies else contextlib.nullcontext():
+            assert len(list(stream.frames)) == 30
+
+
+class _Files(QuietHandler, SimpleHTTPRequestHandler):
+    """Serves the files of a folder."""
+
+
+@pytest.mark.parametrize("status", ["401 Unauthorized", "404 Not Found"])
+def test_what_an_rtsp_server_answers_is_told(status: str) -> None:
+    with rtsp_camera([], status=status) as camera, pytest.raises(StreamError, match=rf"{status[:3]}.*{status[4:6]}"):
+        next(open_stream(camera.url).frames)
+
+
+def test_frames_of_another_size_within_an_rtsp_stream_keep_their_shape() -> None:
+    images = [draw_image(seed, 64, height) for seed in range(2) for height in (48, 96)]
+    with rtsp_camera(images) as camera:
+        sizes = [frame.load().size for frame in islice(open_stream(camera.url, buffer="all").frames, 4)]
+    assert sizes == [(64, 48), (64, 96)] * 2
 
 
 def test_an_rtsp_camera_gives_its_frames_and_its_loss_ends_a_run_that_has_predicted_them(tmp_path: Path) -> None:
