@@ -31,15 +31,16 @@ class Picture:
     load: Callable[[], Image.Image]  # converts it to an upright RGB image, or raises `FrameError`
     time_s: float = 0.0  # in a video; 0 from a camera
     gap: Gap | None = None  # a restart of the times just before it
+    file: bytes | None = None  # of a still image at an address
 
 
-def undecodable(time_s: float = 0.0) -> Picture:
+def undecodable(time_s: float = 0.0, file: bytes | None = None) -> Picture:
     """Return a picture that cannot be decoded."""
 
     def load() -> Image.Image:
         raise FrameError("cannot be decoded")
 
-    return Picture(None, load, time_s)
+    return Picture(None, load, time_s, file=file)
 
 
 @dataclass(frozen=True)

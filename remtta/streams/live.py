@@ -86,7 +86,7 @@ class LiveSource:
         """
         try:
             connection, gap = self._open(), None
-            frame = connection.take()
+            frame, last = connection.take(), None
             if frame is None and not self._closed.is_set():
                 waits = self.options.wait_at_start and self.options.reconnect_for > 0
                 if not waits or connection.hopeless:
@@ -96,9 +96,11 @@ class LiveSource:
             while frame is not None:
                 self.finite = connection.promised > 0
                 self.state, self._lost_at = "running", None
-                time_s = frame.picture.time_s if self.finite else frame.arrived - self._began
-                yield video_frame(self.name, frame.picture, frame.number, time_s, gap, frame.read_at)
-                last, gap, frame = frame, None, connection.take()
+                if not (last and frame.picture.file and frame.picture.file == last.picture.file):  # as before the loss
+                    time_s = frame.picture.time_s if self.finite else frame.arrived - self._began
+                    yield video_frame(self.name, frame.picture, frame.number, time_s, gap, frame.read_at)
+                    gap = None
+                last, frame = frame, connection.take()
                 if frame is None and not self._is_over(connection):
                     connection, frame, gap = self._reconnect(connection, last)
         finally:

@@ -122,5 +122,5 @@ def _picture(data: bytes) -> Picture:
         try:
             image = load_image(path)
         except FrameError:
-            return undecodable()
-    return Picture(image.size, lambda: image)
+            return undecodable(file=data)
+    return Picture(image.size, lambda: image, file=data)
