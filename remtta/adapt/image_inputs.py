@@ -60,10 +60,10 @@ class ImageInputs:
 
     def check_known(self) -> None:
         """Raise UsageError if the preprocessing of a caller's own model is not known; warn once if that of a file."""
-        if self._info.guessed and self._info.name == UNKNOWN:
+        if "--mean" in self._info.guessed and self._info.name == UNKNOWN:
             raise UsageError(_UNKNOWN)
         if not self._warned_of_guess:
-            warn_of_guess(self._info)
+            warn_of_guess(self._info.guessed)
         self._warned_of_guess = True
 
     def _warn_of_range(self, largest: float) -> None:
@@ -78,12 +78,15 @@ class ImageInputs:
             self._warned_of_range = True
 
 
-def warn_of_guess(info: ModelInfo) -> None:
-    """Warn if the model's preprocessing is not known."""
-    if info.guessed:
-        height, width = info.preprocessing.input_size
-        unknown = "the model's preprocessing is unknown: images get ImageNet's mean and standard deviation at"
-        _log.warning("%s %d x %d; choose others by --mean and --std (preprocessing= in Python)", unknown, height, width)
+def warn_of_guess(guessed: str) -> None:
+    """Warn of the options of a model's preprocessing that are guessed, if any."""
+    if guessed:
+        partly = "" if "--mean" in guessed else "partly "
+        _log.warning(
+            "the model's preprocessing is %sunknown: assuming %s; set the values that it was trained with "
+            "(preprocessing= in Python)",
+            *(partly, guessed),
+        )
 
 
 def pictures_of(images: np.ndarray | Sequence[Image.Image | np.ndarray]) -> list[Image.Image]:

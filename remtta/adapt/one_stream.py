@@ -152,7 +152,7 @@ def log_context(context: RunContext) -> None:
         _log.warning(
             "--reset-every %d is less than a batch of %d frames: the weights are reset before every batch", every, size
         )
-    warn_of_guess(info)
+    warn_of_guess(info.guessed)
     guard, preset = options.guard or GuardOptions(), METHOD_TABLE[context.method].preset
     used = pipeline.guard.options if pipeline.guard else GuardOptions("off", "adapted")
     for option, value, others in (

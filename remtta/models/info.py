@@ -17,7 +17,7 @@ from remtta.errors import ModelError, UsageError, counted
 from remtta.files import read_text
 from remtta.models import imagenet
 from remtta.models.metadata import ModelWithMetadata, PretrainedConfig
-from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.models.preprocessing import Preprocessing, guessed_options, preprocessing_of
 from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import config_of, num_classes_of, unwrap_model
 from remtta.options import ModelOptions
@@ -44,7 +44,7 @@ class ModelInfo:
     num_classes: int
     device: torch.device
     provider: str | None = None  # execution provider of an ONNX file
-    guessed: bool = False  # whether its preprocessing is ImageNet's, as it has none of its own
+    guessed: str = ""  # options of its preprocessing, with ImageNet's values, as it has none of its own
 
     @property
     def name(self) -> str:
@@ -79,7 +79,7 @@ def model_info(model: nn.Module, preprocessing: Preprocessing | None = None, sha
         num_classes=num_classes,
         device=weight.device,
         provider=getattr(module, "provider", None),
-        guessed=preprocessing is None and "mean" not in config,
+        guessed="" if preprocessing else guessed_options(model),
     )
 
 

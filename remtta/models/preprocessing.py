@@ -112,8 +112,17 @@ class Preprocessing:
     @property
     def command_line(self) -> str:
         """Its options on the command line, without the input size."""
-        mean, std = (" ".join(f"{value:.8g}" for value in values) for values in (self.mean, self.std))
-        return f"--mean {mean} --std {std} --interpolation {self.interpolation} --crop-pct {self.crop_pct:.4g}"
+        return self.command_line_of("mean", "std", "interpolation", "crop_pct")
+
+    def command_line_of(self, *names: str) -> str:
+        """Return options with these names and their values, as on the command line."""
+        values = {
+            **{name: " ".join(f"{value:.8g}" for value in getattr(self, name)) for name in ("mean", "std")},
+            "interpolation": self.interpolation,
+            "crop_pct": f"{self.crop_pct:.4g}",
+            "input_size": "{} {}".format(*self.input_size),
+        }
+        return " ".join(f"--{name.replace('_', '-')} {values[name]}" for name in names)
 
 
 def preprocessing_of(model: nn.Module) -> Preprocessing:
@@ -124,6 +133,16 @@ def preprocessing_of(model: nn.Module) -> Preprocessing:
     height, width = config["input_size"][1:] if unwrapped.resizes else image_size(unwrapped.module, config)
     types = {"mean": tuple, "std": tuple, "interpolation": str, "crop_pct": float, "crop_mode": str}
     return Preprocessing((height, width), **{name: of(config[name]) for name, of in types.items() if config.get(name)})
+
+
+def guessed_options(
+    model: nn.Module, names: Sequence[str] = ("mean", "std", "interpolation", "crop_pct", "input_size")
+) -> str:
+    """Return those of these options, with their values, that a model's config lacks, so that ImageNet's are used."""
+    config = config_of(model)
+    if not config.get("mean") and not unwrap_model(model).is_timm:
+        del config["input_size"]  # found by trying
+    return preprocessing_of(model).command_line_of(*(name for name in names if not config.get(name)))
 
 
 def check_preprocessing(

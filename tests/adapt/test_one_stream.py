@@ -177,7 +177,8 @@ def test_settings_change_the_methods_own_and_a_config_replaces_them(
         adapt_stream(tiny_vit(), frames, tmp_path / "tent", method="tent", config=REMConfig())
     bare = nn.Sequential(tiny_vit(), nn.Linear(NUM_CLASSES, 3))
     adapt_stream(bare, frames, tmp_path / "bare", options=options)
-    assert "preprocessing is unknown: images get ImageNet's mean and standard deviation at 32 x 32" in caplog.text
+    told = "0.225 --interpolation bicubic --crop-pct 0.875 --input-size 32 32; set the values that it was trained with"
+    assert "preprocessing is unknown: assuming --mean 0.485 0.456 0.406 --std 0.229 0.224 " + told in caplog.text
 
 
 def test_a_run_that_no_longer_learns_is_not_reset(frames: Path, tmp_path: Path) -> None:

@@ -119,6 +119,21 @@ def test_refusals_are_one_line_and_write_nothing(made: Path, capfd: pytest.Captu
     assert "use --format onnx" in refusal_of(capfd, "export", made / "run", "-f", "timm", "-o", made / "new")
 
 
+def test_what_is_guessed_of_the_preprocessing_is_told(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    crop, statistics = "--interpolation bicubic --crop-pct 0.875", ["--mean", "0.5", "--std", "0.5"]
+    write_tree(made / "guessed", ["fog"])
+    commands: list[list[str | Path]] = [
+        ["adapt", made / "frames", "--overwrite", "-o", made / "guess"],
+        ["doctor", made / "guessed"],
+        ["eval", made / "guessed", "--methods", "source", "--no-plots", "--resize", "always", "-o", made / "guesses"],
+    ]
+    for words in commands:
+        assert remtta_here(*words, "--model", made / "tiny.onnx", *statistics) in (0, 3)
+        assert f"preprocessing is partly unknown: assuming {crop}; set the values" in capfd.readouterr().err
+    assert adapt(made, "guess", "--overwrite", *statistics, *crop.split()) == 0
+    assert "unknown" not in capfd.readouterr().err
+
+
 def test_eval_doctor_bench_and_many_streams(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
     model: list[str | Path] = ["--model", made / "tiny.onnx"]
     write_tree(made / "tree", ["fog"])

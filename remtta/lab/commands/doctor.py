@@ -53,11 +53,13 @@ def doctor(
 
         opened = open_stream(source)  # reports a wrong path at once
         load_torch("remtta.lab.doctor", model)
+        from remtta.adapt.image_inputs import warn_of_guess
         from remtta.lab.doctor import examine
 
         running.set_threads()
         classifier = running.load_classifier(model)
         found = examine(classifier, opened, limit=stream.limit or _LIMIT, wait=interrupts.check)
+        warn_of_guess(found.info.guessed)
         printed.show(found.as_dict(), lambda: "\n".join(map(printable, _lines(found))))
     raise typer.Exit(_DOES_NOT_FIT if found.better else 0)
 

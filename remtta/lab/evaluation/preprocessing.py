@@ -9,10 +9,11 @@ from typing import Any
 
 from torch import nn
 
+from remtta.adapt.image_inputs import warn_of_guess
 from remtta.errors import UsageError
 from remtta.lab.evaluation.domains import Dataset
 from remtta.lab.evaluation.options import ProtocolName, Resize
-from remtta.models.preprocessing import Preprocessing, preprocessing_of
+from remtta.models.preprocessing import Preprocessing, guessed_options, preprocessing_of
 
 _UNIT_RANGE = {"interpolation": "bilinear", "mean": (0.0,) * 3, "std": (1.0,) * 3}
 
@@ -46,8 +47,10 @@ def choose_preprocessing(
     height, width = configured.input_size
     fitting, total = dataset.sizes.get((width, height), 0), sum(dataset.sizes.values())
     if resize == "always" or (resize == "auto" and not fitting):
+        warn_of_guess(guessed_options(model))
         return configured
     if fitting == total:
+        warn_of_guess(guessed_options(model, ("mean", "std")))
         if resize == "auto" and configured.crop_pct != 1:
             _log.info("the images have the model's input size and are used as they are; adapt crops (--resize always)")
         return replace(configured, crop_pct=1.0)
