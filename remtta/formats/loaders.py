@@ -49,7 +49,7 @@ class OnnxLoader(Loader):
     default_method = "fast"
 
     def load(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
-        from remtta.formats.onnx_model import load_onnx
+        from remtta.formats.onnx_loading import load_onnx
 
         return load_onnx(options, self.own_options(options), device)
 

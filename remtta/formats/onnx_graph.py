@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from remtta.errors import CheckpointError, UsageError, first_line, needed
 _MAX_BYTES = 2**31 - 1  # of a protobuf message
 _SAME_VALUES = ("Identity", "Reshape", "Flatten", "Squeeze", "Unsqueeze")
 _QUANTISED = ("QuantizeLinear", "DequantizeLinear")
+_LINEAR = ("Gemm", "MatMul", "Conv", "Einsum")  # in the names of linear layers, fused or quantised ones, too
+_SELECTING = {"TopK", "ArgMax", "ArgMin", "NonMaxSuppression"}
 _CONV_PATCH = 32  # pixels per position of the last feature map, in nearly all convolutional networks
 _LEAST_PATCH = 8  # of a transformer's first convolution
 
@@ -65,6 +67,27 @@ class OnnxGraph:
                 break
         return passed[-1], name, not set(_QUANTISED).isdisjoint(passed)
 
+    def reads(self, output: str, input: str) -> bool:
+        """Return whether an output's values depend on those of an input, not only on its shape."""
+        return input in self._walk(output, lambda operator: operator in ("Shape", "Size"))[0]
+
+    def selections(self, output: str) -> list[str]:
+        """Return the operators behind the last linear layers that select from their results for an output."""
+        return sorted(self._walk(output, lambda operator: any(name in operator for name in _LINEAR))[1] & _SELECTING)
+
+    def _walk(self, output: str, ends: Callable[[str], bool]) -> tuple[set[str], set[str]]:
+        """Return the tensors and the operators that an output is computed from, back to where `ends` is true."""
+        tensors, operators, waiting = set[str](), set[str](), [output]
+        while waiting:
+            tensors.add(name := waiting.pop())
+            node = self._nodes.get(name)
+            if node is None or ends(node.op_type):
+                continue
+            nodes = [each for each in _messages(node) if hasattr(each, "op_type")]  # with those of its subgraphs
+            operators.update(each.op_type for each in nodes)
+            waiting += {name for each in nodes for name in each.input} - tensors
+        return tensors, operators
+
     def features(self, output: str) -> str:
         """Return the tensor that enters the last linear layer; raise CheckpointError if there is none."""
         name = output
@@ -74,29 +97,31 @@ class OnnxGraph:
             raise CheckpointError(f"no linear layer makes the logits of {self.path.name}, so it has no features")
         return str(node.input[0])
 
-    def shift(self, output: str, shift: np.ndarray, *, probabilities: bool) -> None:
-        """Add a shift (C,) to the logits, in place: to the last bias if there is one, or else after them.
+    def shift(self, output: str, shift: np.ndarray, *, least: float | None) -> None:
+        """Add a shift to the logits, in place: to the last bias if there is one, or else after them.
 
-        Probabilities p become softmax(log p + shift). Call it once.
+        Its dtype and number of axes are the output's, all of size 1 but for the classes. If the output has
+        probabilities p, `least` is the smallest, and they become softmax(log max(p, least) + shift). Call it once.
         """
         helper, graph = import_onnx().helper, self.proto.graph
         operator, before, _ = self.last_operator(output)
         if self._shift_bias(before if operator == "Softmax" else output, shift):
             return
-        raw, log, shifted, constant = (f"{output}_{name}" for name in ("raw", "log", "shifted", "shift"))
+        names = ("raw", "shift", "least", "clamped", "log", "shifted")
+        raw, constant, smallest, clamped, log, shifted = (f"{output}_{name}" for name in names)
         for node in graph.node:  # all its readers get what was there before
-            for names in (node.input, node.output):
-                names[:] = [raw if name == output else name for name in names]
-        kind = next(each.type.tensor_type for each in graph.output if each.name == output)
-        values = shift.reshape(-1, *[1] * (len(kind.shape.dim) - 2))
-        values = values.astype(helper.tensor_dtype_to_np_dtype(kind.elem_type))
-        graph.initializer.append(import_onnx().numpy_helper.from_array(values, constant))
-        if probabilities:
-            graph.node.append(helper.make_node("Log", [raw], [log]))
-        added, result = (log, shifted) if probabilities else (raw, output)
-        graph.node.append(helper.make_node("Add", [added, constant], [result]))
-        if probabilities:
-            graph.node.append(helper.make_node("Softmax", [shifted], [output], axis=1))
+            for tensors in (node.input, node.output):
+                tensors[:] = [raw if name == output else name for name in tensors]
+        from_array = import_onnx().numpy_helper.from_array
+        graph.initializer.append(from_array(shift, constant))
+        if least is None:
+            graph.node.append(helper.make_node("Add", [raw, constant], [output]))
+            return
+        graph.initializer.append(from_array(np.full_like(shift, least), smallest))
+        graph.node.append(helper.make_node("Max", [raw, smallest], [clamped]))
+        graph.node.append(helper.make_node("Log", [clamped], [log]))
+        graph.node.append(helper.make_node("Add", [log, constant], [shifted]))
+        graph.node.append(helper.make_node("Softmax", [shifted], [output], axis=1))
 
     def _shift_bias(self, logits: str, shift: np.ndarray) -> bool:
         """Add a shift to the bias of the layer that returns the logits; return False if it has none of its own."""
@@ -105,9 +130,11 @@ class OnnxGraph:
             node = self._nodes.get(node.input[0])
         if node is None or node.op_type not in ("Gemm", "Conv", "Add") or self._uses[node.output[0]] > 1:
             return False
+        if any(each.name == "beta" and each.f != 1 for each in node.attribute):  # the factor of a Gemm's bias
+            return False
         names = node.input if node.op_type == "Add" else node.input[2:]
         for tensor in self.proto.graph.initializer:
-            if tensor.name in names and self._uses[tensor.name] == 1 and np.prod(tensor.dims) == len(shift):
+            if tensor.name in names and self._uses[tensor.name] == 1 and np.prod(tensor.dims) == shift.size:
                 values = import_onnx().numpy_helper.to_array(tensor)
                 shifted = (values + shift.reshape(values.shape)).astype(values.dtype)
                 tensor.CopyFrom(import_onnx().numpy_helper.from_array(shifted, tensor.name))
@@ -125,31 +152,48 @@ class OnnxGraph:
 def read_graph(path: Path, *, whole: bool = False) -> OnnxGraph:
     """Parse an ONNX file, with all its weights if `whole`, else with none.
 
-    Raise CheckpointError if it is damaged, or refers to a file that is not in its own folder.
+    Raise CheckpointError if it is damaged, or refers to a file that is neither in its own folder nor, if it is a link,
+    in that of the file it leads to, as in the cache of Hugging Face.
     """
-    onnx, folder = import_onnx(), path.parent.resolve()
+    onnx = import_onnx()
     try:
         proto = onnx.load_model_from_string(content := path.read_bytes())
     except Exception as error:  # protobuf's, which depend on its implementation
         raise CheckpointError(f"{path} is not a readable ONNX file: {first_line(error)}") from error
-    digest, places = hashlib.sha256(content), set()
-    for message in _messages(proto):
-        if getattr(message, "data_location", None) == onnx.TensorProto.EXTERNAL:
-            places |= {entry.value for entry in message.external_data if entry.key == "location"}
-    for place in sorted(places):
-        file = (folder / place).resolve()
-        if not file.is_relative_to(folder) or Path(place).is_absolute():
-            raise CheckpointError(f"{path} refers to {place[:80]}, which is not in its own folder; it was not opened")
-        if not file.is_file():
-            raise CheckpointError(f"{path} has its weights in {place[:80]}, which is missing; copy it beside the file")
+    digest = hashlib.sha256(content)
+    outside = [each for each in _messages(proto) if getattr(each, "data_location", None) == onnx.TensorProto.EXTERNAL]
+    stored = [{entry.key: entry.value for entry in tensor.external_data} for tensor in outside]
+    files = {place: _weights_file(path, place) for place in sorted({each.get("location", "") for each in stored})}
+    for file in files.values():
         with open(file, "rb") as values:
             digest.update(hashlib.file_digest(values, "sha256").digest())
     if whole:
-        onnx.load_external_data_for_model(proto, str(folder))
+        for tensor, entries in zip(outside, stored, strict=True):  # onnx would follow no link
+            with open(files[entries["location"]], "rb") as values:
+                values.seek(int(entries.get("offset", 0)))
+                tensor.raw_data = values.read(int(entries.get("length", -1)))
+            tensor.ClearField("data_location")
+            tensor.ClearField("external_data")
     else:  # without the weights, which the session reads by itself
         graph = onnx.GraphProto(node=proto.graph.node, output=proto.graph.output)
         proto = onnx.ModelProto(metadata_props=proto.metadata_props, graph=graph)
     return OnnxGraph(proto, path, digest.digest())
+
+
+def _weights_file(path: Path, place: str) -> Path:
+    """Return the file that a model refers to by a path relative to its own; raise CheckpointError as `read_graph`."""
+    own, shown = path.parent.resolve(), repr(place[:80])
+    try:
+        file = (own / place).resolve()
+        is_file = file.is_file()
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} refers to {shown}, which is not the name of a file; export it again") from error
+    folders = own, path.resolve().parent
+    if Path(place).is_absolute() or not any(file.is_relative_to(folder) for folder in folders):
+        raise CheckpointError(f"{path} refers to {shown}, which is not in its own folder; it was not opened")
+    if not is_file:
+        raise CheckpointError(f"{path} has its weights in {shown}, which is missing; copy it beside the file")
+    return file
 
 
 def _messages(message: Any) -> Iterator[Any]:

@@ -5,9 +5,7 @@ It has the interface of a timm model, so that everything that needs no layers tr
 
 from __future__ import annotations
 
-import json
-import logging
-from ast import literal_eval
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Never
@@ -17,26 +15,23 @@ import torch
 from torch import Tensor, nn
 
 from remtta.backbones.any_classifier import AnyClassifier
-from remtta.errors import CheckpointError, ModelError, RemttaError, UsageError, first_line, needed
+from remtta.errors import CheckpointError, ModelError, RemttaError, UsageError, counted, needed
 from remtta.files import write_atomically
-from remtta.formats.loaders import OnnxOptions
 from remtta.formats.onnx_graph import OnnxGraph, import_onnx, read_graph
-from remtta.models.info import built_from, checked_labels, given_preprocessing, known_labels, read_labels
 from remtta.models.metadata import PretrainedConfig, Size
-from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import UnwrappedModel, classifiers_of
-from remtta.options import ModelOptions
 
-_TYPES = {"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(double)": "f8"}
-_PROVIDERS = {"cpu": "CPU", "cuda": "CUDA", "mps": "CoreML"}
-_CPU = "CPUExecutionProvider"
-_SIDE = 224  # of images, if a file accepts any size
+CPU = "CPUExecutionProvider"
+MAX_PIXELS = 2**25
+"""Pixels of one call's images, or of two images if a file takes any number; they take 400 MB in float32."""
+
+_FLOATS = {"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(double)": "f8"}
+_PIXELS = "tensor(uint8)"
 _AT_ONCE = 4  # images per call on a CPU: more need more memory, and are no faster
+_SOFTMAXES, _SIGMOIDS = ("Softmax", "QLinearSoftmax"), ("Sigmoid", "QLinearSigmoid")
 _LEAST = {2: 6e-8, 4: 1e-30, 8: 1e-30}  # smallest probability, by the bytes of its type
 _LEAST_QUANTISED = 1 / 512  # half a step of 8 bits
 _FINE, _COARSE = 1e-4, 2e-2  # largest difference of a probability in a written file: float32; float16 or int8
-
-_log = logging.getLogger(__name__)
 
 
 class OnnxClassifier(nn.Module):
@@ -49,17 +44,29 @@ class OnnxClassifier(nn.Module):
         output: Name of the output to use; None for the only one of shape (B, C).
         providers: Execution providers for onnxruntime, by preference.
         size: Height and width of images, if the file accepts any.
+        usual: Height and width where neither the file nor `size` says.
+
+    Attributes:
+        normalises: Whether the file takes pixels, in uint8, and normalises them itself.
+        assumes_size: Whether `usual` is used.
+        doubt: How the output differs from logits; "" if it does not.
     """
 
     onnx_sha256: Tensor
 
-    def __init__(self, graph: OnnxGraph, output: str | None, providers: Sequence[Any], size: Size | None) -> None:
+    def __init__(
+        self,
+        graph: OnnxGraph,
+        output: str | None,
+        providers: Sequence[Any],
+        size: Size | None,
+        usual: Size = (224, 224),
+    ) -> None:
         super().__init__()
         self.path, self.patch_size, self._providers = graph.path, graph.patch_size, list(providers)
         self._session, self._features = self._open(str(self.path)), ""
         self.provider = str(self._session.get_providers()[0])
-        self._find_input(size)
-        self._find_output(graph, output)
+        self._find_interface(graph, output, size, usual)
         self.head = nn.ParameterDict({"bias": torch.zeros(self.num_classes)})
         digest = bytearray(graph.sha256 + self._output.encode())
         self.register_buffer("onnx_sha256", torch.frombuffer(digest, dtype=torch.uint8).clone())
@@ -94,21 +101,27 @@ class OnnxClassifier(nn.Module):
         return logits.to(self.head["bias"].device) + self.head["bias"]
 
     def _run(self, images: Tensor, outputs: Sequence[str]) -> list[Tensor]:
-        """Return outputs in float32 for images (B, 3, H, W), as many at a time as the file takes."""
-        images = images.permute(0, 2, 3, 1) if self._channels_last else images
-        pixels = images.detach().cpu().numpy().astype(self._type)
+        """Return outputs in float32 for images (B, 3, H, W), as many at a time as the file takes; the logits first."""
         parts = []
-        size = self._batch or (_AT_ONCE if self.provider == _CPU else len(pixels))
-        for start in range(0, len(pixels), size):
-            part = pixels[start : start + size]
-            whole = part[np.arange(self._batch or len(part)) % len(part)]  # with copies, if there are too few
-            try:
-                returned = self._opened.run(outputs, {self._input: whole})
-            except Exception as error:  # its own exceptions, which onnxruntime does not expose
-                reason = first_line(error)[:200]
-                raise CheckpointError(f"onnxruntime cannot run {self.path} on {whole.shape}: {reason}") from error
+        for part in images.split(self._batch or (_AT_ONCE if self.provider == CPU else len(images))):
+            returned = self._call(part, outputs)
+            count = self._batch or len(part)
+            if any(len(array) != count for array in returned) or returned[0].size != count * self.num_classes:
+                got = f"{returned[0].shape} for {counted(count, 'image')}"
+                raise CheckpointError(f"{self.path} returned {got}, not logits of {self.num_classes} classes")
             parts.append([torch.from_numpy(array[: len(part)]).float() for array in returned])
         return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+
+    def _call(self, images: Tensor, outputs: Sequence[str]) -> list[np.ndarray]:
+        """Return outputs as they are, for at most as many images as the file takes; with copies if they are fewer."""
+        pixels = (images.permute(0, 2, 3, 1) if self._channels_last else images).detach().cpu().numpy()
+        if self.normalises:
+            pixels = np.rint(255 * pixels).clip(0, 255)
+        whole = pixels.astype(self._type)[np.arange(self._batch or len(pixels)) % len(pixels)]
+        try:
+            return list(self._opened.run(outputs, {self._input: whole}))
+        except Exception as error:  # its own exceptions, which onnxruntime does not expose
+            raise CheckpointError(f"onnxruntime cannot run {self.path} on {whole.shape}: {_reason(error)}") from error
 
     @property
     def _opened(self) -> Any:
@@ -122,63 +135,124 @@ class OnnxClassifier(nn.Module):
     def _open(self, model: str | bytes) -> Any:
         runtime = needed("onnxruntime", "onnx", "an ONNX file")
         options = runtime.SessionOptions()
-        options.log_severity_level, options.intra_op_num_threads = 3, torch.get_num_threads()
+        options.log_severity_level, options.intra_op_num_threads = 4, torch.get_num_threads()  # 4: errors are raised
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # frames are decoded meanwhile
         try:
             return runtime.InferenceSession(model, options, providers=self._providers)
         except Exception as error:
-            raise CheckpointError(f"onnxruntime cannot load {self.path}: {first_line(error)[:200]}") from error
+            raise CheckpointError(f"onnxruntime cannot load {self.path}: {_reason(error)}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_session": None, "_features": ""}
 
     # What the file takes and returns.
 
-    def _find_input(self, size: Size | None) -> None:
+    def _find_interface(self, graph: OnnxGraph, output: str | None, size: Size | None, usual: Size) -> None:
+        """Find the input's form by running two images in each that it may have, and the output by its values."""
+        kinds = {each.name: each.type for each in self._opened.get_outputs()}
+        if output is not None and output not in kinds:
+            raise UsageError(f"{self.path.name} has no output {output}; choose {', '.join(kinds)}")
+        kinds = {name: kind for name, kind in kinds.items() if output in (name, None)}
+        problems = []
+        for channels_last, sides in self._possible_inputs():
+            self._channels_last = channels_last
+            self._choose_size(sides, size, usual)
+            try:
+                returned = self._run_trial([name for name, kind in kinds.items() if kind in _FLOATS])
+            except CheckpointError as error:
+                problems.append(str(error))
+            else:
+                return self._find_output(graph, kinds, returned)
+        advice = "" if self.input_size else "; if its images have another size, give --input-size"
+        raise CheckpointError("; ".join(problems) + advice)
+
+    def _possible_inputs(self) -> list[tuple[bool, list[int | None]]]:
+        """Return whether channels are last, and height and width where known, for each form that images may have."""
         inputs = self._opened.get_inputs()
-        kind, shape = (inputs[0].type, inputs[0].shape) if inputs else ("", [])
-        if len(inputs) != 1 or kind not in _TYPES or len(shape) != 4 or 3 not in (shape[1], shape[3]):
+        kind, shape = (inputs[0].type, inputs[0].shape) if len(inputs) == 1 else ("", [])
+        sizes = [side if isinstance(side, int) and side > 0 else None for side in shape or [None] * 4]
+        forms = [(1, False, sizes[2:]), (3, True, sizes[1:3])] if len(sizes) == 4 else []
+        sure = [(last, sides) for axis, last, sides in forms if sizes[axis] == 3]
+        possible = sure[:1] or [(last, sides) for axis, last, sides in forms if sizes[axis] is None]
+        if not possible or kind not in (*_FLOATS, _PIXELS):
             got = ", ".join(f"{each.name} {each.type} {each.shape}" for each in inputs)
             raise CheckpointError(f"{self.path} takes {got or 'nothing'}, not images (B, 3, H, W) or (B, H, W, 3)")
-        self._input, self._type, self._channels_last = inputs[0].name, _TYPES[kind], shape[1] != 3
-        self._batch = shape[0] if isinstance(shape[0], int) else None
-        height, width = shape[1:3] if self._channels_last else shape[2:]
-        self.input_size = (height, width) if isinstance(height, int) and isinstance(width, int) else None
-        if size is not None and self.input_size not in (None, size):
-            raise UsageError(f"{self.path.name} takes images of {height} x {width} only; leave --input-size out")
-        self.image_size = self.input_size or size or (_SIDE, _SIDE)
+        self._input, self._type, self._batch = inputs[0].name, _FLOATS.get(kind, "u1"), sizes[0]
+        self.normalises = kind == _PIXELS
+        return possible
 
-    def _find_output(self, graph: OnnxGraph, wanted: str | None) -> None:
-        """Find the output (B, C) by its values for two images, and whether it has logits or probabilities."""
-        kinds = {each.name: each.type for each in self._opened.get_outputs()}
-        if wanted is not None and wanted not in kinds:
-            raise UsageError(f"{self.path.name} has no output {wanted}; choose {', '.join(kinds)}")
-        names = [name for name, kind in kinds.items() if kind in _TYPES and wanted in (name, None)]
-        images = torch.linspace(-1, 1, 6 * self.image_size[0] * self.image_size[1]).view(2, 3, *self.image_size)
-        returned = dict(zip(names, self._run(images, names), strict=True)) if names else {}
-        found = {
-            name: values
-            for name, values in returned.items()
-            if values.ndim > 1 and values.shape[:2].numel() == values.numel() and len(values) == 2 < 2 * values.shape[1]
+    def _choose_size(self, sides: Sequence[int | None], size: Size | None, usual: Size) -> None:
+        """Choose the size of images: the file's, else `size`, else that of the other side, else `usual`."""
+        height, width = sides
+        known = height or width
+        self.input_size = None if height is None or width is None else (height, width)
+        self.assumes_size = not (known or size)
+        assumed = size or ((known, known) if known else usual)
+        self.image_size = (height or assumed[0], width or assumed[1])
+        shown = "{} x {}".format(*self.image_size)
+        if size not in (None, self.image_size):
+            raise UsageError(f"{self.path.name} takes images of {shown} only; leave --input-size out")
+        if (self._batch or 2) * self.image_size[0] * self.image_size[1] > MAX_PIXELS:
+            count = "" if self._batch is None else f"{self._batch} "
+            text = f"{self.path} takes {count}images of {shown}, and remtta at most {MAX_PIXELS:,} pixels at once"
+            raise (UsageError if size else CheckpointError)(text)
+
+    def _run_trial(self, outputs: Sequence[str]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Return outputs for an image, and for two, or for another one if the file takes one at a time."""
+        low, (height, width) = 0 if self.normalises else -1, self.image_size
+        images = torch.linspace(low, 1, 6 * height * width).view(2, 3, height, width)
+        calls = [self._call(part, outputs) for part in (images[:1], images[1 if self._batch == 1 else 0 :]) if outputs]
+        return dict(zip(outputs, zip(*calls, strict=True), strict=True))
+
+    def _find_output(
+        self, graph: OnnxGraph, kinds: Mapping[str, str], returned: Mapping[str, tuple[np.ndarray, np.ndarray]]
+    ) -> None:
+        """Find the only output (B, C), and whether it has logits or probabilities."""
+        problems = {
+            name: self._problem(graph, name, *returned[name]) if name in returned else f"is {kind}"
+            for name, kind in kinds.items()
         }
+        found = [name for name, problem in problems.items() if not problem]
         if not found:
-            got = ", ".join(
-                f"{name} {tuple(returned[name].shape) if name in returned else kinds[name]}" for name in kinds
-            )
-            raise CheckpointError(f"{self.path} has no output (B, C), as a classifier has; for two images: {got}")
+            got = "; ".join(f"{name} {problem}" for name, problem in problems.items())
+            raise CheckpointError(f"{self.path} has no output (B, C), as a classifier has: {got}")
         if len(found) > 1:
             raise UsageError(
                 f"{self.path.name} has several outputs (B, C); choose with --output-name: {', '.join(found)}"
             )
-        ((self._output, values),) = found.items()
-        self.num_classes = values.shape[1]
+        self._output, (first, second) = found[0], returned[found[0]]
+        self._kind, self._axes, self.num_classes = first.dtype, first.ndim, first.shape[1]
         operator, _, quantised = graph.last_operator(self._output)
-        if operator == "Sigmoid":
+        if operator in _SIGMOIDS:
             raise CheckpointError(f"{self.path} ends in a sigmoid: its classes do not exclude one another")
-        num_bytes, sums = int(_TYPES[kinds[self._output]][1]), values.flatten(1).sum(1)
-        self._least, self._tolerance = None, _COARSE if quantised or num_bytes == 2 else _FINE
-        if operator == "Softmax" or (values.min() >= 0 and torch.allclose(sums, torch.ones(2), atol=1e-3)):
-            self._least = _LEAST_QUANTISED if quantised else _LEAST[num_bytes]
+        values = torch.from_numpy(np.stack([first[0], second[0 if self._batch == 1 else 1]])).float().flatten(1)
+        sums, is_softmax = values.sum(1), operator in _SOFTMAXES
+        add_to_1 = torch.allclose(sums, torch.ones(2), atol=_COARSE if is_softmax else 1e-3)
+        self._tolerance = _COARSE if quantised or first.itemsize == 2 else _FINE
+        self._least, self.doubt = None, ""
+        if (is_softmax and quantised) or (values.min() >= 0 and add_to_1):
+            self._least = _LEAST_QUANTISED if quantised else _LEAST[first.itemsize]
+        elif values.min() >= 0 and values.max() <= 1:
+            self.doubt = "values in [0, 1], as a sigmoid does"
+        elif (
+            not torch.equal(*values)
+            and torch.allclose(sums[0], sums[1], rtol=self._tolerance / 10)
+            and sums.abs().min() > self._tolerance * values.abs().sum(1).max()
+        ):
+            self.doubt = f"values that sum to {sums[0]:.4g} for each image, as scaled probabilities do"
+
+    def _problem(self, graph: OnnxGraph, name: str, first: np.ndarray, second: np.ndarray) -> str:
+        """Return how an output, for an image and for two, shows that it is no (B, C) of a classifier; "" if it is."""
+        for count, array in ((self._batch or 1, first), (self._batch or 2, second)):
+            if array.ndim < 2 or len(array) != count or not 1 < array.shape[1] == array.size // count:
+                return f"is {array.shape} for {counted(count, 'image')}"
+        if first.shape[1:] != second.shape[1:]:
+            return f"is {first.shape} for one image and {second.shape} for others"
+        if not np.allclose(first, first[:1], rtol=0, atol=_COARSE * np.abs(first).max(), equal_nan=True):
+            return f"differs among {len(first)} copies of an image"  # as the rows of (C, B) do
+        if operators := graph.selections(name):
+            return f"is selected by {' and '.join(operators)}"
+        return "" if graph.reads(name, self._input) else "does not depend on the images"
 
     @property
     def returns_probabilities(self) -> bool:
@@ -192,7 +266,8 @@ class OnnxClassifier(nn.Module):
         OutputError if it cannot be written.
         """
         graph = read_graph(self.path, whole=True)
-        graph.shift(self._output, self.head["bias"].detach().cpu().numpy(), probabilities=self._least is not None)
+        shift = self.head["bias"].detach().cpu().numpy().astype(self._kind).reshape(-1, *[1] * (self._axes - 2))
+        graph.shift(self._output, shift, least=self._least)
         content = graph.content(metadata)
         write_atomically(path, lambda temporary: self._write_checked(temporary, content))
 
@@ -204,6 +279,20 @@ class OnnxClassifier(nn.Module):
         difference = float((written(images).softmax(-1) - self(images).softmax(-1)).abs().max())
         if not difference <= self._tolerance:
             raise RemttaError(f"the shifted file predicts otherwise, by {difference:.1e}; nothing was written")
+
+
+_PLACES = re.compile(
+    r"\[ONNXRuntimeError\] : \d+ : \w+ : |Load model from .*? failed:|"
+    r"\S+\.(?:cc|h):\d+ (?:(?:[\w:<>&*]+ )*[\w<>]+(?:::[\w~<>]+)+\([^()]*\)(?: const)? )?"
+)
+_MAX_REASON = 400  # characters; onnxruntime names the place in its source first, and the reason last
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason that onnxruntime gives, and what to do if it is too old for a file."""
+    text = _PLACES.sub("", " ".join(str(error).split()))
+    advice = "; update onnxruntime, or export the model for an earlier version" * bool(re.search("IR v|opset v", text))
+    return f"{'...' if len(text) > _MAX_REASON else ''}{text[-_MAX_REASON:].rstrip('.')}{advice}"
 
 
 class OnnxBackbone(AnyClassifier):
@@ -241,55 +330,3 @@ class OnnxBackbone(AnyClassifier):
 
 
 FAMILIES = {OnnxClassifier: OnnxBackbone}
-
-
-def load_onnx(options: ModelOptions, own: OnnxOptions, device: str | torch.device) -> OnnxClassifier:
-    """Load the classifier in an ONNX file. Raise UsageError if a package is missing, or a value does not fit;
-    CheckpointError if the file is damaged, or holds no classifier of images.
-    """
-    labels, providers = read_labels(options.labels), _providers(str(device), own.provider)
-    graph = read_graph(Path(str(options.checkpoint)))
-    config = _known_config(graph)
-    size = options.input_size or config.get("input_size", ())[1:] or None
-    model = OnnxClassifier(graph, own.output_name, providers, size)
-    if model.returns_probabilities:
-        _log.info("%s returns probabilities; their logarithms are the logits", model.path.name)
-    if model.provider != providers[0][0]:
-        raise UsageError(f"onnxruntime cannot use {providers[0][0]} on this machine; use --provider cpu")
-    config |= given_preprocessing(options) | {"input_size": (3, *model.image_size)}
-    named = None if labels is None else checked_labels(labels, model.num_classes)
-    config["label_names"] = named or known_labels(model.num_classes, config)
-    config["built_from"] = built_from(options) | ({"output_name": own.output_name} if own.output_name else {})
-    model.pretrained_cfg = model.default_cfg = config
-    return model.eval()
-
-
-def _providers(device: str, name: str | None) -> list[Any]:
-    """Return the execution providers to try, by preference; raise UsageError if one is not available."""
-    available = needed("onnxruntime", "onnx", "an ONNX file").get_available_providers()
-    short = {each.removesuffix("ExecutionProvider").lower(): each for each in available}
-    kind, _, number = device.partition(":")
-    wanted = name or ("CUDA" if kind == "auto" and "cuda" in short else _PROVIDERS.get(kind, "CPU"))
-    found = short.get(wanted.lower().removesuffix("executionprovider"))
-    if found is None:
-        raise UsageError(f"onnxruntime has no provider {wanted} here; it has {', '.join(sorted(short))}")
-    first = (found, {"device_id": number} if number else {})
-    return [first] if found == _CPU else [first, _CPU]
-
-
-def _known_config(graph: OnnxGraph) -> PretrainedConfig:
-    """Return the preprocessing and labels that the file holds, if remtta or Ultralytics wrote it."""
-    known = graph.metadata
-    if known.get("task", "classify") != "classify":
-        raise CheckpointError(f"{graph.path} is a model to {known['task']}, not a classifier of images")
-    try:
-        if "remtta_version" in known:
-            fields = json.loads(known["preprocessing"])
-            values = vars(Preprocessing(**{**fields, "input_size": tuple(fields["input_size"])}))
-            return {**values, "label_names": json.loads(known["labels"]), "input_size": (3, *values["input_size"])}
-        if "task" in known:  # Ultralytics
-            names = {"label_names": dict(literal_eval(known["names"]))}
-            return {**names, "mean": (0.0,) * 3, "std": (1.0,) * 3, "interpolation": "bilinear", "crop_pct": 1.0}
-    except (ValueError, TypeError, LookupError, SyntaxError, RecursionError) as error:
-        raise CheckpointError(f"{graph.path} has damaged metadata: {first_line(error)}") from error
-    return {}

@@ -16,12 +16,16 @@ from remtta.methods.settings.chosen import default_method
 from remtta.methods.support import Support, refused_methods, support_in
 from remtta.models.info import ModelInfo, model_info
 from remtta.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
+from remtta.models.unwrapping import unwrap_model
 from remtta.pipeline.information import mutual_information
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import Stream
 
 MIN_IMAGES = 16  # with fewer, the right preprocessing was missed on corrupted images
-NORMALISATIONS: Mapping[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+Statistics = tuple[tuple[float, ...], tuple[float, ...]]
+"""Mean and standard deviation per channel."""
+
+NORMALISATIONS: Mapping[str, Statistics] = {
     "0.5": ((0.5,) * 3, (0.5,) * 3),
     "ImageNet's": (IMAGENET_MEAN, IMAGENET_STD),
     "CLIP's": ((0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)),
@@ -137,7 +141,8 @@ def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], 
     frames = _read(stream, limit, info.preprocessing, wait)
     readable = [frame.image for frame in frames if frame.image is not None]
     images = torch.stack(readable)
-    findings = [_finding(model, candidate, images, wait) for candidate in candidates_of(info.preprocessing)]
+    others = {} if getattr(unwrap_model(model).module, "normalises", False) else NORMALISATIONS  # pixels themselves
+    findings = [_finding(model, each, images, wait) for each in candidates_of(info.preprocessing, others)]
     return Diagnosis(
         info,
         stream.name,
@@ -149,14 +154,14 @@ def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], 
     )
 
 
-def candidates_of(configured: Preprocessing) -> list[Candidate]:
+def candidates_of(configured: Preprocessing, others: Mapping[str, Statistics] = NORMALISATIONS) -> list[Candidate]:
     """Return the configured preprocessing first, then other normalisations and channel orders."""
     statistics = (configured.mean, configured.std)
     first = next((title for title, pair in NORMALISATIONS.items() if pair == statistics), "as configured")
     return [
         Candidate(f"mean, std: {title}{suffix}", replace(configured, mean=mean, std=std), swapped=bool(suffix))
         for suffix in ("", "; red, blue swapped")
-        for title, (mean, std) in {first: statistics, **NORMALISATIONS}.items()
+        for title, (mean, std) in {first: statistics, **others}.items()
     ]
 
 

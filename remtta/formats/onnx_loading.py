@@ -1,0 +1,123 @@
+"""Load the classifier in an ONNX file, with the preprocessing and labels that its metadata holds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from ast import literal_eval
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from remtta.errors import CheckpointError, UsageError, first_line, needed
+from remtta.formats.loaders import OnnxOptions
+from remtta.formats.onnx_graph import OnnxGraph, read_graph
+from remtta.formats.onnx_model import CPU, MAX_PIXELS, OnnxClassifier
+from remtta.models.info import built_from, checked_labels, given_preprocessing, known_labels, read_labels
+from remtta.models.metadata import PretrainedConfig
+from remtta.models.preprocessing import Preprocessing
+from remtta.options import ModelOptions
+
+_PROVIDERS = {"cpu": "CPU", "cuda": "CUDA", "mps": "CoreML"}
+_MAX_NAMES = 2**21  # characters of Ultralytics's class names: Python takes a hundred times as many bytes to parse them
+
+_log = logging.getLogger(__name__)
+
+
+def load_onnx(options: ModelOptions, own: OnnxOptions, device: str | torch.device) -> OnnxClassifier:
+    """Load the classifier in an ONNX file. Raise UsageError if a package is missing, or a value does not fit;
+    CheckpointError if the file is damaged, or holds no classifier of images.
+    """
+    labels, providers = read_labels(options.labels), _providers(str(device), own.provider)
+    graph = read_graph(Path(str(options.checkpoint)))
+    config = _known_config(graph)
+    stored = {"usual": config["input_size"][1:]} if "input_size" in config else {}
+    size = None if options.input_size is None else (options.input_size[0], options.input_size[1])  # JSON has lists
+    model = OnnxClassifier(graph, own.output_name, providers, size, **stored)
+    if model.provider != providers[0][0]:
+        raise UsageError(f"onnxruntime cannot use {providers[0][0]} on this machine; use --provider cpu")
+    if stored and options.input_size is None and stored["usual"] != model.image_size:
+        raise _damaged(graph, f"images of {stored['usual']} pixels, and it takes {model.image_size}")
+    names = config.get("label_names")
+    if names and labels is None and len(names) != model.num_classes:
+        raise _damaged(graph, f"{len(names)} names of {model.num_classes} classes")
+    if model.returns_probabilities:
+        _log.info("%s returns probabilities; their logarithms are the logits", model.path.name)
+    if model.doubt:
+        _log.warning("%s returns %s; remtta takes them as logits: export it without that", model.path.name, model.doubt)
+    if stored or not model.assumes_size:
+        config["input_size"] = (3, *model.image_size)
+    config |= _given_preprocessing(options, model)
+    named = None if labels is None else checked_labels(labels, model.num_classes)
+    config["label_names"] = named or known_labels(model.num_classes, config)
+    config["built_from"] = {
+        **built_from(options),
+        "checkpoint": str(graph.path.absolute()),  # not what a link leads to, beside which there may be no weights
+        **({"output_name": own.output_name} if own.output_name else {}),
+    }
+    model.pretrained_cfg = model.default_cfg = config
+    return model.eval()
+
+
+def _given_preprocessing(options: ModelOptions, model: OnnxClassifier) -> PretrainedConfig:
+    """Return the preprocessing that options set; of a file that normalises pixels itself, none but the size."""
+    given = given_preprocessing(options)
+    if not model.normalises:
+        return given
+    unit = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+    if any(tuple(given.get(name, values)) != values for name, values in unit.items()):
+        raise UsageError(f"{model.path.name} takes pixels, and normalises them itself; leave --mean and --std out")
+    return {"crop_pct": 1.0, **given, **unit}
+
+
+def _damaged(graph: OnnxGraph, problem: object) -> CheckpointError:
+    return CheckpointError(f"{graph.path} has damaged metadata: {problem}; export it again")
+
+
+def _providers(device: str, name: str | None) -> list[Any]:
+    """Return the execution providers to try, by preference; raise UsageError if one is not available."""
+    available = needed("onnxruntime", "onnx", "an ONNX file").get_available_providers()
+    short = {each.removesuffix("ExecutionProvider").lower(): each for each in available}
+    kind, _, number = device.partition(":")
+    wanted = name or ("CUDA" if kind == "auto" and "cuda" in short else _PROVIDERS.get(kind, "CPU"))
+    found = short.get(wanted.lower().removesuffix("executionprovider"))
+    if found is None:
+        raise UsageError(f"onnxruntime has no provider {wanted} here; it has {', '.join(sorted(short))}")
+    first = (found, {"device_id": number} if number else {})
+    return [first] if found == CPU else [first, CPU]
+
+
+def _known_config(graph: OnnxGraph) -> PretrainedConfig:
+    """Return the preprocessing and labels that the file holds, if remtta or Ultralytics wrote it."""
+    known = graph.metadata
+    if known.get("task", "classify") != "classify":
+        raise CheckpointError(f"{graph.path} is a model to {known['task']}, not a classifier of images")
+    try:
+        if "remtta_version" in known:
+            return _config(json.loads(known["preprocessing"]), json.loads(known["labels"]))
+        if "task" in known:  # Ultralytics
+            if len(known["names"]) > _MAX_NAMES:
+                raise ValueError(f"{len(known['names']):,} characters of class names")
+            names, size = dict(literal_eval(known["names"])), literal_eval(known.get("imgsz", "None"))
+            values = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "interpolation": "bilinear", "crop_pct": 1.0}
+            return _config({**values, "input_size": size}, [names[number] for number in range(len(names))])
+    except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError) as error:
+        raise _damaged(graph, first_line(error)) from error
+    return {}
+
+
+def _config(preprocessing: Mapping[str, Any], labels: object) -> PretrainedConfig:
+    """Return preprocessing and labels in the form of timm's configs; raise ValueError, TypeError or KeyError if one is
+    not valid. The input size may be None.
+    """
+    size = preprocessing["input_size"]
+    values = vars(Preprocessing(**{**preprocessing, "input_size": (1, 1) if size is None else tuple(size)}))
+    if not isinstance(labels, list):
+        raise TypeError(f"labels {labels!r:.80}")
+    config = {**values, "label_names": [str(label) for label in labels], "input_size": (3, *values["input_size"])}
+    if 2 * math.prod(values["input_size"]) > MAX_PIXELS:
+        raise ValueError(f"images of {size[0]} x {size[1]}")
+    return config if size else {name: value for name, value in config.items() if name != "input_size"}
