@@ -230,25 +230,27 @@ def _markdown(table: Table) -> str:
 
 
 def latex_table(results: Content, chosen: Sequence[str] | None = None) -> str:
-    r"""Return the main table as a LaTeX tabular, which needs no package: corruptions by their usual short names, the
+    """Return the main table as a LaTeX tabular, which needs no package: corruptions by their usual short names, the
     best of each column in bold; legend and command are comments.
     """
     columns, methods = _columns(results, chosen), results["methods"]
-    competing = [name for name in methods if not _has_labels(name)]
-    table = [[_latex(name) for name in methods]]
-    for column in columns:
-        cells = {name: column.cell(content) for name, content in methods.items()}
-        values = {name: float(number["value"]) for name in competing if (number := _NUMBER.fullmatch(cells[name]))}
-        best = column.best(values.values()) if column.best and len(values) > 1 else None
-        table.append([_latex(cell, bold=best is not None and values.get(name) == best) for name, cell in cells.items()])
     header = [_latex(_short(name)) for name in ("error in %", *(column.header for column in columns))]
-    head, *rows = (f"{' & '.join(cells)} \\\\" for cells in (header, *zip(*table, strict=True)))
-    command = results.get("environment", {}).get("command", [])
-    program = Path(command[0]).stem.replace("__main__", "remtta") if command else ""
-    legend = [*notes(results, chosen), *["bold: the best, without upper bounds"] * (len(competing) > 1)]
-    legend += [shlex.join([program, *command[1:]])] * bool(command)
+    cells = [list(map(_latex, methods)), *(_latex_column(column, methods) for column in columns)]
+    head, *rows = (f"{' & '.join(row)} \\\\" for row in (header, *zip(*cells, strict=True)))
+    legend = [*notes(results, chosen), *["bold: the best, without upper bounds"] * (len(methods) > 1)]
+    if command := results.get("environment", {}).get("command"):
+        legend.append(shlex.join([Path(command[0]).stem.replace("__main__", "remtta"), *command[1:]]))
     lines = [*(f"% {printable(note)}" for note in legend), rf"\begin{{tabular}}{{l{'r' * len(columns)}}}", r"\hline"]
     return "\n".join([*lines, head, r"\hline", *rows, r"\hline", r"\end{tabular}", ""])
+
+
+def _latex_column(column: Column, methods: Mapping[str, Content]) -> list[str]:
+    """Return the cells of a column, the best in bold: those equal in print, if at least two compete."""
+    cells = {name: column.cell(content) for name, content in methods.items()}
+    numbers = {name: _NUMBER.fullmatch(cell) for name, cell in cells.items() if not _has_labels(name)}
+    values = {name: float(number["value"]) for name, number in numbers.items() if number}
+    best = column.best(values.values()) if column.best and len(values) > 1 else None
+    return [_latex(cell, bold=best is not None and values.get(name) == best) for name, cell in cells.items()]
 
 
 def _short(header: str) -> str:

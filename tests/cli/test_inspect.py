@@ -102,7 +102,7 @@ def test_an_evaluation_is_shown_with_its_results(evaluation: Path, tmp_path: Pat
     assert out.startswith("evaluation   completed; continual, batch 4, seeds 0,1 on cpu\ndata         ")
     assert "methods      source, rem\n" in out
     assert rem["gain"] == 0  # which is no significant gain
-    assert f"rem     {rem['mean']:8.1f} %  ≈{rem['gain']:+.1f}  {100 * rem['ece']:4.1f}  ± {rem['mean_std']:.1f}" in out
+    assert f"\nrem         ≈{rem['mean']:.1f} ± {rem['mean_std']:.1f}  ≈+0.0  {100 * rem['ece']:5.1f}\n" in out
     content = json.loads(told(evaluation, "--json")[1])
     assert content["evaluation"]["methods"]["rem"]["mean"] == rem["mean"]
     assert content["evaluation"]["settings"] == results["settings"] and content["alive"] is False

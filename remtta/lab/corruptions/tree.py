@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 from remtta._version import __version__
 from remtta.engines.cluster import connected, on_ray
@@ -162,15 +162,6 @@ def _corrupt_files(
 # --- corrupt.json: source and settings of a tree, by which a run resumes it and refuses to mix in other images --------
 
 
-class _Corruption(TypedDict):
-    severities: list[int]
-
-
-class _Manifest(TypedDict):
-    settings: dict[str, object]
-    corruptions: dict[str, _Corruption]
-
-
 def _prepare(destination: Path, source: Path, options: CorruptOptions) -> dict[str, object]:
     """Prepare the root of a tree, write its manifest, and return the settings in it. Raise UsageError if the folder
     holds a tree with other settings, or corruptions that remtta did not make; OutputError if it cannot be written to.
@@ -236,10 +227,10 @@ def _parameters(name: str) -> dict[str, object]:
     return {chosen: [values(severity, chosen) for severity in SEVERITIES] for chosen in ("imagenet", "cifar")}
 
 
-def _read(destination: Path) -> _Manifest | None:
+def _read(destination: Path) -> Mapping[str, Any] | None:
     path = destination / MANIFEST
     try:
-        manifest: _Manifest = from_json(path.read_text(encoding="utf-8"))
+        manifest: Mapping[str, Any] = from_json(path.read_text(encoding="utf-8"))
         _severities_in(manifest)
         if not isinstance(manifest["settings"], dict):
             raise TypeError("settings are no object")
@@ -250,7 +241,7 @@ def _read(destination: Path) -> _Manifest | None:
     return manifest
 
 
-def _severities_in(manifest: _Manifest) -> dict[str, list[int]]:
+def _severities_in(manifest: Mapping[str, Any]) -> dict[str, list[int]]:
     """Return severities by corruption, without unknown ones: folders are removed by what this returns."""
     return {
         name: [severity for severity in SEVERITIES if severity in entry["severities"]]

@@ -38,7 +38,7 @@ from remtta.lab.evaluation.trial_writer import (
     TrialWriter,
     delta_path,
 )
-from remtta.lab.evaluation.variants import parse_variants
+from remtta.lab.evaluation.variants import MethodVariant, parse_variants
 from remtta.lab.heads import restricted_classes, restricted_tensors
 from remtta.lab.tables import LATEX, TABLE, table_columns
 from remtta.machine import num_cores
@@ -125,19 +125,8 @@ def evaluate(
             "the images keep their stored order, so seeds change only random methods; --order shuffled shuffles"
         )
     variants = parse_variants(methods)
-    changes = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)
-    configs = {
-        name: settings_of(
-            variants[name].method,
-            changed if isinstance(changed, MethodConfig) else {**variants[name].defaults, **(changed or {})},
-            batch_size=options.batch_size,
-        )
-        for name, changed in changes.items()
-    }
-    configs = {  # so that all rows of a table have the same
-        name: replace(config, precision="fp32") if config.precision == "auto" else config
-        for name, config in configs.items()
-    }
+    given = methods if isinstance(methods, Mapping) else dict.fromkeys(methods)
+    configs = {name: _config(variants[name], settings, options.batch_size) for name, settings in given.items()}
     check_source_data((variant.method for variant in variants.values()), source_data)
     base_sha256 = state_sha256(model)
     if delta is not None:
@@ -159,6 +148,14 @@ def evaluate(
         context = EvaluationContext(model, info, dataset, variants, configs, options, numbers, num_classes, delta)
         context.check()
         return _Evaluation(context, Path(output), interrupts or Interrupts()).execute(source_data)
+
+
+def _config(variant: MethodVariant, given: MethodConfig | Mapping[str, Any] | None, batch_size: int) -> MethodConfig:
+    """Return the config of a row, in fp32 unless told otherwise, so that rows compare."""
+    if not isinstance(given, MethodConfig):
+        given = {**variant.defaults, **(given or {})}
+    config = settings_of(variant.method, given, batch_size=batch_size)
+    return replace(config, precision="fp32") if config.precision == "auto" else config
 
 
 def _with_class_names(model: nn.Module, names: Sequence[str]) -> nn.Module:

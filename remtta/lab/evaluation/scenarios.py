@@ -58,13 +58,9 @@ def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit
         items = np.stack([np.full_like(positions, number), positions], axis=1)
         return Visit(items, reset=scenario == "episodic" and phase == "adapt", phase=phase)
 
-    if scenario == "gradual":
-        visits = [visit(number) for number in _gradual_order(dataset.domains, seen)]
-    elif scenario == "recurring":
-        repetitions = range(options.visits or _RECURRING_VISITS)
-        visits = [visit(number, repetition) for repetition in repetitions for number in seen]
-    else:
-        visits = [visit(number) for number in seen]
+    order = _gradual_order(dataset.domains, seen) if scenario == "gradual" else seen
+    rounds = options.visits or _RECURRING_VISITS if scenario == "recurring" else 1
+    visits = [visit(number, repetition) for repetition in range(rounds) for number in order]
     if scenario == "mixed":
         items = np.concatenate([visit.items for visit in visits])
         visits = [Visit(np.random.default_rng([seed, _MIXED_SEED]).permutation(items))]

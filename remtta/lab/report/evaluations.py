@@ -6,7 +6,7 @@ from pathlib import Path
 
 from remtta.errors import counted
 from remtta.files import is_locked
-from remtta.lab.tables import significance_mark
+from remtta.lab.tables import table_rows
 from remtta.runs.folder import RESULTS
 from remtta.runs.inspection import Content, Facts, Inspection, fact_lines, read_content, state_of
 from remtta.runs.reading import aligned
@@ -17,7 +17,11 @@ _RESULT = ("mean", "error", "ece", "mean_std", "gain", "gain_se")
 def inspect_evaluation(folder: Path) -> Inspection:
     """Describe the folder of an evaluation; use it within `reading`. Raise RemttaError if its record cannot be read."""
     content = describe_evaluation(folder)
-    return Inspection(content, [*fact_lines(evaluation_facts(content)), "", *_result_lines(content["evaluation"])])
+    lines, evaluation = [*fact_lines(evaluation_facts(content)), ""], content["evaluation"]
+    if evaluation["methods"]:
+        header, rows = table_rows(evaluation, ("mean", "gain", "ece"))
+        lines += aligned([header, *rows])
+    return Inspection(content, lines)
 
 
 def describe_evaluation(folder: Path) -> Content:
@@ -42,17 +46,3 @@ def evaluation_facts(content: Content) -> Facts:
         "model": f"{model.get('name') or 'unknown'}, base {model['base_sha256'][:12]}",
         "methods": ", ".join(settings["methods"]) + ("" if evaluation["methods"] else "; no results yet"),
     }
-
-
-def _result_lines(evaluation: Content) -> list[str]:
-    rows = [
-        (
-            name,
-            f"{result['mean']:.1f} %",
-            "" if result["gain"] is None else f"{significance_mark(result)}{result['gain']:+.1f}",
-            f"{100 * result['ece']:.1f}",
-            "" if result["mean_std"] is None else f"± {result['mean_std']:.1f} over seeds",
-        )
-        for name, result in evaluation["methods"].items()
-    ]
-    return aligned([("method", "mean error", "gain", " ECE", ""), *rows], left=(0, 4)) if rows else []
