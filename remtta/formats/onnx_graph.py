@@ -46,7 +46,7 @@ class OnnxGraph:
     @property
     def metadata(self) -> Mapping[str, str]:
         """The texts that its exporter stored with it."""
-        return {entry.key: entry.value for entry in self.proto.metadata_props}
+        return _texts(self.proto.metadata_props)
 
     @property
     def patch_size(self) -> tuple[int, int]:
@@ -162,7 +162,7 @@ def read_graph(path: Path, *, whole: bool = False) -> OnnxGraph:
         raise CheckpointError(f"{path} is not a readable ONNX file: {first_line(error)}") from error
     digest = hashlib.sha256(content)
     outside = [each for each in _messages(proto) if getattr(each, "data_location", None) == onnx.TensorProto.EXTERNAL]
-    stored = [{entry.key: entry.value for entry in tensor.external_data} for tensor in outside]
+    stored = [_texts(tensor.external_data) for tensor in outside]
     files = {place: _weights_file(path, place) for place in sorted({each.get("location", "") for each in stored})}
     for file in files.values():
         with open(file, "rb") as values:
@@ -194,6 +194,15 @@ def _weights_file(path: Path, place: str) -> Path:
     if not is_file:
         raise CheckpointError(f"{path} has its weights in {shown}, which is missing; copy it beside the file")
     return file
+
+
+def _texts(entries: Any) -> dict[str, str]:
+    """Return keys and values of ONNX's entries; protobuf gives those that are not UTF-8 as bytes."""
+    return {_text(entry.key): _text(entry.value) for entry in entries}
+
+
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else value.decode(errors="replace")
 
 
 def _messages(message: Any) -> Iterator[Any]:

@@ -149,12 +149,16 @@ class OnnxClassifier(nn.Module):
 
     def _find_interface(self, graph: OnnxGraph, output: str | None, size: Size | None, usual: Size) -> None:
         """Find the input's form by running two images in each that it may have, and the output by its values."""
-        kinds = {each.name: each.type for each in self._opened.get_outputs()}
+        try:
+            kinds = {each.name: each.type for each in self._opened.get_outputs()}
+            forms = self._possible_inputs()
+        except UnicodeDecodeError as error:
+            raise CheckpointError(f"{self.path} has inputs or outputs whose names are not UTF-8") from error
         if output is not None and output not in kinds:
             raise UsageError(f"{self.path.name} has no output {output}; choose {', '.join(kinds)}")
         kinds = {name: kind for name, kind in kinds.items() if output in (name, None)}
         problems = []
-        for channels_last, sides in self._possible_inputs():
+        for channels_last, sides in forms:
             self._channels_last = channels_last
             self._choose_size(sides, size, usual)
             try:

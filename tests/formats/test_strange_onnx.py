@@ -48,6 +48,18 @@ def write(
     return path
 
 
+def move_weights(place: str) -> Callable[[onnx.ModelProto], None]:
+    """Return a change after which the first weights are in another file."""
+
+    def change(proto: onnx.ModelProto) -> None:
+        tensor = proto.graph.initializer[0]
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.append(onnx.StringStringEntryProto(key="location", value=place))
+
+    return change
+
+
 def shape_of(proto: onnx.ModelProto) -> Any:
     return proto.graph.input[0].type.tensor_type.shape
 
@@ -375,6 +387,22 @@ def test_absurd_numbers_and_names_are_refused(tmp_path: Path, kind: str) -> None
     assert type(raised.value) is CheckpointError and "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("name", ["images", "logits", "place"])
+def test_names_that_are_not_utf8_are_refused(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / "tiny.onnx", change=move_weights(name) if name == "place" else bool)
+    path.write_bytes(path.read_bytes().replace(name.encode(), b"\xff" + name[1:].encode()))
+    with pytest.raises(CheckpointError, match=r"names are not UTF-8|has its weights in '\ufffdlace', which is missing"):
+        load(path)
+
+
+def test_metadata_that_is_not_utf8_is_kept_as_far_as_it_can_be(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "tiny.onnx", metadata={"key": "of a stranger"})
+    path.write_bytes(path.read_bytes().replace(b"of a stranger", b"of \xff stranger"))
+    load(path).save(tmp_path / "shifted.onnx", {})
+    stored = onnx.load(tmp_path / "shifted.onnx").metadata_props
+    assert {entry.key: entry.value for entry in stored} == {"key": "of � stranger"}
+
+
 def test_labels_of_the_user_replace_wrong_ones(tmp_path: Path) -> None:
     path = write_onnx(tmp_path / "tiny.onnx", metadata=remttas(["a"]))
     assert model_info(load(path, labels=[*"abcdefg"])).labels == [*"abcdefg"]
@@ -384,11 +412,5 @@ def test_labels_of_the_user_replace_wrong_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", ["a\0b", "a" * 5000, "", "."])
 def test_a_place_of_weights_that_is_no_file_is_refused(tmp_path: Path, place: str) -> None:
-    def move(proto: onnx.ModelProto) -> None:
-        tensor = proto.graph.initializer[0]
-        tensor.ClearField("raw_data")
-        tensor.data_location = TensorProto.EXTERNAL
-        tensor.external_data.append(onnx.StringStringEntryProto(key="location", value=place))
-
     with pytest.raises(CheckpointError, match=r"(refers to|has its weights in) '.{0,85}', which is (not|missing)"):
-        load(write(tmp_path / "tiny.onnx", change=move))
+        load(write(tmp_path / "tiny.onnx", change=move_weights(place)))
