@@ -241,7 +241,7 @@ def _delta_lines(delta: Content | None) -> list[str]:
     if delta is None:
         return []
     rows = [(layer["layer"], f"{layer['rms']:.2e}", f"{layer['max']:.2e}") for layer in delta["layers"]]
-    moved = ", ".join(f"{change['class']} ({change['bias']:+.2f})" for change in delta["classes"])
+    moved = ", ".join(f"{change['class']} ({change['bias']:+z.2f})" for change in delta["classes"])
     return [
         f"delta        {counted(delta['tensors'], 'tensor')}, {delta['parameters']} parameters, {delta['bytes']} bytes",
         f"made         {delta['created']} by remtta {delta['remtta_version']}, {delta['method']}, "

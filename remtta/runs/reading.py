@@ -93,7 +93,7 @@ def shown_estimates(estimates: Mapping[str, float]) -> str:
     if "adapted" not in estimates:
         return accuracy
     gain, error = (100 * estimates.get(name, 0.0) for name in ("gain", "gain_error"))  # old runs have none
-    interval = f"{gain:+.0f} ± {error:.0f} points over the source model" if error else ""
+    interval = f"{gain:+z.0f} ± {error:.0f} points over the source model" if error else ""
     if abs(gain) > error:
         return f"{accuracy}; adapted {interval}"
     return f"{accuracy}; cannot tell whether adaptation helps" + (f" ({interval})" if error else "")

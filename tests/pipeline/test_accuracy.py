@@ -114,6 +114,11 @@ def test_a_gain_is_reported_only_where_the_evidence_holds(
         assert 0.06 < found["gain_error"] < 0.6 and abs(found["gain"] - true) < found["gain_error"]
 
 
+def test_a_gain_that_rounds_to_zero_is_not_negative() -> None:
+    found = {"answers": 0.5, "adapted": 0.5, "gain": -0.003, "gain_error": 0.02}
+    assert shown_estimates(found) == "50 %; cannot tell whether adaptation helps (+0 ± 2 points over the source model)"
+
+
 def test_there_is_no_estimate_of_a_few_frames() -> None:
     estimator = new_estimator()
     transformed(estimator, seen(99)[0])

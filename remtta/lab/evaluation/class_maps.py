@@ -55,8 +55,7 @@ def map_classes(
     names = sorted(set(folders))
     labels = [composed(label) for label in labels or ()]
     plain_labels = [_plain(label) for label in labels]
-    counts, plain_counts = Counter(labels), Counter(plain_labels)
-    by_label, by_plain_label = _numbered(labels), _numbered(plain_labels)
+    by_label, by_plain_label = numbered_once(labels), numbered_once(plain_labels)
     if class_map is not None:
         class_map = {composed(name): number for name, number in class_map.items()}
         return ClassMap(_look_up(names, class_map, num_classes, "the class map"), "the class map")
@@ -65,14 +64,14 @@ def map_classes(
             return ClassMap(_look_up(names, by_label, num_classes, "the model's labels"), "wnid, in the model's labels")
         if known := wnids(num_classes):  # none for a head of its own, such as Tiny ImageNet's
             return ClassMap(_look_up(names, known, num_classes, f"ImageNet's wnids for {num_classes} classes"), "wnid")
-    if names and all(counts[name] == 1 for name in names):
+    if names and by_label.keys() >= set(names):
         return ClassMap({name: by_label[name] for name in names}, "class name")
     if are_numbers(names) and order != "name":
         numbers = _look_up(names, {name: int(name) for name in names}, num_classes, "the model's classes")
         return ClassMap(numbers, "number", None, _other_order(numbers, num_classes, "number", order))
-    unknown = [name for name in names if _plain(name) not in by_plain_label]
+    unknown = [name for name in names if _plain(name) not in plain_labels]
     if labels and not unknown:
-        if unclear := [name for name in names if plain_counts[_plain(name)] > 1]:
+        if unclear := [name for name in names if _plain(name) not in by_plain_label]:
             raise UsageError(f"several of the model's class names fit {listed(unclear, _SHOWN)}; give --class-map FILE")
         return ClassMap({name: by_plain_label[_plain(name)] for name in names}, "class name")
     if len(unknown) < len(names):
@@ -187,6 +186,12 @@ def wnids(num_classes: int) -> dict[str, int]:
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
+
+
+def numbered_once(names: Sequence[str]) -> dict[str, int]:
+    """Return the positions of the names that occur once."""
+    counts = Counter(names)
+    return {name: number for name, number in _numbered(names).items() if counts[name] == 1}
 
 
 def _plain(name: str) -> str:

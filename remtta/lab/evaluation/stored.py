@@ -19,7 +19,7 @@ from PIL import Image
 
 from remtta.errors import FrameError, StreamError, UsageError
 from remtta.lab.corruptions.parameters import SEVERITIES
-from remtta.lab.evaluation.class_maps import composed, restricted_set, wnids
+from remtta.lab.evaluation.class_maps import composed, numbered_once, restricted_set, wnids
 from remtta.lab.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, wanted_domains
 from remtta.lab.evaluation.label_files import read_label_file
 from remtta.streams.images import is_clutter, natural_key
@@ -199,9 +199,7 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
         root: Folder to which relative paths refer.
     """
     entries = read_label_file(file, "--labels-file", lambda image: os.path.isfile(root / image))
-    names = list(map(composed, names or ()))
-    counts = Counter(names)
-    numbers = wnids(num_classes) | {name: number for number, name in enumerate(names) if counts[name] == 1}
+    numbers = wnids(num_classes) | numbered_once([composed(name) for name in names or ()])
     labels = [int(label) if label.isdecimal() else numbers.get(composed(label), -1) for _, label in entries]
     for (_, text), label in zip(entries, labels, strict=True):
         if not 0 <= label < num_classes:
