@@ -153,7 +153,11 @@ class ModelPublisher(Callback):
             with writing(self._path):
                 self._write_version() if self._has_versions else self._write(self._path)
         except RemttaError as error:
-            harmful = "; what was published before the guard's alarm is still there" if self._is_harmful else ""
+            harmful = ""
+            if self._is_harmful:
+                harmful = "; what was published before the guard's alarm is still there"
+                if self._has_versions:
+                    self._remove_old_versions(kept=1)  # the disk may be full
             problem, self._problem = self._problem, f"{error}{harmful}"
             if at_end or problem != self._problem:
                 _log.warning("the model was not published: %s", self._problem)
@@ -188,8 +192,8 @@ class ModelPublisher(Callback):
             numbers = map(int, read_object(path)["versions"])
             return sorted(number for number in numbers if (self._path / str(number)).is_dir())
 
-    def _remove_old_versions(self) -> None:
-        for number in self._versions()[:-_KEPT]:
+    def _remove_old_versions(self, kept: int = _KEPT) -> None:
+        for number in self._versions()[:-kept]:
             old = self._path / str(number)
             if not any(Path(each).resolve().is_relative_to(old.resolve()) for each in self._inputs if each):
                 shutil.rmtree(old, ignore_errors=True)

@@ -138,6 +138,24 @@ def test_a_publication_that_failed_is_made_later_and_told_once(
     assert len(told) == (4 if retry_s == 0 else 2)
 
 
+def test_an_older_version_makes_room_for_the_one_after_an_alarm(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publishing, "_RETRY_S", 0.0)
+    harm, models = iter([False, False, True]), tmp_path / "models"
+    monkeypatch.setattr(Guard, "compare", lambda self, *_: next(harm, False) and self.alarm("a test"))
+
+    def write_if_there_is_room(self: ModelPublisher, path: Path) -> None:
+        if len(list(models.glob("*/model.onnx"))) == 2:
+            raise OutputError("the disk is full")
+        path.write_text(f"{self._run.summary.num_alarms} alarms")
+
+    monkeypatch.setattr(ModelPublisher, "_write", write_if_there_is_room)
+    adapt_tiny(frames, tmp_path / "run", options={"batch_size": 2}, callbacks=[ModelPublisher(models, "1")])
+    versions = {path.parent.name: path.read_text() for path in models.glob("*/model.onnx")}
+    assert versions == {"2": "0 alarms", "3": "1 alarms"}
+
+
 @pytest.mark.parametrize("latency", [False, True])
 def test_after_an_alarm_what_did_harm_is_replaced_even_if_that_fails_at_first(
     latency: bool,
