@@ -252,7 +252,8 @@ class OnnxClassifier(nn.Module):
                 return f"is {array.shape} for {counted(count, 'image')}"
         if first.shape[1:] != second.shape[1:]:
             return f"is {first.shape} for one image and {second.shape} for others"
-        if not np.allclose(first, first[:1], rtol=0, atol=_COARSE * np.abs(first).max(), equal_nan=True):
+        largest = np.abs(first[np.isfinite(first)]).max(initial=0)
+        if not np.allclose(first, first[:1], rtol=0, atol=_COARSE * largest, equal_nan=True):
             return f"differs among {len(first)} copies of an image"  # as the rows of (C, B) do
         if operators := graph.selections(name):
             return f"is selected by {' and '.join(operators)}"

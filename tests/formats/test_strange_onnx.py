@@ -334,6 +334,14 @@ def test_a_quantised_softmax_or_sigmoid_is_known_as_one(tmp_path: Path) -> None:
         load(write(path, quantised("QLinearSigmoid"), tensors, change=change))
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("batch", ["B", 4])
+def test_values_that_are_not_finite_are_left_to_the_run(tmp_path: Path, batch: str | int) -> None:
+    nodes = [node("Div", ["logits", "zero"], ["out"])]
+    model = load(write(tmp_path / "tiny.onnx", nodes, {"zero": np.float32(0)}, batch=batch))
+    assert not model(random_images(5)).isfinite().any() and not model.doubt
+
+
 @pytest.mark.parametrize("beta", [0.5, 0.0, -2.0])
 def test_a_bias_with_a_factor_is_shifted_by_what_was_learned(tmp_path: Path, beta: float) -> None:
     def change(proto: onnx.ModelProto) -> None:
