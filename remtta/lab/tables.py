@@ -86,7 +86,7 @@ def table_columns(
         *(Column(phase, phase, partial(_mean_of, phase=phase), min) for phase in phases),
         Column("speed", "images/s", _rate),
     ]
-    if chosen is None:
+    if not chosen:
         return [*of_domains, *others]
     known = {**{column.name: [column] for column in (*others, *of_domains)}, "domains": of_domains}
     if missing := [name for name in chosen if name not in known]:
