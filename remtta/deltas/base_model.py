@@ -17,7 +17,6 @@ from torch import nn
 from remtta.deltas.delta import Delta
 from remtta.errors import DeltaError, UsageError
 from remtta.files import from_json
-from remtta.models.building import current_name
 from remtta.models.info import UNKNOWN
 from remtta.models.loading import load
 from remtta.models.preprocessing import check_preprocessing
@@ -177,4 +176,6 @@ def _may_be_same(first: str, second: str) -> bool:
 
 
 def _architecture(name: str) -> str:
+    from remtta.models.building import current_name  # loads timm, which an ONNX file does without
+
     return current_name(name).partition(".")[0]
