@@ -23,6 +23,7 @@ from remtta.options import ModelOptions
 
 _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA", "mps": "CoreML"}
 _MAX_NAMES = 2**21  # characters of Ultralytics's class names: Python takes a hundred times as many bytes to parse them
+_OTHER_TASKS = ("detect", "segment", "pose", "obb")  # of Ultralytics
 
 _log = logging.getLogger(__name__)
 
@@ -93,12 +94,12 @@ def _providers(device: str, name: str | None) -> list[Any]:
 def _known_config(graph: OnnxGraph) -> PretrainedConfig:
     """Return the preprocessing and labels that the file holds, if remtta or Ultralytics wrote it."""
     known = graph.metadata
-    if known.get("task", "classify") != "classify":
+    if known.get("task") in _OTHER_TASKS:
         raise CheckpointError(f"{graph.path} is a model to {known['task']}, not a classifier of images")
     try:
         if "remtta_version" in known:
             return _config(json.loads(known["preprocessing"]), json.loads(known["labels"]))
-        if "task" in known:  # Ultralytics
+        if known.get("task") == "classify" and "names" in known:  # Ultralytics
             if len(known["names"]) > _MAX_NAMES:
                 raise ValueError(f"{len(known['names']):,} characters of class names")
             names, size = dict(literal_eval(known["names"])), literal_eval(known.get("imgsz", "None"))

@@ -414,7 +414,8 @@ def test_metadata_that_is_not_utf8_is_kept_as_far_as_it_can_be(tmp_path: Path) -
 def test_labels_of_the_user_replace_wrong_ones(tmp_path: Path) -> None:
     path = write_onnx(tmp_path / "tiny.onnx", metadata=remttas(["a"]))
     assert model_info(load(path, labels=[*"abcdefg"])).labels == [*"abcdefg"]
-    path = write_onnx(tmp_path / "tiny.onnx", metadata=ultralytics(NAMES), side="S")
+    assert model_info(load(write_onnx(path, metadata={"task": "image-classification"}))).guessed
+    write_onnx(path, metadata=ultralytics(NAMES), side="S")
     assert model_info(load(path)).preprocessing.input_size == (SIDE, SIDE)
 
 
