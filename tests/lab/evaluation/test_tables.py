@@ -157,7 +157,8 @@ def test_a_latex_table_compiles_without_a_package(tmp_path: Path) -> None:
     rows = [line for line in table.splitlines() if line.endswith(r"\\")]
     assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(table_rows(results)[0])} and len(rows) == 4
     if pdflatex := shutil.which("pdflatex"):
-        (tmp_path / "paper.tex").write_text(f"\\documentclass{{article}}\\begin{{document}}\n{table}\\end{{document}}")
+        paper = f"\\documentclass{{article}}\\begin{{document}}\n{table}\\end{{document}}"
+        (tmp_path / "paper.tex").write_text(paper, encoding="utf-8")
         run = [pdflatex, "-interaction=nonstopmode", "-halt-on-error", "paper.tex"]
         done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert (done.returncode, (tmp_path / "paper.pdf").is_file()) == (0, True), done.stdout
