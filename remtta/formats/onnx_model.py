@@ -117,7 +117,7 @@ class OnnxClassifier(nn.Module):
         pixels = (images.permute(0, 2, 3, 1) if self._channels_last else images).detach().cpu().numpy()
         if self.normalises:
             pixels = np.rint(255 * pixels).clip(0, 255)
-        whole = pixels.astype(self._type)[np.arange(self._batch or len(pixels)) % len(pixels)]
+        whole = pixels.astype(self._type, copy=False)[np.arange(self._batch or len(pixels)) % len(pixels)]
         try:
             return list(self._opened.run(outputs, {self._input: whole}))
         except Exception as error:  # its own exceptions, which onnxruntime does not expose
