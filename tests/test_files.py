@@ -161,7 +161,7 @@ def test_every_file_of_a_run_is_documented(frames: Path, tmp_path: Path) -> None
         tiny_vit(), frames, tmp_path / "run", callbacks=[Each(lambda _: seen.update(os.listdir(tmp_path / "run")))]
     )
     seen.update(os.listdir(tmp_path / "run"))
-    assert len(seen) == 6
+    assert len(seen) == 7
     text = (Path(__file__).parent.parent / "docs" / "files.md").read_text()
     assert [name for name in seen if f"`{name}`" not in text] == []
 

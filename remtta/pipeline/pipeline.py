@@ -151,8 +151,9 @@ class Pipeline:
         method, centering, guard, weight, harmful = self.method, self.centering, self.guard, self.weight, False
         learns = bool(learned.any())
         source = raw_source = adapted = raw_adapted = None
+        shifts = self._shifts and weight > 0
         if weight < 1 or (guard is not None and learns):
-            copies = shifted(images) if self._shifts and weight > 0 else images
+            copies = shifted(images) if shifts else images
             raw_source = source_logits(method, copies)
             centering.update_source(raw_source, learnable, partial(shuffled_logits, method, copies, of_source=True))
             source = centering.source(raw_source)
@@ -174,7 +175,7 @@ class Pipeline:
             source = centering.source(raw_source)
         logits = ensemble(source, adapted, weight)
         models = {"source": source, "adapted": adapted, "raw_source": raw_source, "raw_adapted": raw_adapted}
-        return {"logits": logits, "weight": weight, "harmful": harmful, **models}
+        return {"logits": logits, "weight": weight, "harmful": harmful, "shifted": shifts and not harmful, **models}
 
     def _predict_in_one_pass(self, images: Tensor, learnable: Tensor) -> dict[str, Any]:
         """Return the fields of a prediction with weights between the source and the adapted ones, for half the time of

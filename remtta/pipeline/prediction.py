@@ -23,6 +23,7 @@ class Prediction:
         source: The source model's own prediction, centered logits (B, C), if it predicted.
         adapted: The adapted model's own prediction, likewise.
         raw_source: The source model's logits (B, C), not centered.
+        shifted: Whether these are of shifted copies of the images.
         raw_adapted: The adapted model's logits, likewise; of interpolated weights if both models predict in one pass.
         early: Whether the images come again, with the rest of their batch.
         unsmoothed: `logits` before smoothing; None without it.
@@ -39,6 +40,7 @@ class Prediction:
     source: Tensor | None = None
     adapted: Tensor | None = None
     raw_source: Tensor | None = None
+    shifted: bool = False
     raw_adapted: Tensor | None = None
     early: bool = False
     unsmoothed: Tensor | None = None

@@ -20,11 +20,12 @@ RECORD = "run.json"
 RESULTS = "results.json"  # of an evaluation
 STATE = "state.safetensors"
 EVENTS = "events.jsonl"
+BATCHES = "batches.jsonl"
 MQTT = "mqtt.json"  # how many bytes of the predictions the broker has confirmed
 _RESERVE = ".reserve"  # of runs by 0.5.0
 STREAM_GROUP = "site.json"  # of many streams that share a model, with their folders beside it
 
-OWN_FILES = (PREDICTIONS, DELTA, RECORD, RESULTS, STATE, EVENTS, MQTT, STREAM_GROUP, _RESERVE, LOCK)
+OWN_FILES = (PREDICTIONS, DELTA, RECORD, RESULTS, STATE, EVENTS, BATCHES, MQTT, STREAM_GROUP, _RESERVE, LOCK)
 """Files that only runs write."""
 
 _KINDS = {
@@ -156,7 +157,7 @@ class RunFolder:
         check_free(self.path, overwrite=self._overwrite, resume=self._resume)  # another run may just have ended there
         with writing(self.path):
             (self.path / PREDICTIONS).touch()
-            for name in (DELTA, STATE, EVENTS, MQTT):
+            for name in (DELTA, STATE, EVENTS, BATCHES, MQTT):
                 (self.path / name).unlink(missing_ok=True)
 
     def release(self) -> None:

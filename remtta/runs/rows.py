@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+import torch
 from torch import Tensor
 
 from remtta.methods.losses import entropy
 from remtta.pipeline.prediction import Prediction
 from remtta.runs.loop import BatchResult
 from remtta.runs.reading import Row
+
+SKETCH_SIZE = 16
+"""Length of the random projection that stands for mean logits."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,51 @@ def prediction_rows(result: BatchResult, form: RowFormat) -> list[Row]:
             row |= {"estimate": dict(prediction.estimates)} if prediction.estimates else {}
         rows.append(row)
     return rows
+
+
+def batch_row(
+    result: BatchResult,
+    rows: Sequence[Row],
+    form: RowFormat,
+    *,
+    offset: Tensor | None,
+    raw: Tensor | None,
+    source: Tensor | None,
+) -> Row:
+    """Return a row on a batch: the shift of the stream, and what the source model predicted.
+
+    Args:
+        rows: Those of its frames; see `prediction_rows`.
+        offset: The logits' offset by centering (C,), if there is one.
+        raw: Raw logits (K, C) of the readable frames, always by the same model, if there are any.
+        source: The source model's logits (K, C) of exactly these frames, if they are known.
+    """
+    predicted, prediction = [row for row in rows if "class" in row], result.prediction
+    row: Row = {"frame": result.batch.frames[0].index, "frames": len(result.batch.frames)}
+    if offset is not None:
+        row["shift"] = _short(float((offset - offset.mean()).norm()))
+    if raw is not None and len(raw) and (mean := raw.float().mean(0).cpu()).isfinite().all():
+        row["sketch"] = [_short(value) for value in ((mean - mean.mean()) @ _projection(len(mean))).tolist()]
+    if predicted and prediction.source is not None and prediction.adapted is not None:
+        row["disagreement"] = _short(sum("each" in row for row in predicted) / len(predicted))
+    if source is not None:
+        row["source"] = [
+            {"index": frame["index"], **own}
+            for frame, own in zip(predicted, form.short(source.cpu()), strict=True)
+            if frame["class"] != own["class"]
+        ]
+    return row
+
+
+@functools.cache
+def _projection(num_classes: int) -> Tensor:
+    """Return a random projection (C, SKETCH_SIZE) that keeps distances, roughly; always the same."""
+    random = torch.Generator().manual_seed(0)
+    return torch.randn(num_classes, SKETCH_SIZE, generator=random) / SKETCH_SIZE**0.5
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
 
 
 def _others(prediction: Prediction, form: RowFormat) -> list[Row]:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from remtta.errors import counted
 from remtta.methods.losses import entropy
+from remtta.methods.source import CenteredSource, Source
 from remtta.pipeline.events import log_event
 from remtta.runs.callbacks import BatchReport, Callback
-from remtta.runs.folder import EVENTS, PREDICTIONS
+from remtta.runs.folder import BATCHES, EVENTS, PREDICTIONS
 from remtta.runs.loop import BatchResult, LoopCallback
 from remtta.runs.manifest import RunContext, RunManifest
 from remtta.runs.reading import Row
-from remtta.runs.rows import RowFormat, prediction_rows
+from remtta.runs.rows import RowFormat, batch_row, prediction_rows
 from remtta.runs.summary import RunSummary
 from remtta.runs.writer import RowWriter
 from remtta.streams.fitness import near_equal
@@ -38,6 +42,7 @@ class RunWriter(LoopCallback):
         self._form = RowFormat(context.info.labels, topk=context.options.topk, logits=context.options.logits)
         self._rows: RowWriter | None = None
         self._events: RowWriter | None = None
+        self._batches: RowWriter | None = None
         self._written: list[Row] = []
         self._added = b""  # lines that the latest batch added to the file
         self.summary = summary
@@ -72,6 +77,8 @@ class RunWriter(LoopCallback):
             self._events = RowWriter(path, keep_bytes=kept, keep_tail=resume and live, durable=True)  # or made again
             if live:
                 self._events.unsaved_rows()
+        path = self.summary.output / BATCHES
+        self._batches = RowWriter(path, keep_bytes=_bytes_before(progress.frames, path) if resume else 0)
         if resume:
             self.started -= progress.seconds
         self._note_progress()
@@ -81,10 +88,12 @@ class RunWriter(LoopCallback):
         return self._rows.expected_rows() if self._rows else []
 
     def on_prediction(self, result: BatchResult) -> None:
-        assert self._rows is not None
+        assert self._rows is not None and self._batches is not None
         batch = result.batch
         agreed, self._written = self._rows.num_changed == 0, prediction_rows(result, self._form)
         self._added = self._rows.write(self._written)
+        if batch.frames:
+            self._batches.write([self._batch_row(result)])
         if agreed and self._rows.num_changed:
             _log.warning(
                 "from frame %d on, some predictions differ from those made before the run was stopped, which stay; "
@@ -141,9 +150,19 @@ class RunWriter(LoopCallback):
 
     def close(self) -> None:
         """Close the files."""
-        for writer in (self._rows, self._events):
+        for writer in (self._rows, self._events, self._batches):
             if writer:
                 writer.close()
+
+    def _batch_row(self, result: BatchResult) -> Row:
+        pipeline, prediction = self._context.pipeline, result.prediction
+        method, raw = pipeline.method, prediction.raw_adapted if pipeline.guard is None else prediction.raw_source
+        offset = next((offset for offset in pipeline.centering.offsets.values() if offset.ndim), None)
+        source = None if prediction.shifted else prediction.raw_source
+        keeps = method.config.bn == "running" or not method.model.batch_norms.norms
+        if self._context.start is None and keeps and type(method) in (Source, CenteredSource):
+            source = prediction.raw_adapted  # the source model's, too
+        return batch_row(result, self._written, self._form, offset=offset, raw=raw, source=source)
 
     def _hint_at_stride(self, result: BatchResult) -> None:
         """Name --frame-stride once, where the first batch of a video is of near-equal frames."""
@@ -165,3 +184,14 @@ class RunWriter(LoopCallback):
         progress.num_bytes, progress.rows_sha256 = self._rows.size, self._rows.sha256
         progress.event_bytes = self._events.size if self._events else 0
         progress.seconds = time.monotonic() - self.started
+
+
+def _bytes_before(num_frames: int, path: Path) -> int:
+    """Return the size of the rows on batches of the first frames; a killed run may lack the last of them."""
+    size = 0
+    with contextlib.suppress(FileNotFoundError, ValueError, LookupError, TypeError), open(path, "rb") as file:
+        for line in file:
+            if not line.endswith(b"\n") or json.loads(line)["frame"] >= num_frames:
+                break
+            size += len(line)
+    return size
