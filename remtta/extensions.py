@@ -51,6 +51,7 @@ _BUILT_IN: dict[Point, dict[str, str]] = {
         "annotate": "remtta.deployment.annotated:AnnotatedVideo",
         "mqtt": "remtta.deployment.mqtt:Publisher",
         "publish": "remtta.deployment.publishing:ModelPublisher",
+        "save-frames": "remtta.lab.saved_frames:SavedFrames",
     },
     "commands": {
         "export": "remtta.formats.commands:export",
@@ -61,6 +62,7 @@ _BUILT_IN: dict[Point, dict[str, str]] = {
         "demo": "remtta.lab.commands.demo:demo",
         "bench": "remtta.lab.commands.bench:bench",
         "report": "remtta.lab.commands.report:report",
+        "score": "remtta.lab.commands.score:score",
     },
 }
 """The extensions of remtta itself. Methods come in tables of many (`remtta.methods.settings.MethodSpec`, by name)."""

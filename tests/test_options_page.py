@@ -15,7 +15,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z-]*[a-z]")
 TABLE = re.compile(r"(<!-- options: ([\w -]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ELSEWHERE = {"--help", "--help-all", *(name for option in MAIN.params for name in option.opts)}
 
-OWN = ("adapt", "eval", "doctor", "export", "report", "corrupt", "demo", "bench")
+OWN = ("adapt", "eval", "doctor", "export", "report", "score", "corrupt", "demo", "bench")
 """Commands with a list of what only they have."""
 
 KNOWN = {

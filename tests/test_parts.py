@@ -54,9 +54,9 @@ GONE = {
     "formats": {"--help": ["export"], OPTIONS: ["--provider", "ONNX"]},
     "deployment": {OPTIONS: ["--health", "--mqtt", "--publish", "--streams"]},
     "lab": {
-        "--help": ["eval", "doctor", "demo", "bench", "report", "corrupt"],
+        "--help": ["eval", "doctor", "demo", "bench", "report", "score", "corrupt"],
         "methods": ["supervised"],
-        OPTIONS: ["remtta-demo"],
+        OPTIONS: ["remtta-demo", "--save-frames"],
     },
 }
 """Words that help and lists have only with a part."""

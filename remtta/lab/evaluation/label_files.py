@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"\d+|n\d{8}")  # a class's number or wnid, which a space m
 _CLASS_COLUMN = re.compile(r"(true|image|img)?(class|label|category|target)(id|index|number|name)?")
 
 
-def read_label_file(file: Path, option: str, is_item: Callable[[str], bool]) -> list[Pair]:
+def read_label_file(file: Path, option: str, is_item: Callable[[str], bool], *, partial: bool = False) -> list[Pair]:
     """Return the item, such as a path, and the class of each line of a file.
 
     Between them is a tab, comma, semicolon or, before a number or wnid, a space; the class may come first. There may be
@@ -27,6 +27,7 @@ def read_label_file(file: Path, option: str, is_item: Callable[[str], bool]) -> 
     Args:
         option: The option that names the file, for errors.
         is_item: Whether a text is an item, not a class.
+        partial: Whether items may be unknown, and classes missing, for which "" is returned.
 
     Raises:
         UsageError: If the file cannot be read, a line does not have both, or an item has two classes.
@@ -35,30 +36,33 @@ def read_label_file(file: Path, option: str, is_item: Callable[[str], bool]) -> 
     header = _header(lines[0]) if lines and not any(is_item(item) for item, _ in _ways(lines[0])) else None
     pairs: list[Pair] = []
     for line in lines[header is not None :] or [""]:
-        ways = list(_ways_beside(line, header) if header and header.columns > 2 else _ways(line))
+        beside = list(_ways_beside(line, header, partial)) if header and (header.columns > 2 or partial) else []
+        ways = beside if header and header.columns > 2 else [*beside, *_ways(line, partial)]
         if not ways:
             raise UsageError(f'{option}: {file} needs lines such as frames/1.png,3, got "{line}"')
         pairs.append(next((way for way in ways if is_item(way[0])), ways[0]))
-    if header is None and len(pairs) > 1 and [is_item(item) for item, _ in pairs[:2]] == [False, True]:
+    if header is None and not partial and len(pairs) > 1 and [is_item(item) for item, _ in pairs[:2]] == [False, True]:
         raise UsageError(
             f'{option}: {file} begins with "{lines[0]}", which names no image; if it is a header, call the column of '
             "classes class or label"
         )
-    last_class = dict(pairs)
-    if repeated := next((item for item, name in pairs if last_class[item] != name), None):
+    last_class = {item: name for item, name in pairs if name}
+    if repeated := next((item for item, name in pairs if name and last_class[item] != name), None):
         raise UsageError(f"{option}: {file} lists {repeated} with two classes")
     return pairs
 
 
-def _ways(line: str) -> Iterator[Pair]:
+def _ways(line: str, partial: bool = False) -> Iterator[Pair]:
     """Yield item and class for each way to read a line without a header, the usual one first."""
     for delimiter in _DELIMITERS:
         fields = _fields(line, delimiter)
         for count in range(1, len(fields)):  # either may contain the delimiter
             first, second = (delimiter.join(part).strip() for part in (fields[:count], fields[count:]))
             for item, name in ((first, second), (second, first)):
-                if item and name and (delimiter != " " or _NUMBER.fullmatch(name)):
+                if item and (name or partial) and (delimiter != " " or _NUMBER.fullmatch(name)):
                     yield item, name
+    if partial:
+        yield ",".join(_fields(line, ",")), ""  # without its quotes
 
 
 class _Header(NamedTuple):
@@ -76,11 +80,11 @@ def _header(line: str) -> _Header | None:
     return None
 
 
-def _ways_beside(line: str, header: _Header) -> Iterator[Pair]:
+def _ways_beside(line: str, header: _Header, partial: bool) -> Iterator[Pair]:
     """Yield each field of a line with the one in the column of classes."""
     fields = [field.strip() for field in _fields(line, header.delimiter)]
-    if header.place < len(fields) and (name := fields.pop(header.place)):
-        yield from ((item, name) for item in fields if item)
+    name = fields.pop(header.place) if header.place < len(fields) else ""
+    yield from ((item, name) for item in fields if item and (name or partial))
 
 
 def _fields(line: str, delimiter: str) -> list[str]:
