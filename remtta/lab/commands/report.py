@@ -19,6 +19,9 @@ def report(
     ],
     output: Annotated[Path, Option("The .html file to write.", flags=("--output", "-o"))],
     running: Annotated[RunningOptions, Subset("quiet", "debug")],
+    labels_file: Annotated[
+        Path | None, Option("Classes of some frames of the runs, as for remtta score.", metavar="FILE")
+    ] = None,
     overwrite: Annotated[bool, Option("Replace an existing file.")] = False,
 ) -> None:
     """Write an HTML page on runs or evaluations: charts over time, changed layers, frames to look at.
@@ -36,5 +39,5 @@ def report(
         for folder in folders:
             if not folder.is_dir():
                 raise UsageError(f"{folder}: no such folder")
-        write_report(folders, output)
+        write_report(folders, output, labels_file)
         running.print_message(str(output))

@@ -18,7 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from remtta.lab.drawing import STYLE
-from remtta.runs.folder import EVENTS, PREDICTIONS
+from remtta.lab.report.changes import find_changes
+from remtta.lab.saved_frames import SAVED_FRAMES, SAVED_NAME, saved_path
+from remtta.runs.folder import BATCHES, EVENTS, PREDICTIONS
 from remtta.runs.inspection import LayerChange
 from remtta.runs.reading import Row, printable, read_rows
 
@@ -54,6 +56,10 @@ class Series:
     num_differing: int = 0  # number of frames on which they disagreed
     unsure: list[Row] = field(default_factory=list)  # the images, not of videos, of lowest probability
     events: list[Row] = field(default_factory=list)  # decisions, and gaps
+    batches: list[Row] = field(default_factory=list)  # see `batches.jsonl`
+    temperatures: list[tuple[int, float]] = field(default_factory=list)  # by frame
+    changes: list[tuple[int, int]] = field(default_factory=list)  # the frames before and after each change
+    at_changes: list[Row] = field(default_factory=list)  # the rows of these frames, or of saved ones close to them
 
     def add(self, row: Row, num_frames: int) -> None:
         """Add the next prediction of a run of so many."""
@@ -61,6 +67,8 @@ class Series:
         self.index.append(row["index"])
         self.entropy.append(row["entropy"])
         self.weight.append(0.0 if row.get("answered_by") == "source" else row.get("weight", 1.0))
+        if "temperature" in row:
+            self.temperatures.append((row["index"], row["temperature"]))
         for name, estimate in (row.get("estimate") or {}).items():
             if name.startswith("gain"):
                 continue
@@ -90,7 +98,31 @@ def read_series(folder: Path, num_frames: int) -> Series:
             differing = (row for row in _predictions(path) if _models_differ(row) and "frame" not in row)
             step = max(1, series.num_differing // MAX_FRAMES)
             series.differing = list(itertools.islice(differing, 0, step * MAX_FRAMES, step))
+    if (path := folder / BATCHES).is_file():
+        series.batches = list(read_rows(path))
+        series.changes = find_changes(series.batches)
+        series.at_changes = _rows_at(folder, series.changes)
     return series
+
+
+def _rows_at(folder: Path, changes: Sequence[tuple[int, int]]) -> list[Row]:
+    """Return the rows before and after each change that have a picture: of images, or of saved frames near it."""
+    names = (SAVED_NAME.fullmatch(path.name) for path in (folder / SAVED_FRAMES).glob("*.png"))
+    saved = sorted(int(name[1]) for name in names if name)
+    near = {before: max((each for each in saved if each <= before), default=before) for before, _ in changes}
+    near |= {after: min((each for each in saved if each >= after), default=after) for _, after in changes}
+    rows = {row["index"]: row for row in _predictions(folder / PREDICTIONS) if row["index"] in {*near, *near.values()}}
+    found: list[Row] = []
+    for side, index in (
+        (side, index) for change in changes for side, index in zip(("before", "after"), change, strict=True)
+    ):
+        row, other = rows.get(index), near[index]
+        if row and "frame" in row:  # of a video, whose frames are not looked up
+            picture = saved_path(folder / SAVED_FRAMES, other)
+            row = {**rows[other], "source": str(picture)} if picture.is_file() else None
+        if row:
+            found.append({**row, "side": side})
+    return found
 
 
 def class_name(row: Row) -> str:
@@ -143,34 +175,61 @@ def _legend_above(axes: Axes) -> None:
 
 @rc_context(_STYLE)
 def over_time(series: Series) -> str:
-    """Plot the entropy, the guard's decisions and, unless it is constant, the adapted model's weight by frame."""
+    """Plot by frame the entropy and what of these is known and changes: the adapted model's weight, the shift of the
+    stream, the disagreement of both models, and the temperature; with the guard's decisions, and the stream's changes.
+    """
     leads = [(event["frame"], event["lead"]) for event in series.events if event.get("lead") is not None]
-    has_weight = len(set(series.weight)) > 1 or bool(leads)
-    figure, panels = _axes(3.6 if has_weight else 2.2, rows=1 + has_weight)
-    frames, entropy = _binned(series.index), _binned(series.entropy)
-    panels[0].plot(frames, entropy, color=_BLUE, lw=1.4)
-    panels[0].set_ylabel("entropy in nats")
-    panels[0].set_ylim(bottom=0)
-    for axes in panels:
+    curves: dict[str, list[tuple[float, float]]] = {
+        "entropy in nats": list(zip(series.index, series.entropy, strict=True)),
+        "weight": list(zip(series.index, series.weight, strict=True)),
+        "shift": _by_batch(series, "shift", 1),
+        "disagreement in %": _by_batch(series, "disagreement", 100),
+        "temperature": [*series.temperatures],
+    }
+    first = "entropy in nats"
+    curves = {
+        name: points
+        for name, points in curves.items()
+        if name == first or (name == "weight" and leads) or len({value for _, value in points}) > 1
+    }
+    figure, panels = _axes(1.0 + 1.3 * len(curves), rows=len(curves))
+    texts = []
+    for (name, points), axes in zip(curves.items(), panels, strict=True):
+        frames, values = (_binned(column) for column in zip(*points, strict=True))
+        axes.plot(frames, values, color=_BLUE, lw=1.4)
+        axes.set_ylabel(name)
+        if name == "weight":
+            axes.set_ylim(-0.04, 1.04)
+        elif name != "temperature":
+            axes.set_ylim(bottom=0)
         _mark_events(axes, series.events)
-    if has_weight:
-        panels[1].plot(frames, _binned(series.weight), color=_BLUE, lw=1.4, label="adapted model's weight")
-        panels[1].set_ylim(-0.04, 1.04)
-        panels[1].set_ylabel("weight")
+        for number, (before, _) in enumerate(series.changes):
+            axes.axvline(before + 1, color=_GREY, lw=1, ls="--", label=None if number else "stream changed", zorder=0)
+        texts.append(
+            f"{name} {values[0]:.2f} at first, {values[-1]:.2f} at last, between {values.min():.2f} and "
+            f"{values.max():.2f}"
+        )
     if leads:
-        lead_axes = panels[1].twinx()
+        lead_axes = panels[list(curves).index("weight")].twinx()
         lead_axes.plot(*zip(*leads, strict=True), "o", color=_ORANGE, ms=3)
         lead_axes.set_ylabel("lead at events (dots)")
     panels[-1].set_xlabel("frame")
-    _legend_above(panels[-1])
+    _legend_above(panels[0])
     counts = Counter(event["event"] for event in series.events)
     events = ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
+    changes = ", ".join(str(before + 1) for before, _ in series.changes) or "none found"
     return _image(
         figure,
-        f"Entropy over {len(series.index)} frames: {entropy[0]:.2f} nats at first, {entropy[-1]:.2f} at last, between "
-        f"{entropy.min():.2f} and {entropy.max():.2f}. The adapted model's mean weight in the predictions is "
-        f"{np.mean(series.weight):.2f}. Events: {events}.",
+        f"Over {len(series.index)} frames: {'; '.join(texts)}. The adapted model's mean weight in the predictions is "
+        f"{np.mean(series.weight):.2f}. Changes of the stream: {changes}. Events: {events}.",
     )
+
+
+def _by_batch(series: Series, name: str, scale: float) -> list[tuple[float, float]]:
+    """Return the middle frames of the batches that have a value, and the value times a scale."""
+    return [
+        (batch["frame"] + (batch["frames"] - 1) / 2, scale * batch[name]) for batch in series.batches if name in batch
+    ]
 
 
 @rc_context(_STYLE)

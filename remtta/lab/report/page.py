@@ -18,6 +18,7 @@ from remtta.files import write_atomically
 from remtta.lab.report import charts
 from remtta.lab.report.charts import Series, class_name, read_series
 from remtta.lab.report.evaluations import describe_evaluation, evaluation_facts
+from remtta.lab.scores import class_table, remarks, score_run, time_table, verdict
 from remtta.lab.tables import notes, outcome, table_rows
 from remtta.runs.folder import RECORD, RESULTS, STREAM_GROUP
 from remtta.runs.inspection import Content, Facts, describe_run, kind_of, read_content, run_facts
@@ -35,12 +36,16 @@ class _Run:
     content: Content
     series: Series
     facts: Facts
+    score: Content | None  # on labelled frames
 
 
-def write_report(folders: Sequence[Path], output: Path) -> None:
+def write_report(folders: Sequence[Path], output: Path, labels: Path | None = None) -> None:
     """Write one page on runs and evaluations, which needs neither network nor other files. Raise UsageError if a folder
-    holds neither, or the page would be too large; RemttaError if a file is damaged; OutputError if the page cannot be
-    written; an existing page is left unchanged.
+    holds neither, the labels are not of a run's frames, or the page would be too large; RemttaError if a file is
+    damaged; OutputError if the page cannot be written; an existing page is left unchanged.
+
+    Args:
+        labels: The classes of some frames of each run; see `score_run`.
     """
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
@@ -55,8 +60,9 @@ def write_report(folders: Sequence[Path], output: Path) -> None:
             if kind == RECORD:
                 content = describe_run(folder)
                 series = read_series(folder, (content.get("predictions") or {}).get("predicted", 0))
-                runs.append(_Run(name, content, series, _facts(content, series)))
-                verdicts.append(f"{name}: {_verdict(content)}")
+                score = None if labels is None else score_run(folder, labels, option="--labels-file")
+                runs.append(_Run(name, content, series, _facts(content, series), score))
+                verdicts.append(f"{name}: {_verdict(content)}" + (f" {verdict(score)}" if score else ""))
             else:
                 content = describe_evaluation(folder)
                 results = read_object(folder / RESULTS) if content["evaluation"]["methods"] else None
@@ -96,6 +102,8 @@ def _facts(content: Content, series: Series) -> Facts:
         facts["latency of a batch in ms"] = ", ".join(percentiles)
     if series.both_predicted:
         facts["models disagree"] = f"on {counted(series.num_differing, 'frame')}"
+    if series.changes:
+        facts["stream changed"] = f"at about frame {', '.join(str(before + 1) for before, _ in series.changes)}"
     return facts
 
 
@@ -103,6 +111,7 @@ def _run_sections(runs: Sequence[_Run]) -> Iterator[str]:
     if runs:
         table = _facts_table([run.name for run in runs], [run.facts for run in runs])
         yield f"<section><h2>Runs</h2>{table}</section>"
+    yield _section("Labelled frames", (_score(run.name, run.score) for run in runs if run.score))
     with_frames = [run for run in runs if run.series.index]
     for title, chart in (
         ("Over time", charts.over_time),
@@ -113,10 +122,19 @@ def _run_sections(runs: Sequence[_Run]) -> Iterator[str]:
     yield _section(
         "Changed layers", (_layers(run.name, run.content["delta"]) for run in runs if "delta" in run.content)
     )
+    changes = [_thumbnails(run.name, run.series.at_changes, _beside, len(run.series.index)) for run in runs]
+    yield _section("Frames before and after the stream changed", changes)
     differing = [_thumbnails(run.name, run.series.differing, _both, run.series.num_differing) for run in runs]
     yield _section("Frames on which the adapted and the source model disagree", differing)
     unsure = [_thumbnails(run.name, run.series.unsure, _prediction, len(run.series.index)) for run in runs]
     yield _section("Frames of lowest confidence", unsure)
+
+
+def _score(name: str, score: Content) -> str:
+    """Return the tables of a run's errors on labelled frames."""
+    tables = "".join(_table(*table, css_class="numbers") for table in (time_table(score), class_table(score)))
+    notes = "".join(f"<p>{_text(line)}.</p>" for line in remarks(score))
+    return f"<div><h3>{_text(name)}, errors and gain in %</h3>{tables}{notes}</div>"
 
 
 def _layers(name: str, delta: Content) -> str:
@@ -133,6 +151,10 @@ def _layers(name: str, delta: Content) -> str:
 
 def _both(row: Row) -> str:
     return "; ".join(f"{model}: {_prediction(row['each'][model])}" for model in ("adapted", "source"))
+
+
+def _beside(row: Row) -> str:
+    return f"{row['side']}: {_prediction(row)}"
 
 
 def _prediction(row: Row) -> str:

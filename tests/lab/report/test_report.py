@@ -128,7 +128,7 @@ def test_a_browser_shows_it_and_is_not_fooled(shown: Any) -> None:
     assert shown.title() == "remtta: first, second, eval"
     assert shown.evaluate("document.documentElement.scrollWidth") <= 360  # no sideways scrolling on a phone
     assert shown.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(22, 24, 28)"
-    charts = shown.get_by_role("img", name="Entropy over 6 frames")
+    charts = shown.get_by_role("img", name="Over 6 frames: entropy")
     assert charts.count() == 2 and charts.first.bounding_box()["width"] > 300
     assert shown.get_by_text(IMAGE).count() > 0
     assert shown.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
@@ -140,6 +140,16 @@ def test_classes_are_those_before_smoothing_and_videos_are_not_pictured(tmp_path
     (tmp_path / "predictions.jsonl").write_text(json.dumps(still) + "\n" + json.dumps({**still, "frame": 0}) + "\n")
     series = read_series(tmp_path, 2)
     assert series.by_model == ({"2": 2}, {"2": 2}) and series.unsure == [still]
+
+
+def test_scores_on_labelled_frames_are_shown(folders: list[Path], tmp_path: Path) -> None:
+    labels, target = tmp_path / "labels.csv", tmp_path / "x.html"
+    row = json.loads((folders[0] / "predictions.jsonl").read_text().splitlines()[0])
+    labels.write_text(f"{row['source']},{row['class']}\n")
+    assert remtta_here("report", folders[0], "-o", target, "--labels-file", labels) == 0
+    reader = Reader(target.read_text())
+    assert "first: 2 updates, no sign of harm. error 0.0 % (SE 0.0) on 1 labelled frame" in reader.text
+    assert "first, errors and gain in %frames" in reader.text
 
 
 def test_what_cannot_be_reported_is_reported(
