@@ -104,9 +104,9 @@ class Method(Generic[Config]):
     """
 
     def update_and_predict(self, images: Tensor) -> Tensor:
-        """Update by images (B, 3, H, W), and return their logits (B, C); the only prediction that depends on the update
-        on the same images, called if `predicts_after_update`. By default the prediction before the last of several
-        steps; methods with another override it, and then need no `loss`.
+        """Update by images (B, 3, H, W), and return their logits (B, C). Called instead of `forward` if
+        `predicts_after_update`. By default the logits before the last of several steps; a method that overrides it
+        needs no `loss`.
         """
         return self.update(images)[0]
 
@@ -269,7 +269,7 @@ class Method(Generic[Config]):
         name = f"{type(self).__name__}.loss"
         _check_returned(name, returned, (len(images), self.model.num_classes))
         views, loss, count = returned
-        if count and not loss.requires_grad and (loss or not views.requires_grad):  # without, 0 changes nothing
+        if count and not loss.requires_grad and (loss or not views.requires_grad):  # a zero loss may have no graph
             self.model.check_gradients(self.model.logits(images))
             raise UsageError(f"the loss of {name} has no gradient; compute it from logits that are not detached")
         return views.detach(), loss, count

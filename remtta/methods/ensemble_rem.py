@@ -93,14 +93,14 @@ class EnsembleREM(Method[REMConfig]):
         entropies = entropy(plain)
         learned = torch.ones_like(masked)
         if self.config.confident_below is not None:
-            learned = entropies.detach() < self.config.confident_below * math.log(self.model.num_classes)
+            learned = entropies.detach() < self.config.confident_below * self.log_classes
         if not learned.any():
             return centered.unsqueeze(0), plain.new_zeros(()), len(images)
         chosen = torch.nonzero(masked & learned)[:, 0]
         views = self._masked_views(patches, chosen, center) if len(chosen) else []
         ranking = entropies[learned] * (len(self.config.mask_ratios) - 1)
         if views and not self._ranks_all:
-            margin = self.config.margin * math.log(self.model.num_classes)
+            margin = self.config.margin * self.log_classes
             ranking = torch.stack([F.relu(entropies[chosen] - entropy(view).detach() + margin) for view in views])
         loss = self.config.ranking_weight * ranking.sum()
         if views:

@@ -90,7 +90,7 @@ class Pipeline:
         Args:
             images: Preprocessed, shape (B, 3, H, W).
             learnable: False for images that the method, the centering and the guard are to ignore, such as black or
-                repeated frames; shape (B,), on the CPU; None for none.
+                repeated frames; shape (B,), on the CPU; None if all are learnable.
             update: False if no update follows, for lack of time, though the images count for centering and guard.
             latency: Return as early as possible, even if `learn` takes longer then.
             early: The images come again, with the rest of their batch.

@@ -55,7 +55,7 @@ class Prediction:
         return (self.logits != self.unsmoothed).any(1).tolist()
 
     def without_first(self, count: int) -> Prediction:
-        """Return it without the first images."""
+        """Return the prediction without its first `count` images."""
         tensors: dict[str, Any] = {
             name: value[count:] for name, value in vars(self).items() if isinstance(value, Tensor)
         }
@@ -89,7 +89,7 @@ class PredictionTransform:
         return prediction
 
     def on_reset(self) -> None:
-        """Handle that the source weights were restored, by `reset` or for a new stream."""
+        """Called after `reset` or a new stream restored the source weights; not after a rollback of the guard."""
 
     def on_new_stream(self) -> None:
         """Forget the stream so far: an independent one starts."""

@@ -138,7 +138,7 @@ def _differences(earlier: Any, now: Any, name: str = "") -> Iterator[str]:
 
 
 class RunFolder:
-    """The folder of a run in progress: and its lock."""
+    """The folder of a run in progress, and its lock."""
 
     def __init__(self, path: Path, *, overwrite: bool = False, resume: bool = False) -> None:
         self.path = path

@@ -35,9 +35,9 @@ class Counts:
 
     frames: int = 0  # frames seen, including unreadable ones
     skipped: int = 0  # frames that could not be read
-    updates: int = 0  # optimizer steps taken, including those undone by a reset
+    updates: int = 0  # optimizer steps, without those that the guard undid at once
     frames_in_delta: int = 0  # frames on which the current weights were adapted, including those of a starting delta
-    frames_since_reset: int = 0  # the same since the last reset
+    frames_since_reset: int = 0  # frames learned from since the last reset, without those of a starting delta
     not_adapted: int = 0  # frames that were predicted but excluded from updates
     by_source: int = 0  # frames predicted by the source model alone
     by_both: int = 0  # frames predicted by both models
@@ -95,7 +95,7 @@ class LoopCallback:
     """
 
     def on_prediction(self, result: BatchResult) -> None:
-        """Write the predictions, but for those that were reported early; they are counted once this returns."""
+        """Write the predictions, except those that were reported early; they are counted once this returns."""
 
     def on_batch_end(self, result: BatchResult) -> None:
         """Write the rest; everything is counted."""

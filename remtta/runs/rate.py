@@ -18,8 +18,8 @@ _log = logging.getLogger("remtta")
 
 
 class RateCheck:
-    """Warns once, after the first seconds, if a live source gives frames faster than the method takes them; only of
-    predictions if it `skips_updates` to keep up.
+    """Warns once, after the first seconds, if a live source gives frames faster than the method takes them. If it
+    `skips_updates` to keep up, only batches without an update are timed.
 
     Args:
         method: Name of the method.

@@ -75,7 +75,7 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def aligned(rows: Iterable[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
-    """Return a line for each row of cells, printable, in columns: flush right but for those at `left`."""
+    """Return a line for each row of cells, printable, in columns: flush right except those at `left`."""
     table = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [

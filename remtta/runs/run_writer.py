@@ -1,4 +1,4 @@
-"""Write what a run of `adapt` tells: a row per frame, a line per event, and the counts."""
+"""Write the results of a run of `adapt`: a row per frame, a line per event, and the counts."""
 
 from __future__ import annotations
 
