@@ -2,43 +2,92 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from remtta.cli.running import RunningOptions, load_torch
+from remtta.errors import UsageError
+from remtta.files import check_not_input, check_target
 from remtta.options import ModelOptions
+from remtta.options.loaders import is_model_file
 from remtta.options.option import Option, Subset
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of remtta adapt, or a delta.")],
-    format: Annotated[Literal["onnx", "peft", "timm"], Option("Format to write.", flags=("--format", "-f"))],
-    output: Annotated[Path, Option("Folder for the files.", flags=("--output", "-o"))],
+    output: Annotated[Path, Option("Folder for the files; with --adaptive a file.", flags=("--output", "-o"))],
     model: Annotated[
         ModelOptions,
-        Subset("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "own"),
+        Subset(
+            *("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "labels", "own"),
+            *("mean", "std", "interpolation", "crop_pct"),
+        ),
     ],
     running: Annotated[RunningOptions, Subset("quiet", "debug")],
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="A run folder of remtta adapt, or a delta; with --adaptive also an ONNX file, or nothing for --model.",
+        ),
+    ] = None,
+    format: Annotated[
+        Literal["onnx", "peft", "timm"] | None, Option("Format to write.", flags=("--format", "-f"))
+    ] = None,
+    adaptive: Annotated[
+        bool, Option("Write an ONNX file that adapts itself in any runtime, as the method fast.", flags=("--adaptive",))
+    ] = False,
     overwrite: Annotated[bool, Option("Replace files of the same names.")] = False,
 ) -> None:
     """Write the adapted model of RUN as ONNX, PEFT or timm files, and check them against torch.
 
     The model, its arguments and its checkpoint default to those of the delta.
 
-    Example:
+    Examples:
 
       remtta export run1 --format onnx --output run1_onnx
+
+      remtta export model.onnx --adaptive --output adaptive.onnx
     """
     with running.command():
+        if run is not None and is_model_file(run):
+            if model.name is not None:
+                raise UsageError(f"{run} and --model {model.name} are both models; leave one out")
+            model, run = replace(model, name=str(run)), None
+        _check(model, run, format, output, adaptive=adaptive, overwrite=overwrite)
         load_torch("remtta.deltas.base_model", model, run)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import load_delta
-        from remtta.formats.export import adapted_model, check_packages, export_model
+        from remtta.formats.export import adapted_model, check_packages, export_model, save_adaptive, source_model
 
-        check_packages(format)
-        delta = load_delta(run)
-        adapted = adapted_model(delta, base_options(delta, model))
-        files = export_model(adapted, format, output, overwrite=overwrite)
+        check_packages(format or "onnx")
+        if run is None:
+            adapted = source_model(model)
+        else:
+            delta = load_delta(run)
+            adapted = adapted_model(delta, base_options(delta, model))
+        if format is None:
+            check_not_input(output, "--output", adapted.inputs)
+            save_adaptive(adapted, output)
+            files = [output]
+        else:
+            files = export_model(adapted, format, output, overwrite=overwrite)
         running.print_message("\n".join(map(str, files)))
+
+
+def _check(
+    model: ModelOptions, run: Path | None, format: str | None, output: Path, *, adaptive: bool, overwrite: bool
+) -> None:
+    """Raise UsageError if the arguments do not go together."""
+    if adaptive:
+        if format is not None:
+            raise UsageError("--adaptive writes an ONNX file; leave --format out")
+        if run is None and model.name is None:
+            raise UsageError("name a run, a delta, an ONNX file, or a model with --model")
+        check_target(output, "--output", ".onnx", overwrite=overwrite)
+    elif run is None:
+        raise UsageError("name a run or a delta; a model as it is needs --adaptive")
+    elif format is None:
+        raise UsageError("name a --format (onnx, peft or timm), or add --adaptive")

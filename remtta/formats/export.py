@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import numpy as np
@@ -23,11 +24,13 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from remtta._version import __version__
+from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import norm_modules
 from remtta.deltas.delta import Delta, apply_delta, save_weights
 from remtta.errors import OutputError, RemttaError, UsageError, check_installed, counted, first_line, needed
 from remtta.files import FolderLock, check_can_hold, check_not_input, write_atomically, writing
 from remtta.formats.onnx_graph import OnnxGraph, read_graph
+from remtta.formats.onnx_loading import ADAPTIVE
 from remtta.formats.onnx_model import OnnxClassifier
 from remtta.models.info import ModelInfo, model_info
 from remtta.models.loading import load, load_model
@@ -129,6 +132,31 @@ def save_onnx(adapted: ExportableModel, path: Path) -> None:
 def save_adapted_onnx(model: nn.Module, delta: Delta, path: Path) -> None:
     """Write a model to which a delta was added, on the CPU, as an ONNX file; raise as `save_onnx`."""
     save_onnx(ExportableModel(model, {}, model_info(model), delta, ()), path)
+
+
+def source_model(options: ModelOptions) -> ExportableModel:
+    """Load a model to export as it is; raise RemttaError if it cannot be loaded."""
+    model = load(options)
+    info = model_info(model)
+    return ExportableModel(model, model.state_dict(), info, Delta({}, info.name, info.sha256, "source"), options.files)
+
+
+def save_adaptive(adapted: ExportableModel, path: Path) -> None:
+    """Write an ONNX file that adapts itself as the method `fast`, checked against it; raise as `save_onnx`."""
+    from remtta.formats.adaptive.centering import STATUS
+
+    metadata, model = {**adapted.facts, ADAPTIVE: json.dumps(STATUS)}, adapted.model
+    if isinstance(model, OnnxClassifier):
+        model.save_adaptive(path, metadata)
+        return
+    backbone = backbone_of(model)
+    if backbone.batch_norms:
+        _log.warning("in a file, batch norms keep their source statistics: it gains less than fast on the model itself")
+    with TemporaryDirectory() as folder:
+        save_onnx(adapted, file := Path(folder) / _ONNX_FILE)
+        exported = OnnxClassifier(read_graph(file), None, [_PROVIDER], None)
+        exported.patch_size = backbone.patch_size
+        exported.save_adaptive(path, metadata)
 
 
 def _to_onnx(adapted: ExportableModel) -> Any:

@@ -83,7 +83,7 @@ class OnnxGraph:
             node = self._nodes.get(name)
             if node is None or ends(node.op_type):
                 continue
-            nodes = [each for each in _messages(node) if hasattr(each, "op_type")]  # with those of its subgraphs
+            nodes = [each for each in messages(node) if hasattr(each, "op_type")]  # with those of its subgraphs
             operators.update(each.op_type for each in nodes)
             waiting += {name for each in nodes for name in each.input} - tensors
         return tensors, operators
@@ -161,7 +161,7 @@ def read_graph(path: Path, *, whole: bool = False) -> OnnxGraph:
     except Exception as error:  # protobuf's, which depend on its implementation
         raise CheckpointError(f"{path} is not a readable ONNX file: {first_line(error)}") from error
     digest = hashlib.sha256(content)
-    outside = [each for each in _messages(proto) if getattr(each, "data_location", None) == onnx.TensorProto.EXTERNAL]
+    outside = [each for each in messages(proto) if getattr(each, "data_location", None) == onnx.TensorProto.EXTERNAL]
     stored = [_texts(tensor.external_data) for tensor in outside]
     files = {place: _weights_file(path, place) for place in sorted({each.get("location", "") for each in stored})}
     for file in files.values():
@@ -205,10 +205,10 @@ def _text(value: str | bytes) -> str:
     return value if isinstance(value, str) else value.decode(errors="replace")
 
 
-def _messages(message: Any) -> Iterator[Any]:
+def messages(message: Any) -> Iterator[Any]:
     """Yield a protobuf message and all in it: tensors may be in subgraphs, functions and attributes."""
     yield message
     for descriptor, value in message.ListFields():
         if descriptor.message_type is not None:
             for part in [value] if hasattr(value, "ListFields") else value:
-                yield from _messages(part)
+                yield from messages(part)

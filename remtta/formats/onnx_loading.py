@@ -21,6 +21,9 @@ from remtta.models.metadata import PretrainedConfig
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import ModelOptions
 
+ADAPTIVE = "adaptive"
+"""Key in the metadata of a file that adapts itself, with the names of the numbers in its status."""
+
 _PROVIDERS = {"cpu": "CPU", "cuda": "CUDA", "mps": "CoreML"}
 _MAX_NAMES = 2**21  # characters of Ultralytics's class names: Python takes a hundred times as many bytes to parse them
 _OTHER_TASKS = ("detect", "segment", "pose", "obb")  # of Ultralytics
@@ -94,6 +97,8 @@ def _providers(device: str, name: str | None) -> list[Any]:
 def _known_config(graph: OnnxGraph) -> PretrainedConfig:
     """Return the preprocessing and labels that the file holds, if remtta or Ultralytics wrote it."""
     known = graph.metadata
+    if ADAPTIVE in known:
+        raise CheckpointError(f"{graph.path} adapts itself: run it as it is, or name the file that it was made of")
     if known.get("task") in _OTHER_TASKS:
         raise CheckpointError(f"{graph.path} is a model to {known['task']}, not a classifier of images")
     try:

@@ -19,6 +19,7 @@ from remtta.errors import CheckpointError, ModelError, RemttaError, UsageError, 
 from remtta.files import write_atomically
 from remtta.formats.onnx_graph import OnnxGraph, import_onnx, read_graph
 from remtta.models.metadata import PretrainedConfig, Size
+from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import UnwrappedModel, classifiers_of
 
 CPU = "CPUExecutionProvider"
@@ -114,14 +115,19 @@ class OnnxClassifier(nn.Module):
 
     def _call(self, images: Tensor, outputs: Sequence[str]) -> list[np.ndarray]:
         """Return outputs as they are, for at most as many images as the file takes; with copies if they are fewer."""
-        pixels = (images.permute(0, 2, 3, 1) if self._channels_last else images).detach().cpu().numpy()
-        if self.normalises:
-            pixels = np.rint(255 * pixels).clip(0, 255)
-        whole = pixels.astype(self._type, copy=False)[np.arange(self._batch or len(pixels)) % len(pixels)]
+        pixels = self.as_input(images)
+        whole = pixels[np.arange(self._batch or len(pixels)) % len(pixels)]
         try:
             return list(self._opened.run(outputs, {self._input: whole}))
         except Exception as error:  # its own exceptions, which onnxruntime does not expose
             raise CheckpointError(f"onnxruntime cannot run {self.path} on {whole.shape}: {_reason(error)}") from error
+
+    def as_input(self, images: Tensor) -> np.ndarray:
+        """Return images (B, 3, H, W) in the form and type that the file takes."""
+        pixels = (images.permute(0, 2, 3, 1) if self._channels_last else images).detach().cpu().numpy()
+        if self.normalises:
+            pixels = np.rint(255 * pixels).clip(0, 255)
+        return pixels.astype(self._type, copy=False)
 
     @property
     def _opened(self) -> Any:
@@ -270,11 +276,37 @@ class OnnxClassifier(nn.Module):
         Raise UsageError if it would be too large; RemttaError if onnxruntime does not predict the same with it;
         OutputError if it cannot be written.
         """
-        graph = read_graph(self.path, whole=True)
-        shift = self.head["bias"].detach().cpu().numpy().astype(self._kind).reshape(-1, *[1] * (self._axes - 2))
-        graph.shift(self._output, shift, least=self._least)
-        content = graph.content(metadata)
+        content = self._shifted_graph().content(metadata)
         write_atomically(path, lambda temporary: self._write_checked(temporary, content))
+
+    def save_adaptive(self, path: Path, metadata: Mapping[str, str]) -> None:
+        """Write a file that adapts itself as the method `fast` adapts this model, atomically, and with more metadata.
+
+        Raise as `save`, and CheckpointError if the file is of an opset that is too old.
+        """
+        from remtta.formats.adaptive.checking import write_checked
+        from remtta.formats.adaptive.wrapping import Classifier, wrap
+
+        classifier = Classifier(
+            input=self._input,
+            output=self._output,
+            batch=self._batch,
+            channels_last=self._channels_last,
+            image_size=self.image_size,
+            patch_size=self.patch_size,
+            num_classes=self.num_classes,
+            least=self._least,
+            number=1 + int.from_bytes(bytes.fromhex(state_sha256(self))[:3]),
+        )
+        content = OnnxGraph(wrap(self._shifted_graph().proto, classifier), path).content(metadata)
+        write_atomically(path, lambda temporary: write_checked(temporary, content, self, classifier, self._tolerance))
+
+    def _shifted_graph(self) -> OnnxGraph:
+        """Return the whole graph, with the bias."""
+        graph, shift = read_graph(self.path, whole=True), self.head["bias"].detach().cpu().numpy()
+        if shift.any():
+            graph.shift(self._output, shift.astype(self._kind).reshape(-1, *[1] * (self._axes - 2)), least=self._least)
+        return graph
 
     @torch.inference_mode()
     def _write_checked(self, path: Path, content: bytes) -> None:

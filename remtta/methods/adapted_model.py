@@ -16,7 +16,7 @@ from remtta.backbones.batchnorm import BatchStatistics, batch_norms, running_sta
 from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import ModelError
-from remtta.methods.pixels import PixelSpace, shuffle_patches
+from remtta.methods.pixels import PixelSpace, patch_grid, shuffle_patches
 from remtta.methods.settings.base import MethodConfig
 from remtta.models.precision import ForwardContext
 from remtta.models.preprocessing import preprocessing_of
@@ -134,7 +134,7 @@ class AdaptedModel:
 
     def shuffle_patches(self, images: Tensor, indices: Tensor) -> Tensor:
         """Return the images (B, 3, H, W) at indices (K,) with their patches shuffled."""
-        grid = max(2, min(side // of for side, of in zip(images.shape[2:], self.backbone.patch_size, strict=True)))
+        grid = patch_grid(images.shape[2:], self.backbone.patch_size)
         return shuffle_patches(images[indices.to(images.device)], grid, torch.Generator().manual_seed(0))
 
     def check_gradients(self, logits: Tensor) -> Tensor:

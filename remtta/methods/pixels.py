@@ -31,6 +31,11 @@ class PixelSpace:
         return (pixels - self._mean.to(pixels.device)) / self._std.to(pixels.device)
 
 
+def patch_grid(image_size: Sequence[int], patch_size: Sequence[int]) -> int:
+    """Return the number of patches along a side into which `shuffle_patches` is to cut images, at least 2."""
+    return max(2, min(side // of for side, of in zip(image_size, patch_size, strict=True)))
+
+
 def shuffle_patches(images: Tensor, grid: int, generator: torch.Generator) -> Tensor:
     """Cut each image (B, 3, H, W) into grid x grid patches, and shuffle them, independently per image.
 

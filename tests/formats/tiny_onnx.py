@@ -42,12 +42,15 @@ def write_onnx(
     side: int | str = SIDE,
     kind: int = TensorProto.FLOAT,
     metadata: Mapping[str, str] | None = None,
+    pooled: bool = True,
 ) -> Path:
     """Write a file that ends in a Gemm with bias, a MatMul without, a Softmax, an Exp-based softmax, a Sigmoid, a
-    quantised Gemm or Softmax, two outputs, or is a detector.
+    quantised Gemm or Softmax, two outputs, or is a detector. Without `pooled`, the order of patches matters.
     """
     dtype = helper.tensor_dtype_to_np_dtype(kind)
     tensors: dict[str, Any] = {name: values.astype(dtype) for name, values in weights().items()}
+    if not pooled:
+        tensors["fc"] = np.random.default_rng(1).normal(size=(NUM_CLASSES, 12 * (SIDE // PATCH) ** 2)).astype(dtype)
     nodes: list[Any] = [helper.make_node("Transpose", ["images"], ["nchw"], perm=[0, 3, 1, 2])] if channels_last else []
     nodes += [
         helper.make_node(
@@ -58,7 +61,7 @@ def write_onnx(
             kernel_shape=[PATCH] * 2,
         ),
         helper.make_node("Relu", ["map"], ["relu"]),
-        helper.make_node("GlobalAveragePool", ["relu"], ["pooled"]),
+        helper.make_node("GlobalAveragePool" if pooled else "Identity", ["relu"], ["pooled"]),
         helper.make_node("Flatten", ["pooled"], ["features"]),
     ]
     last = ["logits"]
@@ -89,7 +92,8 @@ def write_onnx(
     if end == "two":
         last = ["logits", "features"]
     outputs = [
-        helper.make_tensor_value_info(name, kind, [batch, 12 if name == "features" else NUM_CLASSES]) for name in last
+        helper.make_tensor_value_info(name, kind, [batch, tensors["fc"].size // 7 if name == "features" else 7])
+        for name in last
     ]
     if end == "detector":
         nodes.append(helper.make_node("Unsqueeze", ["logits", "axes"], ["boxes"]))

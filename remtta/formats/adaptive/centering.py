@@ -1,0 +1,179 @@
+"""The centered logits of `remtta.pipeline.centering` as an ONNX graph.
+
+It computes in float32, as every engine can. So the state holds variances instead of mean squares, and certainties
+beyond that of equal probabilities: their differences would be rounding noise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from onnx import TensorProto
+
+from remtta.formats.adaptive.operators import Nodes, Value
+from remtta.pipeline.few_classes import CLASS_LOGIT, EVIDENCE_HALF_LIFE, HALF_LIFE, LOST_RANGE, MAX_LEFT, VIEW_EVERY
+
+NUMBERS = (
+    *("model", "images", "since_view"),  # whose state it is; images that counted; since the last view, below VIEW_EVERY
+    *("weight", "view_weight", "evidence_weight"),  # of the running means
+    *("variance", "covariance"),  # of plain logits; of these and the shuffled views' logits
+    *("certainty", "centered_certainty"),  # p . p and c . c of few_classes.py, minus 1 / C
+    "agreement",  # of the predictions before and after centering
+)
+"""Numbers at the beginning of a state."""
+
+VECTORS = ("logits", "probabilities", "plain", "shuffled")
+"""Running means (C,) behind them: z, p, v and w of few_classes.py."""
+
+STATUS = ("offset_norm", "class_fraction_kept", "temperature", "agreement", "images")
+"""Numbers of a status."""
+
+_TINY = 1e-9  # bound on divisors
+_INFINITE = 3e38
+
+State = Mapping[str, Value]
+
+
+def read_state(op: Nodes, state: Value, model: float, num_classes: int) -> State:
+    """Return the values in a state; that of another model counts as zero, the beginning of a stream."""
+    own = op("Equal", op("Slice", state, (0,), (1,)), [model])
+    sizes = [*[1] * len(NUMBERS), *[num_classes] * len(VECTORS)]
+    return dict(zip((*NUMBERS, *VECTORS), op.split(op("Where", own, state, [0.0]), sizes), strict=True))
+
+
+def state_size(num_classes: int) -> int:
+    """Return the length of a state."""
+    return len(NUMBERS) + len(VECTORS) * num_classes
+
+
+def are_finite(op: Nodes, values: Value, *axes: int) -> Value:
+    """Return whether all values along axes are finite."""
+    return op("Less", op("Abs", op.sum(values, *axes)), _INFINITE)
+
+
+def due_for_view(op: Nodes, finite: Value, state: State) -> Value:
+    """Return the indices (K,) of the images that are also seen with shuffled patches, among finite ones (B,)."""
+    position = op("CumSum", op("Cast", finite, to=TensorProto.FLOAT), np.int64(0), exclusive=1) + state["since_view"]
+    due = op("Equal", op("Mod", position, float(VIEW_EVERY), fmod=1), 0.0)
+    return op("Reshape", op("NonZero", op("And", due, finite)), (-1,))
+
+
+def center(
+    op: Nodes, state: State, model: float, logits: Value, views: tuple[Value, Value], finite: Value, num_classes: int
+) -> tuple[Value, Value, Value]:
+    """Return centered logits (B, C), the new state, and the status.
+
+    Args:
+        model: The number of the model, for the state.
+        logits: Raw, shape (B, C).
+        views: Indices (K,) of the images also seen with shuffled patches, and the logits (K, C) of these views.
+        finite: Which images are finite, shape (B,).
+    """
+    finite = op("And", finite, are_finite(op, logits, 1))
+    counted = op("Cast", finite, to=TensorProto.FLOAT)
+    count = op.sum(counted, 0, keepdims=True)
+    z = op("Where", op("Unsqueeze", finite, (1,)), logits, 0.0)
+    new: dict[str, Value] = {"model": op.value([model]), "images": state["images"] + count}
+    new["since_view"] = op("Mod", state["since_view"] + count, float(VIEW_EVERY), fmod=1)
+
+    means = _RunningMean(op, HALF_LIFE, state["weight"], counted)
+    new["weight"], new["logits"] = means.weight, means.add(state["logits"], z)
+    keep = 0.5 ** (1 / HALF_LIFE)
+    inverse_ess = (2.0 / op("Max", means.weight, _TINY) - (1 - keep)) / (1 + keep)
+    known = op("Clip", 1.0 - inverse_ess, 0.0, 1.0)
+
+    new |= _see_views(op, state, z, finite, *views)
+    probabilities = op("Softmax", z - _find_shift(op, new, num_classes), axis=-1)
+    centered = op("Softmax", z - known * new["logits"], axis=-1)
+    new["probabilities"] = means.add(state["probabilities"], probabilities)
+    evidence = _RunningMean(op, EVIDENCE_HALF_LIFE, state["evidence_weight"], counted)
+    new["evidence_weight"] = evidence.weight
+    for name, values in (("certainty", probabilities), ("centered_certainty", centered)):
+        beyond = values - 1 / num_classes
+        new[name] = evidence.add(state[name], op.sum(beyond * beyond, 1))
+    low, high = LOST_RANGE
+    lost = 1.0 - new["centered_certainty"] / op("Max", new["certainty"], _TINY)
+    fraction = op("Clip", (lost - low) / (high - low), 0.0, 1.0) * op("Clip", evidence.weight, 0.0, 1.0)
+    class_part = (new["probabilities"] - 1 / num_classes) * CLASS_LOGIT
+    offset = known * (new["logits"] - fraction * class_part)
+
+    same = op("Equal", *(op("ArgMax", each, axis=1, keepdims=0) for each in (z, z - offset)))
+    new["agreement"] = evidence.add(state["agreement"], op("Cast", same, to=TensorProto.FLOAT))
+    norm = op("Sqrt", op.sum(offset * offset, 0, keepdims=True))
+    status = (norm, fraction, [1.0], new["agreement"], new["images"])
+    before, after = (op("Concat", *(each[name] for name in (*NUMBERS, *VECTORS)), axis=0) for each in (state, new))
+    next_state = op("Where", op("Greater", count, 0.0), after, before)  # bit for bit, if no image counted
+    return logits - offset, next_state, op("Concat", *status, axis=0)
+
+
+class _RunningMean:
+    """An exponentially weighted running mean, as `remtta.pipeline.running_mean.RunningMean`.
+
+    Args:
+        weight: The sum of the weights so far, shape (1,).
+        counted: 1 for images that count, 0 for others, shape (B,).
+    """
+
+    def __init__(self, op: Nodes, half_life: float, weight: Value, counted: Value) -> None:
+        log_keep = math.log(0.5) / half_life
+        later = op("CumSum", counted, np.int64(0), exclusive=1, reverse=1)
+        self._op, self._weights = op, op("Exp", later * log_keep) * counted
+        self._old = op("Exp", op.sum(counted, 0, keepdims=True) * log_keep) * weight
+        self._new = op.sum(self._weights, 0, keepdims=True)
+        self.weight = self._old + self._new
+        self._divisor = op("Max", self.weight, _TINY)
+
+    def add(self, mean: Value, values: Value) -> Value:
+        """Return the mean (1,) or (C,) after images with values (B,) or (B, C)."""
+        return mean + self._total(values - mean) / self._divisor  # exact, if values stay the same
+
+    def add_covariance(self, covariance: Value, means: tuple[Value, Value], values: tuple[Value, Value]) -> Value:
+        """Return the covariance (1,) after images of two quantities (B, C), summed over C, given both means before.
+
+        It is that within the batch, and within the images before, and that of the means of both groups.
+        """
+        op = self._op
+        a, b = (each - mean for each, mean in zip(values, means, strict=True))
+        c, d = (self._total(each) / op("Max", self._new, _TINY) for each in (a, b))
+        within = self._old * covariance + self._total(op.sum((a - c) * (b - d), 1))
+        between = self._old * self._new / self._divisor * op.sum(c * d, 0, keepdims=True)
+        return (within + between) / self._divisor
+
+    def _total(self, values: Value) -> Value:
+        """Return the weighted sum over the batch, at least one-dimensional."""
+        return self._op("Reshape", self._weights @ values, (-1,))
+
+
+def _see_views(op: Nodes, state: State, z: Value, finite: Value, indices: Value, views: Value) -> State:
+    """Return what changes with views (K, C) of the images at indices (K,), by logits (B, C) of finite images (B,)."""
+    padding = op(
+        "Concat", op("ConstantOfShape", op("Shape", indices)), [1.0], axis=0
+    )  # sums over no rows are undefined
+    indices = op("Concat", indices, (0,), axis=0)
+    views = op("Concat", views, op("Slice", z, (0,), (1,)), axis=0)
+    exists = op("And", op("Less", padding, 0.5), op("Gather", finite, indices))
+    exists = op("And", exists, are_finite(op, views, 1))
+    plain, shuffled = (
+        op("Where", op("Unsqueeze", exists, (1,)), each, 0.0) for each in (op("Gather", z, indices), views)
+    )
+    means = _RunningMean(op, HALF_LIFE / VIEW_EVERY, state["view_weight"], op("Cast", exists, to=TensorProto.FLOAT))
+    v, w = state["plain"], state["shuffled"]
+    return {
+        "view_weight": means.weight,
+        "plain": means.add(v, plain),
+        "shuffled": means.add(w, shuffled),
+        "variance": means.add_covariance(state["variance"], (v, v), (plain, plain)),
+        "covariance": means.add_covariance(state["covariance"], (v, w), (plain, shuffled)),
+    }
+
+
+def _find_shift(op: Nodes, state: State, num_classes: int) -> Value:
+    """Return the offset of the shift alone (C,), as `few_classes.find_shift`; 0 before the first view."""
+    z = state["logits"]
+    left = op("Clip", state["covariance"] / op("Max", state["variance"], _TINY), 0.0, MAX_LEFT)
+    shift = z - (state["plain"] - state["shuffled"]) / (1.0 - left)
+    shift = shift - op.sum(shift, 0, keepdims=True) / float(num_classes)
+    explained = op.sum(shift * z, 0, keepdims=True) / op("Max", op.sum(shift * shift, 0, keepdims=True), _TINY)
+    return shift * op("Clip", explained, 0.0, 1.0) * op("Clip", state["view_weight"], 0.0, 1.0)

@@ -1,0 +1,306 @@
+"""A file that adapts itself predicts what the method `fast` predicts with the classifier that it was made of."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from remtta import Adapter, Delta, apply_delta, load_delta
+from remtta.errors import CheckpointError, RemttaError
+from remtta.formats.export import ExportableModel, save_adaptive
+from remtta.formats.onnx_model import OnnxClassifier
+from remtta.models.info import model_info
+from remtta.models.metadata import ModelWithMetadata
+from remtta.models.preprocessing import Preprocessing
+from remtta.pipeline.pipeline import Pipeline
+from tests.command import refusal_of, remtta_here
+from tests.conftest import NUM_CLASSES, TINY, raising, random_images, tiny_vit
+from tests.formats.test_export import delta_at
+from tests.formats.test_onnx import FORMS, load
+from tests.formats.tiny_onnx import write_onnx
+
+NAN = float("nan")
+
+
+class Device:
+    """The loop on a device: a session, and the state."""
+
+    def __init__(self, path: Path) -> None:
+        self.session = onnxruntime.InferenceSession(str(path))
+        self.images, state = self.session.get_inputs()
+        self.returns_probabilities = self.session.get_outputs()[0].name == "probabilities"
+        self.state, self.status = np.zeros(state.shape, np.float32), np.zeros(0)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return probabilities of images (B, 3, H, W)."""
+        given = images.permute(0, 2, 3, 1) if self.images.shape[-1] == 3 else images
+        kind = np.float16 if self.images.type == "tensor(float16)" else np.float32
+        returned, self.state, self.status = self.session.run(
+            None, {"images": given.numpy().astype(kind), "state": self.state}
+        )
+        probabilities = torch.from_numpy(returned)
+        return probabilities if self.returns_probabilities else probabilities.softmax(-1)
+
+
+def adaptive(model: OnnxClassifier, path: Path) -> Device:
+    model.save_adaptive(path, {})
+    return Device(path)
+
+
+def fast(model: Any) -> Pipeline:
+    return Adapter(model, "fast").pipeline
+
+
+def stream(size: int, side: int = 32) -> list[Tensor]:
+    """Batches of a stream of one class, then of many under a shift."""
+    count = 80 // size
+    one = [3 * random_images(1, 99, side) + 0.1 * random_images(size, number, side) for number in range(count)]
+    return [*one, *(random_images(size, 50 + number, side) + 0.5 for number in range(count))]
+
+
+def check_equal(device: Device, pipeline: Pipeline, batches: list[Tensor], tolerance: float = 1e-4) -> list[float]:
+    """Compare all predictions, and the status; return the fractions of classes kept."""
+    fractions = []
+    for images in batches:
+        expected, got = pipeline(images).softmax(-1), device(images)
+        torch.testing.assert_close(got, expected, atol=tolerance, rtol=0, equal_nan=True)
+        sure = expected.topk(2).values @ torch.tensor([1.0, -1.0]) > 2 * tolerance
+        assert torch.equal(got.argmax(-1)[sure], expected.argmax(-1)[sure])
+        norm, fraction, temperature, _, _ = device.status
+        assert norm == pytest.approx(float(pipeline.centering.offsets["adapted"].norm()), abs=10 * tolerance)
+        assert fraction == pytest.approx(float(pipeline.centering.class_fraction_kept), abs=50 * tolerance)
+        assert temperature == 1
+        fractions.append(float(fraction))
+    return fractions
+
+
+def with_float_output(path: Path) -> Path:
+    proto = onnx.load(path)
+    proto.graph.node.append(helper.make_node("Cast", ["logits"], ["float"], to=TensorProto.FLOAT))
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info("float", TensorProto.FLOAT, ["B", 7]))
+    onnx.save(proto, path)
+    return path
+
+
+EVERY_SIZE = ("bias", "softmax", "float16")
+
+
+@pytest.mark.parametrize(
+    ("form", "size"), [(form, size) for form in FORMS for size in (1, 4, 20) if form in EVERY_SIZE or size == 4]
+)
+def test_it_predicts_as_fast_does(tmp_path: Path, form: str, size: int) -> None:
+    size = FORMS[form].get("batch", size)
+    path = write_onnx(tmp_path / "tiny.onnx", pooled=False, **FORMS[form])
+    model = load(path, output_name="logits" if form == "two outputs" else None, input_size=32)
+    device = adaptive(model, tmp_path / "adaptive.onnx")
+    if form == "float16":  # the file centers logits before onnxruntime rounds them
+        model = load(with_float_output(path))
+    fractions = check_equal(device, fast(model), stream(size))
+    assert max(fractions) > 0
+
+
+def test_images_of_any_size_have_the_same_views(tmp_path: Path) -> None:
+    for side in (32, 38):  # four patches of 8, and of 9 after resizing
+        model = load(write_onnx(tmp_path / "tiny.onnx", side=side, pooled=False, channels_last=side == 38))
+        check_equal(adaptive(model, tmp_path / "adaptive.onnx"), fast(model), stream(20, side=side))
+
+
+def test_a_file_that_takes_pixels_gets_shuffled_pixels(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "tiny.onnx", side=38, pooled=False)  # whose views are resized, and so rounded
+    proto = onnx.load(path)
+    proto.graph.input[0].type.tensor_type.elem_type = TensorProto.UINT8
+    proto.graph.node[0].input[0] = "values"
+    proto.graph.node.insert(0, helper.make_node("Cast", ["images"], ["pixels"], to=TensorProto.FLOAT))
+    proto.graph.node.insert(1, helper.make_node("Div", ["pixels", "deviation"], ["values"]))
+    proto.graph.initializer.append(helper.make_tensor("deviation", TensorProto.FLOAT, [], [60.0]))
+    onnx.save(proto, path)
+    model = load(path)
+    device, pipeline = adaptive(model, tmp_path / "adaptive.onnx"), fast(model)
+    for images in stream(4, side=38):
+        pixels = (255 * images.sigmoid()).to(torch.uint8)
+        returned, device.state, device.status = device.session.run(
+            None, {"images": pixels.numpy(), "state": device.state}
+        )
+        expected = pipeline(pixels / 255).softmax(-1)
+        torch.testing.assert_close(torch.from_numpy(returned).softmax(-1), expected, atol=1e-4, rtol=0)
+
+
+def test_images_that_are_not_finite_change_nothing(tmp_path: Path) -> None:
+    model = load(write_onnx(tmp_path / "tiny.onnx"))
+    device, pipeline = adaptive(model, tmp_path / "adaptive.onnx"), fast(model)
+    device(torch.full((2, 3, 32, 32), NAN))
+    assert not device.state.any()
+    batches = stream(5)
+    batches[0][0, 0, 0, 0] = batches[1][4, 2, 3, 4] = NAN
+    batches[2][1:4] = float("inf")
+    check_equal(device, pipeline, batches)
+    assert device.status[-1] == 5 * len(batches) - 5
+    state = device.state
+    assert device(torch.full((3, 3, 32, 32), NAN)).isnan().all()
+    assert state.tobytes() == device.state.tobytes()
+
+
+def test_an_int8_file_that_hides_nan_is_not_misled(tmp_path: Path) -> None:
+    device = adaptive(load(write_onnx(tmp_path / "tiny.onnx", end="quantised Gemm")), tmp_path / "adaptive.onnx")
+    device(random_images(3))
+    state = device.state
+    assert not device(torch.full((1, 3, 32, 32), NAN)).isnan().any()
+    assert state.tobytes() == device.state.tobytes()
+
+
+def test_a_stored_state_continues_exactly(tmp_path: Path) -> None:
+    model = load(write_onnx(tmp_path / "tiny.onnx"))
+    device, batches = adaptive(model, tmp_path / "adaptive.onnx"), stream(4)
+    for images in batches[:10]:
+        device(images)
+    np.save(tmp_path / "state.npy", device.state)
+    expected = [device(images) for images in batches[10:]]
+    again = Device(tmp_path / "adaptive.onnx")
+    again.state = np.load(tmp_path / "state.npy")
+    assert all(torch.equal(again(images), each) for images, each in zip(batches[10:], expected, strict=True))
+
+
+def test_a_state_of_another_model_begins_anew_and_one_of_another_length_is_refused(tmp_path: Path) -> None:
+    device = adaptive(load(write_onnx(tmp_path / "tiny.onnx")), tmp_path / "adaptive.onnx")
+    other = adaptive(load(write_onnx(tmp_path / "other.onnx", end="MatMul")), tmp_path / "adaptive2.onnx")
+    images = random_images(3)
+    expected = other(images)
+    device(images)
+    other.state = device.state
+    assert torch.equal(other(random_images(3)), expected) and other.status[-1] == 3
+    other.state = other.state[:-1]
+    with pytest.raises(Exception, match="invalid dimensions"):
+        other(images)
+
+
+def test_the_file_has_standard_operators_only_and_its_facts(tmp_path: Path) -> None:
+    for batch in ("B", 4):
+        path = write_onnx(tmp_path / "tiny.onnx", batch=batch)
+        load(path).save_adaptive(tmp_path / "adaptive.onnx", {"frames": "1"})
+        onnx.checker.check_model(tmp_path / "adaptive.onnx", full_check=True)
+        written = onnx.load(tmp_path / "adaptive.onnx")
+        assert [(each.domain, each.version) for each in written.opset_import] == [("", 17)]
+        assert [each.name for each in written.graph.output] == ["logits", "next_state", "status"]
+        assert {entry.key: entry.value for entry in written.metadata_props} == {"frames": "1"}
+
+
+def test_an_older_opset_is_raised(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "tiny.onnx")
+    proto = onnx.load(path)
+    proto.opset_import[0].version = 12
+    onnx.save(proto, path)
+    model = load(path)
+    check_equal(adaptive(model, tmp_path / "adaptive.onnx"), fast(model), stream(4))
+    proto.graph.node[1].op_type = "Relu6"  # of no opset, and not run
+    from remtta.formats.adaptive.wrapping import _with_opset
+
+    with pytest.raises(CheckpointError, match="opset 12 cannot be converted to 17"):
+        _with_opset(proto)
+
+
+def test_subgraphs_keep_what_they_read_of_the_graph_around_them(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "tiny.onnx")
+    proto = onnx.load(path)
+    conv = proto.graph.node[0]
+    conv.output[0] = "branch"
+    shape = [helper.make_tensor_value_info("branch", TensorProto.FLOAT, ["B", 12, 4, 4])]
+    branches = {f"{name}_branch": helper.make_graph([conv], name, [], shape) for name in ("then", "else")}
+    proto.graph.initializer.append(helper.make_tensor("yes", TensorProto.BOOL, [], [True]))
+    proto.graph.node[0].CopyFrom(helper.make_node("If", ["yes"], ["map"], **branches))
+    onnx.save(proto, path)
+    model = load(path)
+    check_equal(adaptive(model, tmp_path / "adaptive.onnx"), fast(model), stream(4))
+
+
+def test_a_file_that_predicts_otherwise_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load(write_onnx(tmp_path / "tiny.onnx"))
+    monkeypatch.setattr("remtta.formats.adaptive.centering.HALF_LIFE", 20)
+    with pytest.raises(RemttaError, match="predicts otherwise than fast"):
+        model.save_adaptive(tmp_path / "adaptive.onnx", {})
+    monkeypatch.setattr("onnxruntime.InferenceSession", raising(RuntimeError("no such operator")))
+    with pytest.raises(RemttaError, match="cannot load the file with the adaptation: no such operator"):
+        model.save_adaptive(tmp_path / "adaptive.onnx", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.onnx"]
+
+
+def test_the_command_writes_files_that_no_command_adapts_again(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = load(write_onnx(tmp_path / "tiny.onnx"))
+    Path("labels.txt").write_text("\n".join("abcdefg"))
+    options = ["--adaptive", "-o", "adaptive.onnx", "--labels", "labels.txt", "--mean", "0.5", "--std", "0.25"]
+    assert remtta_here("export", "tiny.onnx", *options) == 0
+    device = Device(tmp_path / "adaptive.onnx")
+    check_equal(device, fast(model), stream(4))
+    facts = device.session.get_modelmeta().custom_metadata_map
+    assert json.loads(facts["labels"]) == list("abcdefg") and json.loads(facts["preprocessing"])["mean"] == [0.5] * 3
+    assert json.loads(facts["adaptive"])[-1] == "images" and facts["model"] == "tiny.onnx"
+    for args in (["adapt", frames], ["doctor", frames], ["bench"]):
+        line = refusal_of(capfd, *args, "--model", "adaptive.onnx", code=4)
+        assert line.endswith("adaptive.onnx adapts itself: run it as it is, or name the file that it was made of")
+    line = refusal_of(capfd, "export", "adaptive.onnx", "--adaptive", "-o", "twice.onnx", code=4)
+    assert "adapts itself" in line and not Path("twice.onnx").exists()
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch's exporter warns of
+def test_models_and_deltas_of_torch_are_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    save_file(tiny_vit().state_dict(), tmp_path / "tiny.safetensors")
+    base: list[str | Path] = [
+        "--checkpoint",
+        tmp_path / "tiny.safetensors",
+        "--adaptive",
+        "-o",
+        tmp_path / "adaptive.onnx",
+    ]
+    sizes = [f"--model-kwargs={name}={value}" for name, value in TINY.items()]
+    model = ["--model", "vit_tiny_patch16_224", "--num-classes", str(NUM_CLASSES), *sizes]
+    assert remtta_here("export", *model, *base) == 0
+    check_equal(Device(tmp_path / "adaptive.onnx"), fast(tiny_vit()), stream(4))
+    delta = delta_at(tmp_path / "delta.safetensors", 1, head__bias=torch.linspace(-1, 1, NUM_CLASSES))
+    assert remtta_here("export", delta, *base, "--overwrite") == 0
+    adapted = tiny_vit()
+    apply_delta(adapted, load_delta(delta))
+    check_equal(Device(tmp_path / "adaptive.onnx"), fast(adapted), stream(4))
+    assert "batch norms" not in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_batch_norms_of_torch_are_told_not_to_follow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    network = nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 7)).eval()
+    model = ModelWithMetadata(network, preprocessing=Preprocessing((32, 32)))
+    save_adaptive(ExportableModel(model, {}, model_info(model), Delta({}, "x", "", "source"), ()), tmp_path / "a.onnx")
+    check_equal(Device(tmp_path / "a.onnx"), Adapter(network, "center", patch_size=(8, 8)).pipeline, stream(4))
+    assert "batch norms keep their source statistics" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        ("--adaptive -o a.onnx", "name a run, a delta, an ONNX file, or a model with --model"),
+        ("tiny.onnx --adaptive -o a.onnx --format onnx", "leave --format out"),
+        ("tiny.onnx --adaptive -o a.onnx --model b.onnx", "tiny.onnx and --model b.onnx are both models"),
+        ("tiny.onnx --adaptive -o a.bin", "must end in .onnx"),
+        ("tiny.onnx --adaptive -o tiny.onnx", "exists"),
+        ("tiny.onnx --adaptive -o tiny.onnx --overwrite", "would replace its own input"),
+        ("no.onnx --adaptive -o a.onnx", "no such model file"),
+        ("tiny.onnx --format onnx -o folder", "name a run or a delta; a model as it is needs --adaptive"),
+        ("run -o folder", "name a --format"),
+    ],
+)
+def test_wrong_use_is_refused(
+    args: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    content = write_onnx(tmp_path / "tiny.onnx").read_bytes()
+    assert problem in refusal_of(capfd, "export", *args.split())
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny.onnx"]
+    assert Path("tiny.onnx").read_bytes() == content
