@@ -22,6 +22,7 @@ from torch import nn
 from remtta.errors import CheckpointError, UsageError, first_line
 from remtta.formats.loaders import find_weights, folder_of, read_config
 from remtta.formats.transformers_models import FAMILIES, SUPPORTED, Config, Family, Size, pair
+from remtta.formats.transformers_names import to_timm_names
 from remtta.models.building import check_size
 from remtta.models.preprocessing import check_preprocessing
 from remtta.models.timm_loading import load_into
@@ -78,8 +79,8 @@ def load_folder(options: ModelOptions, device: str | torch.device) -> nn.Module:
 def build_folder(folder: Path, saved: Config, num_classes: int | None, input_size: Size | None) -> nn.Module:
     """Build the timm model that a folder's config.json describes, without its weights.
 
-    Preprocessing and class names are put in its `pretrained_cfg`; `model_type` there says which names its weights may
-    have. Raise CheckpointError if timm has no equivalent classifier, with the reason.
+    Preprocessing and class names are put in its `pretrained_cfg`. Raise CheckpointError if timm has no equivalent
+    classifier, with the reason.
     """
     model_type = saved.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
@@ -106,13 +107,14 @@ def build_folder(folder: Path, saved: Config, num_classes: int | None, input_siz
     except (TypeError, ValueError, LookupError, ArithmeticError, AssertionError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {first_line(error) if str(error) else 'no reason given'}"
         raise CheckpointError(f"{path} describes no model that can be built ({reason})") from error
+    model.rename_weights = to_timm_names  # read by remtta.models.checkpoints
     placeholders = [f"LABEL_{number}" for number in range(len(labels))]
     model.pretrained_cfg = model.default_cfg = {
         **settings,
         "input_size": (3, *size),
         "num_classes": len(labels),
         "label_names": None if labels == placeholders else labels,
-        "model_type": model_type,
+        "pos_embed_antialias": model_type == "dinov2_with_registers",  # else resized without, unlike timm's
     }
     return model
 

@@ -5,20 +5,22 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import inspect
+import io
 import logging
 import math
 import os
 import pickle
 import re
+import sys
 import traceback
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from timm.layers import resample_abs_pos_embed
-from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
@@ -26,8 +28,14 @@ from remtta.errors import CheckpointError, UsageError, first_line, listed
 from remtta.models.metadata import PretrainedConfig
 from remtta.models.preprocessing import check_preprocessing
 from remtta.models.tensor_files import UNREADABLE, read_tensors
-from remtta.models.unwrapping import classifiers_of, config_of
-from remtta.models.weight_names import COMPUTED, NOT_SMOOTHED, TORCHVISION_PREPROCESSING, WITH_PREFIX, to_timm_names
+from remtta.models.unwrapping import classifiers_of
+from remtta.models.weight_names import (
+    TORCHVISION_PREPROCESSING,
+    TRANSFORMERS,
+    WITH_PREFIX,
+    from_torchvision,
+    is_torchvision,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -38,6 +46,10 @@ _AVERAGED = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel
 _TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickle of older versions
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 _MAX_MEMBERS = 2**16  # of a zip archive: more than tensors of any model
+_HEAD = re.compile(r"\w*(head|fc|classif|linear|logits)")  # a name of a classifier beside the rest
+_MASK_TOKEN = re.compile(r"(^|\.)mask_token$")  # of pretraining
+_SCALE = re.compile(r"(?<!layer)(?<!logit)(^|[._])scales?($|[._])|scaled_fp8")  # of 8-bit weights
+_KERNEL = "patch_embed.proj.weight"
 _COUNTER = ".num_batches_tracked"  # of batch norms; unused where statistics are fixed
 _SHOWN = 3  # names listed in an error before "and N more"
 
@@ -69,11 +81,12 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> P
     """Load every weight of a timm model from a file, all or nothing; return the preprocessing that it implies.
 
     The file is .safetensors, .npz (Google's ViT releases), or a PyTorch file read in weights-only mode: a bare state
-    dict, or one under "state_dict" or "model", with or without wrapper prefixes. Weights may have timm's names,
-    torchvision's (ResNet, ViT, Swin, ConvNeXt) or, for a model built from such a folder, transformers'. They are
-    converted to the model's dtype. The preprocessing, from torchvision's names or the options of timm's training script
-    in the file, is in the terms of timm's `pretrained_cfg`. Raise CheckpointError if the file cannot be read, holds
-    anything but weights, or does not fit the model.
+    dict, or one under "state_dict" or "model", with or without wrapper prefixes. Weights may have timm's names, those
+    that timm's own `checkpoint_filter_fn` converts (DINOv2, BEiT, ConvNeXt, Swin), torchvision's (ResNet, ViT, Swin,
+    ConvNeXt), or others that a function `model.rename_weights` gives timm's names. They are converted to the model's
+    dtype. The preprocessing, from torchvision's names or the options of timm's training script in the file, is in the
+    terms of timm's `pretrained_cfg`. Raise CheckpointError if the file cannot be read, holds anything but weights, or
+    does not fit the model.
     """
     if path.suffix.lower() == ".npz":
         _load_npz(model, path, use_ema)
@@ -81,9 +94,6 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> P
     state, preprocessing = _read_with_timm_names(path, model, use_ema)
     if preprocessing:
         _log.info("%s implies this preprocessing, where no other is given: %s", path, preprocessing)
-    check_values(state, model, path)
-    if isinstance(model, (VisionTransformer, Eva)):
-        _resample_position_embedding(state, model)
     check_fits(state, model, path)
     model.load_state_dict(state, strict=False)  # only counters may be missing
     return preprocessing
@@ -92,19 +102,74 @@ def load_checkpoint(model: nn.Module, path: Path, *, use_ema: bool = False) -> P
 def _read_with_timm_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[dict[str, Tensor], PretrainedConfig]:
     """Return the weights in a file under timm's names, and the preprocessing that it implies."""
     content = _content(path)
-    state, trained = without_wrappers(_select(content, path, use_ema), model, path), _training_preprocessing(content)
-    try:
-        state, library = to_timm_names(state)
-    except (ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} holds inconsistent weights: {first_line(error)}") from error
-    if library == "transformers" and "model_type" not in config_of(model):
+    saved, trained = _select(content, path, use_ema), _training_preprocessing(content)
+    inside, outside = _split(saved, model)
+    if any(map(TRANSFORMERS.match, inside)) and not hasattr(model, "rename_weights"):
         raise CheckpointError(
             f"{path} has the names of transformers, whose config.json is needed too; give the folder that has both, "
             "as --model local-dir:FOLDER"
         )
-    known = model.state_dict().keys()
-    state = {name: tensor for name, tensor in state.items() if name in known or not COMPUTED.search(name)}
-    return state, {**TORCHVISION_PREPROCESSING, **trained} if library == "torchvision" else trained
+    try:
+        named = getattr(model, "rename_weights", dict)(from_torchvision(inside))
+    except (ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{path} holds inconsistent weights: {first_line(error)}") from error
+    check_values(named, model, path)
+    state = _convert(named, model)
+    if reshaped := [name for name in named if name in state and state[name].shape != named[name].shape]:
+        _log.info("%s: converted by timm to the model's shape: %s", path, listed(reshaped, _SHOWN))
+    heads = _heads(state, outside, model)
+    state |= {name: outside[own] for own, name in heads.items()}
+    check_values({name: tensor for name, tensor in state.items() if name not in named}, model, path)
+    kept = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
+    left = [name for name in named if name not in state and named[name].untyped_storage().data_ptr() not in kept]
+    _log_left_out(path, [*(name for name in outside if name not in heads), *left])
+    return state, {**TORCHVISION_PREPROCESSING, **trained} if is_torchvision(inside) else trained
+
+
+def _convert(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return weights in the layout of timm's model, by timm's own conversion if they are in another."""
+    known = model.state_dict()
+    bare = {name: tensor for name, tensor in state.items() if name in known or not _MASK_TOKEN.search(name)}
+    wanted = {name: tensor.shape for name, tensor in known.items() if not name.endswith(_COUNTER)}
+    fits = {name: tensor.shape for name, tensor in bare.items() if not name.endswith(_COUNTER)} == wanted
+    kernel = state.get(_KERNEL)
+    other_patches = kernel is not None and kernel.ndim == 4 and kernel.shape != known.get(_KERNEL, kernel).shape
+    modules = (sys.modules[kind.__module__] for kind in type(model).__mro__)
+    convert = next((module.checkpoint_filter_fn for module in modules if hasattr(module, "checkpoint_filter_fn")), None)
+    if fits or other_patches or convert is None:  # timm would resize the weights of patches
+        return bare
+    config = getattr(model, "pretrained_cfg", None) or {}
+    options = {"adapt_layer_scale": True, "antialias": config.get("pos_embed_antialias", True)}
+    options = {name: options[name] for name in options.keys() & inspect.signature(convert).parameters.keys()}
+    given = dict(state)
+    if "register_tokens" in given:
+        given["mask_token"] = given["register_tokens"]  # by which timm recognises DINOv2, and drops it
+    if "pos_embed" in given and given["pos_embed"].is_floating_point():
+        given["pos_embed"] = given["pos_embed"].float()  # added to and resized without rounding
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):  # that of EVA prints
+            converted = convert(given, model, **options)
+    except Exception as error:  # whatever timm's conversions raise at other models' weights, which are reported later
+        _log.debug("timm's conversion failed: %s: %s", type(error).__name__, error)
+        return bare
+    made, embed = converted.get("pos_embed"), known.get("pos_embed")
+    if made is not None and embed is not None and made.shape[:2] != embed.shape[:2]:
+        converted["pos_embed"] = state["pos_embed"]  # no square, which timm takes it for
+    return {name: tensor for name, tensor in converted.items() if name in known or not _MASK_TOKEN.search(name)}
+
+
+def _heads(state: Collection[str], outside: Collection[str], model: nn.Module) -> dict[str, str]:
+    """Return the model's names of its classifier's weights, where the file has them beside the others, by their own.
+
+    They have the model's names there, or are the only linear layer that is named like a classifier.
+    """
+    paths = [*classifiers_of(model)]
+    missing = [name for name in model.state_dict() if name.startswith(tuple(paths)) and name not in state]
+    if native := [name for name in outside if name in missing]:
+        return {name: name for name in native}
+    found = [name for name in outside if _HEAD.match(name)] if missing and len(paths) == 1 else []
+    one = len({name.rpartition(".")[0] for name in found}) == 1
+    return {name: f"{paths[0]}.{name.rpartition('.')[2]}" for name in found} if one else {}
 
 
 def _training_preprocessing(content: object) -> PretrainedConfig:
@@ -202,6 +267,12 @@ def _select(content: object, path: Path, use_ema: bool) -> Mapping[str, Tensor]:
             text = f"{path} holds {type(value).__name__} at {name!r} instead of named weights"
             raise CheckpointError(f"{text}; save the model's state_dict() alone")
     _check_size(path, sum(value.numel() * value.element_size() for value in content.values()))
+    in_8_bits = any(value.is_floating_point() and value.element_size() == 1 for value in content.values())
+    if in_8_bits and (scales := [name for name in content if _SCALE.search(name)]):
+        raise CheckpointError(
+            f"{path} holds 8-bit weights with scales ({listed(scales, _SHOWN)}), which remtta does not apply; multiply "
+            "them, and save the weights in 16 or 32 bits"
+        )
     return content
 
 
@@ -237,11 +308,23 @@ def without_wrappers(state: Mapping[str, Tensor], model: nn.Module, path: Path) 
     Of several such prefixes, it is the one under which most of the model's weights are; tensors without it are left
     out, and named in the log.
     """
+    inside, outside = _split(state, model)
+    _log_left_out(path, [*outside])
+    return inside
+
+
+def _log_left_out(path: Path, names: Sequence[str]) -> None:
+    if names:
+        _log.info("%s: left out, as the model has no such weights: %s", path, listed(names, _SHOWN))
+
+
+def _split(state: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return the tensors under the best prefix, and those beside it, without these prefixes."""
     used = {name: tensor for name, tensor in state.items() if name != _AVERAGED}
     prefix = _prefix([*used], model.state_dict().keys())
-    if left := [name for name in used if not name.startswith(prefix)]:
-        _log.info("%s: left out, as their names do not begin with %s: %s", path, prefix, listed(left, _SHOWN))
-    return {name.removeprefix(prefix): tensor for name, tensor in used.items() if name.startswith(prefix)}
+    parent = prefix[: prefix[:-1].rfind(".") + 1]
+    outside = {name.removeprefix(parent): tensor for name, tensor in used.items() if not name.startswith(prefix)}
+    return {name.removeprefix(prefix): tensor for name, tensor in used.items() if name.startswith(prefix)}, outside
 
 
 def _prefix(names: Sequence[str], known: Collection[str]) -> str:
@@ -255,23 +338,6 @@ def _prefix(names: Sequence[str], known: Collection[str]) -> str:
         return match[1]
     common = os.path.commonprefix(names)  # noqa: RUF071 - cut at its last dot
     return "" if found[""] else common[: common.rfind(".") + 1]
-
-
-def _resample_position_embedding(state: dict[str, Tensor], vit: VisionTransformer | Eva) -> None:
-    """Resample position embeddings trained at another image size, as timm does for its own weights."""
-    found, current = state.get("pos_embed"), vit.pos_embed
-    if found is None or current is None or found.ndim != 3 or found.shape[1] == current.shape[1]:
-        return
-    prefix = 0 if vit.no_embed_class else vit.num_prefix_tokens
-    side = math.isqrt(max(0, found.shape[1] - prefix))
-    if (found.shape[0], found.shape[2]) != (1, current.shape[2]) or not side or prefix + side * side != found.shape[1]:
-        return  # another width, or other prefix tokens: reported as a mismatch
-    state["pos_embed"] = resample_abs_pos_embed(
-        found.float(),
-        new_size=list(vit.patch_embed.grid_size),
-        num_prefix_tokens=prefix,
-        antialias=config_of(vit).get("model_type") not in NOT_SMOOTHED,
-    )
 
 
 def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
@@ -297,6 +363,10 @@ def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> Non
     ):
         if names:
             problems.append(f"{title}: {listed(names, _SHOWN)}")
+    if [*wrong] == ["pos_embed"] and len(problems) == 1 and (size := _oblong_size(state["pos_embed"], model)):
+        problems.append(
+            "its patches form no square: give the size it was trained at, such as --input-size {} {}".format(*size)
+        )
     num_fitting = sum(name in state and name not in wrong for name in weights)
     if num_fitting < len(weights) / 2:
         share = f"only {num_fitting} of the model's {len(weights)} tensors are in it, by name and shape"
@@ -307,6 +377,17 @@ def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> Non
         if "fc_norm.weight" in state and "fc_norm.weight" not in weights:
             problems.append("its fc_norm comes after average pooling: add --model-kwargs global_pool=avg")
         raise CheckpointError(f"{path} does not fit the model: {'; '.join(problems)}")
+
+
+def _oblong_size(pos_embed: Tensor, model: nn.Module) -> tuple[int, int] | None:
+    """Return the image size, nearest to a square, for position embeddings that form no square; None if they do."""
+    prefix = 0 if getattr(model, "no_embed_class", False) else int(getattr(model, "num_prefix_tokens", 1))
+    patches = pos_embed.shape[1] - prefix if pos_embed.ndim == 3 else 0
+    rows = next((rows for rows in range(math.isqrt(max(0, patches)), 1, -1) if patches % rows == 0), 0)
+    if not rows or rows * rows == patches:
+        return None
+    height, width = model.patch_embed.patch_size  # type: ignore[union-attr,misc]
+    return rows * height, patches // rows * width
 
 
 def _shape(tensor: Tensor) -> str:

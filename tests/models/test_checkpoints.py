@@ -14,6 +14,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from timm.models.beit import checkpoint_filter_fn as beit_filter
 from timm.models.eva import checkpoint_filter_fn as eva_filter
 from timm.models.vision_transformer import checkpoint_filter_fn
 from torch import Tensor, nn
@@ -23,6 +24,7 @@ from remtta.errors import CheckpointError
 from remtta.models import checkpoints
 from remtta.models.checkpoints import checkpoint_dtypes, load_checkpoint
 from remtta.models.tensor_files import state_sha256
+from remtta.models.weight_names import renamed
 from tests.backbones.tiny_models import tiny
 from tests.conftest import tiny_vit
 
@@ -93,7 +95,7 @@ def test_tensors_that_are_left_out_are_named(tmp_path: Path, caplog: pytest.LogC
     caplog.set_level("INFO", "remtta")
     save_file({"loss.w": torch.ones(3), **_under("net.", _state())}, tmp_path / "vit.safetensors")
     load_checkpoint(_vit(1), tmp_path / "vit.safetensors")
-    assert "left out, as their names do not begin with net.: loss.w" in caplog.text
+    assert "left out, as the model has no such weights: loss.w" in caplog.text
 
 
 @pytest.mark.parametrize("family", ["swin", "swinv2"])
@@ -304,6 +306,150 @@ def test_those_of_a_model_with_rotary_positions_are_too(tmp_path: Path) -> None:
     assert _holds(eva[1], dict(eva[2].state_dict()))
 
 
+def _facebook_dinov2(state: State) -> State:
+    """Give a ViT Facebook's names: the class token's position is among the others, also with registers."""
+    made = dict(state)
+    if "reg_token" in made:
+        position = torch.ones(1, 1, made["cls_token"].shape[2])
+        made["register_tokens"] = made.pop("reg_token")
+        made |= {
+            "cls_token": made["cls_token"] - position,
+            "pos_embed": torch.cat([position, made["pos_embed"]], 1),
+        }
+        return made  # without a mask token, as when saved for prediction only
+    return {**made, "mask_token": torch.zeros(1, 12)}
+
+
+def _swiglu_dinov2(state: State) -> State:
+    names = {name: name.replace("mlp.fc1", "mlp.w12").replace("mlp.fc2", "mlp.w3") for name in state}
+    return {**{new: state[name] for name, new in names.items()}, "mask_token": torch.zeros(1, 12)}
+
+
+def _microsoft_beit(state: State) -> State:
+    index = {"blocks.0.attn.relative_position_index": torch.zeros(17, 17, dtype=torch.long)}
+    return {**state, **index, "mask_token": torch.zeros(1, 1, 48)}
+
+
+def _facebook_convnext(state: State) -> State:
+    """Give a ConvNeXt Facebook's names, which has its layers' parameters in other shapes, too."""
+    rules = (
+        (r"^stem\.", "downsample_layers.0."),
+        (r"^stages\.(\d)\.downsample\.", r"downsample_layers.\1."),
+        (r"^stages\.(\d)\.blocks\.", r"stages.\1."),
+        ("conv_dw", "dwconv"),
+        (r"mlp\.grn\.weight", "grn.gamma"),
+        (r"mlp\.grn\.bias", "grn.beta"),
+        (r"mlp\.fc", "pwconv"),
+        (r"^head\.norm\.", "norm."),
+        (r"^head\.fc\.", "head."),
+    )
+    made = renamed(state, rules)
+    return {name: w.view(1, 1, 1, -1) if "grn" in name else w for name, w in made.items()}
+
+
+def _facebook_dinov3(state: State) -> State:
+    rules = (("gamma_([12])", r"ls\1.gamma"), ("reg_token", "storage_tokens"))
+    more = {"blocks.0.attn.qkv.bias": torch.zeros(144), "rope_embed.periods": torch.ones(4)}
+    return {**renamed(state, rules), **more, "mask_token": torch.zeros(1, 48)}
+
+
+SMALL = {"img_size": 32, "patch_size": 8, "depth": 1, "num_classes": 7}
+CONVNEXT: dict[str, Any] = {"depths": (1, 1, 2, 1), "dims": (8, 12, 16, 20), "num_classes": 7}
+ORIGINALS: dict[str, tuple[str, dict[str, Any], Callable[[State], State]]] = {
+    "DINOv2": ("vit_small_patch14_dinov2", {**SMALL, "embed_dim": 12, "num_heads": 3}, _facebook_dinov2),
+    "registers": ("vit_small_patch14_reg4_dinov2", {**SMALL, "embed_dim": 12, "num_heads": 3}, _facebook_dinov2),
+    "SwiGLU": ("vit_giant_patch14_dinov2", {**SMALL, "embed_dim": 12, "num_heads": 3}, _swiglu_dinov2),
+    "DeiT III": (
+        "deit3_small_patch16_224",
+        {**SMALL, "embed_dim": 12, "num_heads": 3},
+        lambda state: renamed(state, [(r"ls([12])\.gamma", r"gamma_\1")]),
+    ),
+    "BEiT": ("beit_base_patch16_224", {**SMALL, "embed_dim": 48, "num_heads": 3}, _microsoft_beit),
+    "DINOv3": ("vit_small_patch16_dinov3", {**SMALL, "embed_dim": 48, "num_heads": 3}, _facebook_dinov3),
+    "ConvNeXt": ("convnext_tiny", CONVNEXT, _facebook_convnext),
+    "ConvNeXt V2": ("convnextv2_tiny", CONVNEXT, _facebook_convnext),
+}
+"""Model, its arguments, and the function that gives its weights the names of who trained it."""
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "backbone."])
+@pytest.mark.parametrize("kind", ORIGINALS)
+def test_the_names_of_who_trained_a_model_are_converted_by_timm(
+    kind: str, prefix: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    name, kwargs, original = ORIGINALS[kind]
+    torch.manual_seed(1)
+    source, model = (timm.create_model(name, **kwargs) for _ in range(2))
+    expected = {key: torch.randn_like(w) for key, w in source.state_dict().items()}
+    saved = original(dict(expected))
+    if prefix == "backbone.":  # with a classifier beside it
+        saved = {key.replace("head.", "fc.") if key[:5] == "head." else prefix + key: w for key, w in saved.items()}
+    else:
+        saved = _under(prefix, saved)
+    torch.save(saved, tmp_path / "original.pth")
+    load_checkpoint(model, tmp_path / "original.pth")
+    torch.testing.assert_close(dict(model.state_dict()), expected)
+    assert capfd.readouterr().out == ""
+
+
+def _beside(name: str, more: State | None = None) -> Callable[[State, str], State]:
+    """Return a function that puts a model's classifier under this name beside its other weights."""
+
+    def save(state: State, head: str) -> State:
+        inner = {f"net.backbone.{key}": w for key, w in state.items() if not key.startswith(f"{head}.")}
+        outer = {key.replace(head, f"net.{name}", 1): w for key, w in state.items() if key.startswith(f"{head}.")}
+        return {**inner, **outer, **(more or {})}
+
+    return save
+
+
+@pytest.mark.parametrize("name", ["head", "fc", "classifier.1", "linear_head"])
+@pytest.mark.parametrize(("family", "head"), [("resnet", "fc"), ("swin", "head.fc"), ("efficientnet", "classifier")])
+def test_a_classifier_beside_the_other_weights_is_found(family: str, head: str, name: str, tmp_path: Path) -> None:
+    expected: State = dict(tiny(family, seed=1).state_dict())
+    torch.save(_beside(name)(expected, head), tmp_path / "net.pth")
+    load_checkpoint(model := tiny(family), tmp_path / "net.pth")
+    assert _holds(model, expected)
+
+
+def test_a_classifier_of_several_layers_is_not_taken_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "remtta")
+    saved = _beside("head.1", {"net.head.0.weight": torch.ones(12), "net.head.0.bias": torch.ones(12)})
+    torch.save(saved(_state(), "head"), tmp_path / "vit.pth")
+    assert "missing in the file: head.weight, head.bias" in _refusal(tmp_path / "vit.pth")
+    assert "left out, as the model has no such weights: head." in caplog.text
+
+
+def test_what_timm_resizes_is_named_and_another_patch_size_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "remtta")
+    save_file(_state(), tmp_path / "vit.safetensors")
+    load_checkpoint(_vit(1, img_size=48), tmp_path / "vit.safetensors")
+    assert "converted by timm to the model's shape: pos_embed" in caplog.text
+    assert "patch_embed.proj.weight is 12x3x" in _refusal(tmp_path / "vit.safetensors", patch_size=16)
+
+
+def test_relative_positions_of_another_input_size_are_resized_as_timm_does(tmp_path: Path) -> None:
+    small, large, plain = (
+        timm.create_model("beit_base_patch16_224", **SMALL | {"img_size": size}, embed_dim=48, num_heads=3)
+        for size in (32, 48, 48)
+    )
+    save_file(small.state_dict(), tmp_path / "beit.safetensors")
+    load_checkpoint(large, tmp_path / "beit.safetensors")
+    with warnings.catch_warnings(action="ignore"):  # torch's, at timm's interpolation
+        plain.load_state_dict(beit_filter(dict(small.state_dict()), plain))
+    assert _holds(large, dict(plain.state_dict()))
+
+
+@pytest.mark.parametrize("name", ["weight_scale", "weight_scale_inv", "scale_weight", "scale"])
+def test_scaled_weights_in_8_bits_are_refused(name: str, tmp_path: Path) -> None:
+    state = {key: tensor.to(torch.float8_e4m3fn) for key, tensor in _state().items()}
+    save_file({**state, f"blocks.0.attn.qkv.{name}": torch.ones(1)}, tmp_path / "vit.safetensors")
+    text = _refusal(tmp_path / "vit.safetensors")
+    assert f"8-bit weights with scales (blocks.0.attn.qkv.{name}), which remtta does not apply; multiply them" in text
+
+
 Write = Callable[[Path], object]
 
 
@@ -354,6 +500,12 @@ REFUSED: list[tuple[str, Write, dict[str, Any], str]] = [
     ("vit.safetensors", SAFE, {"num_classes": 5}, FIVE),
     ("vit.safetensors", SAFE, {"embed_dim": 24, "num_classes": 7}, OTHER_SIZES),
     ("vit.safetensors", SAFE, {"depth": 2}, MISSING),
+    (
+        "vit.pth",
+        lambda path: torch.save(_state(img_size=(16, 40)), path),
+        {},
+        "its patches form no square: give the size it was trained at, such as --input-size 20 32",
+    ),
     ("vit.safetensors", _renamed, {}, "missing in the file: norm.weight; unknown to the model: neck.weight"),
     ("vit.pth", _saved([1, 2]), {}, "holds list instead of named weights"),
     ("vit.pth", _saved({}), {}, "holds dict instead of named weights"),
