@@ -91,9 +91,9 @@ class RunWriter(LoopCallback):
         assert self._rows is not None and self._batches is not None
         batch = result.batch
         agreed, self._written = self._rows.num_changed == 0, prediction_rows(result, self._form)
-        self._added = self._rows.write(self._written)
-        if batch.frames:
+        if batch.frames:  # first: if the disk is full, there are neither these rows nor their count
             self._batches.write([self._batch_row(result)])
+        self._added = self._rows.write(self._written)
         if agreed and self._rows.num_changed:
             _log.warning(
                 "from frame %d on, some predictions differ from those made before the run was stopped, which stay; "

@@ -232,24 +232,24 @@ def test_a_source_without_a_frame_leaves_nothing_behind(vit: nn.Module, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("room", [1000, 1200, 1400, 1600])  # for rows of frames, or of batches
 def test_a_full_disk_keeps_predictions_delta_and_record_in_step(
-    vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    room: int, vit: nn.Module, frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
 
     def look() -> None:
         assert (run / ".lock").exists()
 
-    fill_disk(monkeypatch, 1000, look)
-    with pytest.raises(
-        OutputError, match=r"predictions.jsonl cannot be written: No space left on device; free some space and "
-    ):
+    fill_disk(monkeypatch, room, look)
+    with pytest.raises(OutputError, match=r"s.jsonl cannot be written: No space left on device; free some space and "):
         adapt_stream(vit, frames, run, options=RunOptions(batch_size=1))
     written = len(rows_of(run))
     assert 1 <= written < 12
     assert record_of(run)["counts"]["frames"] == load_delta(run).frames == written
     assert record_of(run)["exit_reason"].endswith("free some space and try again (adapt and eval: with --resume)")
-    assert sorted(os.listdir(run)) == ["delta.safetensors", "events.jsonl", "predictions.jsonl", "run.json"]
+    files = ["batches.jsonl", "delta.safetensors", "events.jsonl", "predictions.jsonl", "run.json"]
+    assert sorted(os.listdir(run)) == files
 
 
 @pytest.mark.parametrize("what", ["delta", "state"])
