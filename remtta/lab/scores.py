@@ -210,7 +210,8 @@ def _truths(
 ) -> tuple[dict[int, _Truth], Content]:
     """Return the class of each labelled frame by index, and what else the file has."""
     truths: dict[int, _Truth] = {}
-    missing, unlabelled, unknown = set[str](), set[str](), set[str]()
+    missing: dict[str, None] = {}  # in order
+    unlabelled, unknown = set[str](), set[str]()
     by_index = all(item.isdecimal() and not frames.find(item) for item, _ in pairs)
     for item, text in pairs:
         if not text:
@@ -218,7 +219,7 @@ def _truths(
             continue
         found = [int(item)] if by_index else frames.find(item)
         if not found or max(found) >= frames.num_frames:
-            missing.add(item)
+            missing[item] = None
             continue
         truth = names.find(text)
         if not truth[1]:
@@ -227,11 +228,11 @@ def _truths(
             if truths.setdefault(index, truth) != truth:
                 raise UsageError(f"{where}: frame {index} has two classes, {truths[index][0]} and {truth[0]}")
     if not truths:
-        why = f'the run has no frame "{min(missing)}"' if missing else "it gives no frame a class"
+        why = f'the run has no frame "{next(iter(missing))}"' if missing else "it gives no frame a class"
         raise UsageError(f"{where}: {why}; write source path, file name or index of a frame in {folder}, tab, class")
     if all(not numbers for _, numbers in truths.values()):
         raise UsageError(f'{where}: no prediction of {folder} is "{min(unknown)}"; write class or label as in its rows')
-    told = {"unlabelled": len(unlabelled), "not_in_run": sorted(missing), "never_predicted": sorted(unknown)}
+    told = {"unlabelled": len(unlabelled), "not_in_run": [*missing], "never_predicted": sorted(unknown)}
     return truths, told
 
 

@@ -90,6 +90,7 @@ def test_what_does_not_count_is_said(run: Path, capsys: pytest.CaptureFixture[st
         "0/1.png",
         "1/1.png\t",
         "other.png\tcat",
+        "9\tcat",
         "1/2.png\tcows",
         "broken.png\tcat",
     ]
@@ -97,14 +98,14 @@ def test_what_does_not_count_is_said(run: Path, capsys: pytest.CaptureFixture[st
     assert remtta_here("score", run, labels) == 0
     said = capsys.readouterr().out
     assert said.startswith("error 50.0 % (SE 35.4) on 2 labelled frames, source model 50.0 % (SE 35.4): gain +0.0 ")
-    assert "without a class: 2 lines\nnot in the run: 1 frame, other.png\n" in said
+    assert "without a class: 2 lines\nnot in the run: 2 frames, other.png, 9\n" in said
     assert (
         "could not be read in the run: 1 labelled frame\nwrong in any case, as no prediction is of class cows" in said
     )
     assert remtta_here("score", run, labels, "--json") == 0
     content = json.loads(capsys.readouterr().out)
     told = {name: content[name] for name in ("unlabelled", "not_in_run", "unreadable", "never_predicted")}
-    assert told == {"unlabelled": 2, "not_in_run": ["other.png"], "unreadable": 1, "never_predicted": ["cows"]}
+    assert told == {"unlabelled": 2, "not_in_run": ["other.png", "9"], "unreadable": 1, "never_predicted": ["cows"]}
 
 
 def test_a_clear_gain_and_a_clear_loss_are_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -62,7 +62,8 @@ def write_report(folders: Sequence[Path], output: Path, labels: Path | None = No
                 series = read_series(folder, (content.get("predictions") or {}).get("predicted", 0))
                 score = None if labels is None else score_run(folder, labels, option="--labels-file")
                 runs.append(_Run(name, content, series, _facts(content, series), score))
-                verdicts.append(f"{name}: {_verdict(content)}" + (f" {verdict(score)}" if score else ""))
+                known = _verdict(content) if score is None or "gain" not in score else verdict(score)
+                verdicts.append(f"{name}: {known}")
             else:
                 content = describe_evaluation(folder)
                 results = read_object(folder / RESULTS) if content["evaluation"]["methods"] else None
@@ -131,10 +132,10 @@ def _run_sections(runs: Sequence[_Run]) -> Iterator[str]:
 
 
 def _score(name: str, score: Content) -> str:
-    """Return the tables of a run's errors on labelled frames."""
+    """Return a run's errors on labelled frames, also in tables."""
     tables = "".join(_table(*table, css_class="numbers") for table in (time_table(score), class_table(score)))
     notes = "".join(f"<p>{_text(line)}.</p>" for line in remarks(score))
-    return f"<div><h3>{_text(name)}, errors and gain in %</h3>{tables}{notes}</div>"
+    return f"<div><h3>{_text(name)}</h3><p>{_text(verdict(score))} In %:</p>{tables}{notes}</div>"
 
 
 def _layers(name: str, delta: Content) -> str:

@@ -148,8 +148,12 @@ def test_scores_on_labelled_frames_are_shown(folders: list[Path], tmp_path: Path
     labels.write_text(f"{row['source']},{row['class']}\n")
     assert remtta_here("report", folders[0], "-o", target, "--labels-file", labels) == 0
     reader = Reader(target.read_text())
-    assert "first: 2 updates, no sign of harm. error 0.0 % (SE 0.0) on 1 labelled frame" in reader.text
-    assert "first, errors and gain in %frames" in reader.text
+    known = "error 0.0 % (SE 0.0) on 1 labelled frame; what the source model predicts is not recorded."
+    assert f"{known} In %:framesnerrorSE" in reader.text and "first: 2 updates, no sign of harm." in reader.text
+    source = folders[0].parent / "source"
+    adapt_tiny(folders[0].parent / "frames", source, "source")
+    assert remtta_here("report", source, "-o", target, "--labels-file", labels, "--overwrite") == 0
+    assert "source: error 0.0 % (SE 0.0) on 1 labelled frame, source model 0.0 %" in Reader(target.read_text()).text
 
 
 def test_what_cannot_be_reported_is_reported(
