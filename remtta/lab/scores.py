@@ -229,7 +229,9 @@ def _truths(
                 raise UsageError(f"{where}: frame {index} has two classes, {truths[index][0]} and {truth[0]}")
     if not truths:
         why = f'the run has no frame "{next(iter(missing))}"' if missing else "it gives no frame a class"
-        raise UsageError(f"{where}: {why}; write source path, file name or index of a frame in {folder}, tab, class")
+        raise UsageError(
+            f"{where}: {why}; a line needs source path, file name or index of a frame in {folder}, a tab, its class"
+        )
     if all(not numbers for _, numbers in truths.values()):
         raise UsageError(f'{where}: no prediction of {folder} is "{min(unknown)}"; write class or label as in its rows')
     told = {"unlabelled": len(unlabelled), "not_in_run": [*missing], "never_predicted": sorted(unknown)}

@@ -136,9 +136,9 @@ def test_a_clear_gain_and_a_clear_loss_are_called_so(tmp_path: Path, capsys: pyt
         ("0/0.png,cat\nframes/0/0.png,dog\n", "frame 0 has two classes, cat and dog"),
         ("0/0.png,4\n", "the model has no class 4; it has 4, from 0"),
         ("0/0.png,horse\n", 'no prediction of .* is "horse"; write class or label as in its rows'),
-        ("x.png,cat\n", 'the run has no frame "x.png"; write source path'),
-        ("9,cat\n", 'the run has no frame "9"; write source path'),
-        ("0/0.png\n", "it gives no frame a class; write source path"),
+        ("x.png,cat\n", 'the run has no frame "x.png"; a line needs source path'),
+        ("9,cat\n", 'the run has no frame "9"; a line needs source path'),
+        ("0/0.png\n", "it gives no frame a class; a line needs source path"),
         ("broken.png,cat\n", "none of the labelled frames has a prediction"),
     ],
 )
