@@ -298,8 +298,11 @@ class OnnxClassifier(nn.Module):
             least=self._least,
             number=1 + int.from_bytes(bytes.fromhex(state_sha256(self))[:3]),
         )
-        content = OnnxGraph(wrap(self._shifted_graph().proto, classifier), path).content(metadata)
-        write_atomically(path, lambda temporary: write_checked(temporary, content, self, classifier, self._tolerance))
+        proto = self._shifted_graph().proto
+        rounds = any("Quantize" in node.op_type or "QLinear" in node.op_type for node in proto.graph.node)
+        tolerance = _COARSE if rounds else self._tolerance  # other batches round otherwise
+        content = OnnxGraph(wrap(proto, classifier), path).content(metadata)
+        write_atomically(path, lambda temporary: write_checked(temporary, content, self, classifier, tolerance))
 
     def _shifted_graph(self) -> OnnxGraph:
         """Return the whole graph, with the bias."""

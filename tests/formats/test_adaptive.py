@@ -1,6 +1,9 @@
 """A file that adapts itself predicts what the method `fast` predicts with the classifier that it was made of."""
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from tests.conftest import NUM_CLASSES, TINY, raising, random_images, tiny_vit
 from tests.formats.test_export import delta_at
 from tests.formats.test_onnx import FORMS, load
 from tests.formats.tiny_onnx import write_onnx
+from tests.records import rows_of
 
 NAN = float("nan")
 
@@ -131,6 +135,21 @@ def test_a_file_that_takes_pixels_gets_shuffled_pixels(tmp_path: Path) -> None:
         )
         expected = pipeline(pixels / 255).softmax(-1)
         torch.testing.assert_close(torch.from_numpy(returned).softmax(-1), expected, atol=1e-4, rtol=0)
+
+
+def test_a_dynamically_quantised_file_may_round_otherwise(tmp_path: Path) -> None:
+    """Its scale is that of all rows of a batch: with views, one of more images."""
+    path = write_onnx(tmp_path / "tiny.onnx", pooled=False)
+    proto = onnx.load(path)
+    nodes = proto.graph.node
+    nodes[-1].input[0] = "rounded"
+    nodes.insert(len(nodes) - 1, helper.make_node("DynamicQuantizeLinear", ["features"], ["q", "scale", "zero"]))
+    nodes.insert(len(nodes) - 1, helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["rounded"]))
+    onnx.save(proto, path)
+    model = load(path)
+    with pytest.raises(AssertionError, match="not close"):
+        check_equal(adaptive(model, tmp_path / "adaptive.onnx"), fast(model), stream(4))
+    check_equal(adaptive(model, tmp_path / "adaptive.onnx"), fast(model), stream(4), 0.1)
 
 
 def test_images_that_are_not_finite_change_nothing(tmp_path: Path) -> None:
@@ -304,3 +323,37 @@ def test_wrong_use_is_refused(
     assert problem in refusal_of(capfd, "export", *args.split())
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.onnx"]
     assert Path("tiny.onnx").read_bytes() == content
+
+
+WITHOUT = """
+import runpy, sys
+sys.modules.update(remtta=None, torch=None)
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_device_needs_neither_remtta_nor_torch(frames: Path, tmp_path: Path) -> None:
+    path = tmp_path / "adaptive.onnx"
+    options: list[str | Path] = ["--adaptive", "-o", path, "--labels", tmp_path / "labels.txt", "--crop-pct", "1"]
+    (tmp_path / "labels.txt").write_text("\n".join("abcdefg"))
+    assert remtta_here("export", write_onnx(tmp_path / "tiny.onnx"), *options) == 0
+    rows = []
+    for half in (0, 6):  # the second half in a process of its own
+        folder = tmp_path / f"from {half}"
+        folder.mkdir()
+        for number in range(half, half + 6):
+            shutil.copy(frames / f"frame_{number}.png", folder / f"{number:02}.png")
+        script = Path(__file__).parents[2] / "examples" / "device" / "classify.py"
+        args = [sys.executable, "-I", "-c", WITHOUT, script, path, folder, "--state", tmp_path / "state.npy"]
+        done = subprocess.run(list(map(str, args)), cwd=tmp_path, capture_output=True, text=True, check=True)
+        rows += [json.loads(line) for line in done.stdout.splitlines()]
+    assert (
+        remtta_here("adapt", frames, "--model", tmp_path / "tiny.onnx", "-o", tmp_path / "run", "-b", "1", *options[3:])
+        == 0
+    )
+    expected = rows_of(tmp_path / "run")
+    assert [row["class"] for row in rows] == [row["class"] for row in expected]
+    assert [row["label"] for row in rows] == ["abcdefg"[row["class"]] for row in rows]
+    assert [row["prob"] for row in rows] == pytest.approx([row["prob"] for row in expected], abs=1e-3)
+    assert [row["status"]["images"] for row in rows] == list(range(1, 13))
