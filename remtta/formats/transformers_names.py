@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from remtta.models.weight_names import Rules, renamed
+from remtta.models.conversion import Rules, renamed
 
 _MAX_STAGES = 8
 _UNUSED = re.compile(r"\.mask_token$|\.pooler\.dense\.")

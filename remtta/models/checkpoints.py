@@ -5,19 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
-import inspect
-import io
 import logging
 import math
-import os
 import pickle
 import re
-import sys
 import traceback
-import warnings
 import zipfile
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,32 +19,21 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
 from remtta.errors import CheckpointError, UsageError, first_line, listed
+from remtta.extensions import load_of_part
+from remtta.models.conversion import COUNTER, TORCHVISION, TRANSFORMERS, convert, outer_heads, split_prefix
 from remtta.models.metadata import PretrainedConfig
-from remtta.models.preprocessing import check_preprocessing
+from remtta.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, check_preprocessing
 from remtta.models.tensor_files import UNREADABLE, read_tensors
 from remtta.models.unwrapping import classifiers_of
-from remtta.models.weight_names import (
-    TORCHVISION_PREPROCESSING,
-    TRANSFORMERS,
-    WITH_PREFIX,
-    from_torchvision,
-    is_torchvision,
-)
 
 _log = logging.getLogger(__name__)
 
 _NESTED = ("state_dict", "model", "model_state_dict", "net", "weights", "params", "teacher", "ema")
 _NESTED_EMA = ("state_dict_ema", "model_ema", "ema")
-_IS_AVERAGED = re.compile("ema|teacher|averag|swa")  # a prefix of weights
-_AVERAGED = "n_averaged"  # the counter of torch.optim.swa_utils.AveragedModel
 _TORCH_STARTS = (b"PK", b"\x80")  # a zip archive, or the bare pickle of older versions
 _PREPROCESSING = ("mean", "std", "interpolation", "crop_pct")
 _MAX_MEMBERS = 2**16  # of a zip archive: more than tensors of any model
-_HEAD = re.compile(r"\w*(head|fc|classif|linear|logits)")  # a name of a classifier beside the rest
-_MASK_TOKEN = re.compile(r"(^|\.)mask_token$")  # of pretraining
 _SCALE = re.compile(r"(?<!layer)(?<!logit)(^|[._])scales?($|[._])|scaled_fp8")  # of 8-bit weights
-_KERNEL = "patch_embed.proj.weight"
-_COUNTER = ".num_batches_tracked"  # of batch norms; unused where statistics are fixed
 _SHOWN = 3  # names listed in an error before "and N more"
 
 
@@ -103,73 +86,30 @@ def _read_with_timm_names(path: Path, model: nn.Module, use_ema: bool) -> tuple[
     """Return the weights in a file under timm's names, and the preprocessing that it implies."""
     content = _content(path)
     saved, trained = _select(content, path, use_ema), _training_preprocessing(content)
-    inside, outside = _split(saved, model)
-    if any(map(TRANSFORMERS.match, inside)) and not hasattr(model, "rename_weights"):
+    inside, outside = split_prefix(saved, model)
+    rename = getattr(model, "rename_weights", dict)
+    if any(map(TRANSFORMERS.match, inside)) and rename is dict:
         raise CheckpointError(
             f"{path} has the names of transformers, whose config.json is needed too; give the folder that has both, "
             "as --model local-dir:FOLDER"
         )
+    if is_torchvisions := any(map(TORCHVISION.match, inside)):
+        rename = load_of_part("remtta.formats.torchvision_names:to_timm_names", f"{path} has torchvision's names and")
     try:
-        named = getattr(model, "rename_weights", dict)(from_torchvision(inside))
+        named = rename(inside)
     except (ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} holds inconsistent weights: {first_line(error)}") from error
     check_values(named, model, path)
-    state = _convert(named, model)
+    state = convert(named, model)
     if reshaped := [name for name in named if name in state and state[name].shape != named[name].shape]:
         _log.info("%s: converted by timm to the model's shape: %s", path, listed(reshaped, _SHOWN))
-    heads = _heads(state, outside, model)
+    heads = outer_heads(state, outside, model)
     state |= {name: outside[own] for own, name in heads.items()}
     check_values({name: tensor for name, tensor in state.items() if name not in named}, model, path)
     kept = {tensor.untyped_storage().data_ptr() for tensor in state.values()}
     left = [name for name in named if name not in state and named[name].untyped_storage().data_ptr() not in kept]
     _log_left_out(path, [*(name for name in outside if name not in heads), *left])
-    return state, {**TORCHVISION_PREPROCESSING, **trained} if is_torchvision(inside) else trained
-
-
-def _convert(state: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return weights in the layout of timm's model, by timm's own conversion if they are in another."""
-    known = model.state_dict()
-    bare = {name: tensor for name, tensor in state.items() if name in known or not _MASK_TOKEN.search(name)}
-    wanted = {name: tensor.shape for name, tensor in known.items() if not name.endswith(_COUNTER)}
-    fits = {name: tensor.shape for name, tensor in bare.items() if not name.endswith(_COUNTER)} == wanted
-    kernel = state.get(_KERNEL)
-    other_patches = kernel is not None and kernel.ndim == 4 and kernel.shape != known.get(_KERNEL, kernel).shape
-    modules = (sys.modules[kind.__module__] for kind in type(model).__mro__)
-    convert = next((module.checkpoint_filter_fn for module in modules if hasattr(module, "checkpoint_filter_fn")), None)
-    if fits or other_patches or convert is None:  # timm would resize the weights of patches
-        return bare
-    config = getattr(model, "pretrained_cfg", None) or {}
-    options = {"adapt_layer_scale": True, "antialias": config.get("pos_embed_antialias", True)}
-    options = {name: options[name] for name in options.keys() & inspect.signature(convert).parameters.keys()}
-    given = dict(state)
-    if "register_tokens" in given:
-        given["mask_token"] = given["register_tokens"]  # by which timm recognises DINOv2, and drops it
-    if "pos_embed" in given and given["pos_embed"].is_floating_point():
-        given["pos_embed"] = given["pos_embed"].float()  # added to and resized without rounding
-    try:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(action="ignore"):  # that of EVA prints
-            converted = convert(given, model, **options)
-    except Exception as error:  # whatever timm's conversions raise at other models' weights, which are reported later
-        _log.debug("timm's conversion failed: %s: %s", type(error).__name__, error)
-        return bare
-    made, embed = converted.get("pos_embed"), known.get("pos_embed")
-    if made is not None and embed is not None and made.shape[:2] != embed.shape[:2]:
-        converted["pos_embed"] = state["pos_embed"]  # no square, which timm takes it for
-    return {name: tensor for name, tensor in converted.items() if name in known or not _MASK_TOKEN.search(name)}
-
-
-def _heads(state: Collection[str], outside: Collection[str], model: nn.Module) -> dict[str, str]:
-    """Return the model's names of its classifier's weights, where the file has them beside the others, by their own.
-
-    They have the model's names there, or are the only linear layer that is named like a classifier.
-    """
-    paths = [*classifiers_of(model)]
-    missing = [name for name in model.state_dict() if name.startswith(tuple(paths)) and name not in state]
-    if native := [name for name in outside if name in missing]:
-        return {name: name for name in native}
-    found = [name for name in outside if _HEAD.match(name)] if missing and len(paths) == 1 else []
-    one = len({name.rpartition(".")[0] for name in found}) == 1
-    return {name: f"{paths[0]}.{name.rpartition('.')[2]}" for name in found} if one else {}
+    return state, {"mean": IMAGENET_MEAN, "std": IMAGENET_STD, **trained} if is_torchvisions else trained
 
 
 def _training_preprocessing(content: object) -> PretrainedConfig:
@@ -308,7 +248,7 @@ def without_wrappers(state: Mapping[str, Tensor], model: nn.Module, path: Path) 
     Of several such prefixes, it is the one under which most of the model's weights are; tensors without it are left
     out, and named in the log.
     """
-    inside, outside = _split(state, model)
+    inside, outside = split_prefix(state, model)
     _log_left_out(path, [*outside])
     return inside
 
@@ -316,28 +256,6 @@ def without_wrappers(state: Mapping[str, Tensor], model: nn.Module, path: Path) 
 def _log_left_out(path: Path, names: Sequence[str]) -> None:
     if names:
         _log.info("%s: left out, as the model has no such weights: %s", path, listed(names, _SHOWN))
-
-
-def _split(state: Mapping[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors under the best prefix, and those beside it, without these prefixes."""
-    used = {name: tensor for name, tensor in state.items() if name != _AVERAGED}
-    prefix = _prefix([*used], model.state_dict().keys())
-    parent = prefix[: prefix[:-1].rfind(".") + 1]
-    outside = {name.removeprefix(parent): tensor for name, tensor in used.items() if not name.startswith(prefix)}
-    return {name.removeprefix(prefix): tensor for name, tensor in used.items() if name.startswith(prefix)}, outside
-
-
-def _prefix(names: Sequence[str], known: Collection[str]) -> str:
-    """Return the prefix behind which most names are known, or are of another library; else what all begin with."""
-    starts = ((name, start) for name in names for start in (0, *(dot.end() for dot in re.finditer(r"\.", name))))
-    found = Counter(name[:start] for name, start in starts if name[start:] in known)
-    best = max(found, key=lambda prefix: (found[prefix], not _IS_AVERAGED.search(prefix), -len(prefix)), default="")
-    if found[best] >= len(known) / 2:
-        return best
-    if match := next(filter(None, map(WITH_PREFIX.match, names)), None):
-        return match[1]
-    common = os.path.commonprefix(names)  # noqa: RUF071 - cut at its last dot
-    return "" if found[""] else common[: common.rfind(".") + 1]
 
 
 def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> None:
@@ -358,7 +276,7 @@ def check_fits(state: Mapping[str, Tensor], model: nn.Module, path: Path) -> Non
     if others := [text for name, text in wrong.items() if name not in heads]:
         problems.append(listed(others, _SHOWN))
     for title, names in (
-        ("missing in the file", [name for name in weights if name not in state and not name.endswith(_COUNTER)]),
+        ("missing in the file", [name for name in weights if name not in state and not name.endswith(COUNTER)]),
         ("unknown to the model", [name for name in state if name not in weights]),
     ):
         if names:

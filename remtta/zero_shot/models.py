@@ -21,12 +21,12 @@ from torch import nn
 from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError, first_line, logging_at, needed
 from remtta.models.building import reachable_or_offline
 from remtta.models.checkpoints import check_fits, check_values, read_weights, without_wrappers
+from remtta.models.conversion import renamed
 from remtta.models.info import built_from, given_preprocessing, read_labels
 from remtta.models.loading import select_device
 from remtta.models.metadata import PretrainedConfig, TimmModel
 from remtta.models.timm_loading import load_timm
 from remtta.models.unwrapping import classifiers_of
-from remtta.models.weight_names import renamed
 from remtta.options import ModelOptions
 from remtta.options.loaders import OnTexts
 from remtta.zero_shot.classifier import ClassTexts, ZeroShotHead, classify_by_texts

@@ -23,8 +23,8 @@ from torch.optim.swa_utils import AveragedModel
 from remtta.errors import CheckpointError
 from remtta.models import checkpoints
 from remtta.models.checkpoints import checkpoint_dtypes, load_checkpoint
+from remtta.models.conversion import renamed
 from remtta.models.tensor_files import state_sha256
-from remtta.models.weight_names import renamed
 from tests.backbones.tiny_models import tiny
 from tests.conftest import tiny_vit
 

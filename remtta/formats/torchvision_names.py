@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
-Rules = Sequence[tuple[str, str]]
-"""Patterns of names and their replacements, applied in sequence."""
-
-TORCHVISION_PREPROCESSING = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-"""The preprocessing with which all of torchvision's weights were trained."""
+from remtta.models.conversion import Rules, renamed
 
 _MAX_STAGES = 8
 
@@ -60,38 +55,9 @@ _TORCHVISION = {
     "features.1.0.layer_scale": _VISION_CONVNEXT,
 }
 """The rules of each family, by a name that only this family has. ResNets have timm's names."""
-TRANSFORMERS = re.compile(r"\w+\.embeddings\.")
-"""Matches names of transformers' models."""
-
-_MARKS = "|".join(
-    [*map(re.escape, _TORCHVISION), TRANSFORMERS.pattern, r"downsample_layers\."]
-)  # the last: ConvNeXt's own
-WITH_PREFIX = re.compile(rf"(.+\.)(?:{_MARKS})")
-"""Matches a name of another library behind a prefix, its first group."""
 
 
-def is_torchvision(state: Mapping[str, Tensor]) -> bool:
-    """Return True if weights have torchvision's names, unlike timm's."""
-    return not state.keys().isdisjoint(_TORCHVISION)
-
-
-def from_torchvision(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return torchvision's weights under timm's names, others as they are; raise ValueError if two would have one."""
-    for marker, rules in _TORCHVISION.items():
-        if marker in state:
-            made = renamed(state, rules)
-            return {name: w.flatten() if name.endswith(".gamma") else w for name, w in made.items()}
-    return dict(state)
-
-
-def renamed(state: Mapping[str, Tensor], rules: Rules) -> dict[str, Tensor]:
-    """Return the tensors under the names that the rules give; raise ValueError if two would have the same name."""
-    result: dict[str, Tensor] = {}
-    for name, tensor in state.items():
-        new = name
-        for pattern, replacement in rules:
-            new = re.sub(pattern, replacement, new)
-        if new in result:
-            raise ValueError(f"{new} occurs more than once, under different names")
-        result[new] = tensor
-    return result
+def to_timm_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return torchvision's weights under timm's names; raise ValueError if two would have one."""
+    made = renamed(state, next(_TORCHVISION[marker] for marker in _TORCHVISION if marker in state))
+    return {name: tensor.flatten() if name.endswith(".gamma") else tensor for name, tensor in made.items()}
