@@ -140,7 +140,7 @@ class Run:
         progress = self.summary.progress
         vars(progress).update(vars(earlier_progress))  # in place: the loop and the policy hold it, too
         self._loop.resume_from(folder / STATE, state)
-        self.summary.num_alarms = self.context.pipeline.total_alarms
+        self.summary.note_guard(self.context.pipeline)
         self.summary.num_resumed = earlier.get("resumed", 0) + 1
         self.record.resume_from(earlier)
         self._writer.begin(resume=True)

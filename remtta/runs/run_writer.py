@@ -122,7 +122,7 @@ class RunWriter(LoopCallback):
         if live := self._context.stream.live_source:
             progress.dropped = live.backlog.dropped
         self._note_progress()  # at once: if an event cannot be written, the state must not count rows that it lacks
-        summary.num_alarms = self._context.pipeline.total_alarms
+        summary.note_guard(self._context.pipeline)
         summary.estimates = result.prediction.estimates or summary.estimates
         for frame in frames:
             self._record.reads.add(frame.read_s, 1)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from remtta.deltas import DELTA
 from remtta.errors import RemttaError, counted
@@ -14,6 +15,9 @@ from remtta.runs.folder import PREDICTIONS
 from remtta.runs.loop import Counts
 from remtta.runs.pipe import ReaderGone
 from remtta.runs.reading import Row, shown_estimates
+
+if TYPE_CHECKING:
+    from remtta.pipeline.pipeline import Pipeline
 
 
 @dataclass
@@ -56,6 +60,7 @@ class RunSummary:
     progress: RunProgress = field(default_factory=RunProgress)  # the counts, over all parts of a resumed run
     untimed: int = 0  # predicted frames that took an unknown time, after the last save of an earlier part
     num_alarms: int = 0  # alarms of the guard
+    doubted_lead: float | None = None  # the adapted model's lead while the guard is in doubt
     num_resumed: int = 0  # how often the run was resumed
     exit_reason: str = "running"  # or "completed", a signal's name, "closed pipe", "guard", or "error: ..."
     signum: int | None = None  # the signal that stopped it, if any
@@ -70,6 +75,13 @@ class RunSummary:
         before = self.num_predicted
         self.progress.count(rows)
         self.untimed += self.num_predicted - before
+
+    def note_guard(self, pipeline: Pipeline) -> None:
+        """Note the guard's alarms, and its doubt."""
+        self.num_alarms, self.doubted_lead = pipeline.total_alarms, None
+        guard = pipeline.guard
+        if guard and guard.watches and guard.verdict == "doubt" and math.isfinite(guard.status.lead):
+            self.doubted_lead = round(guard.status.lead, 4)
 
     def end(self, reason: BaseException) -> None:
         """Record why the run ended: a stop, a closed pipe, the guard, or an error."""
@@ -129,6 +141,7 @@ class RunSummary:
             "updates": self.num_updates,
             "not_adapted": self.progress.not_adapted,
             "guard_alarms": self.num_alarms,
+            "doubted_lead": self.doubted_lead,
             "answered_by_source": self.progress.by_source,
             "answered_by_both": self.progress.by_both,
             "smoothed": self.progress.smoothed,
@@ -144,11 +157,14 @@ class RunSummary:
         by_source = f"{counted(progress.by_source, 'frame')} predicted by the source"
         unrelated = "none, as no relation between successive frames was found"
         smoothed = counted(progress.smoothed, "frame") if progress.smoothed else unrelated
+        lead = 100 * (self.doubted_lead or 0.0)
         lines = {
             f"{counted(self.num_frames, 'frame')}, {self.num_predicted} predicted, {self.num_skipped} skipped, "
             f"{dropped}{counted(self.num_updates, 'update')}, {self.images_per_s:.1f} images/s{how}": True,
             f"predicted without an update: {counted(progress.not_adapted, 'frame')}": progress.not_adapted,
             f"guard: {counted(self.num_alarms, 'alarm')}, {by_source}": self.num_alarms or progress.by_source,
+            f"guard: in doubt at the end, with a lead of {lead:+.0f} %: label a sample before you use the delta, or "
+            "try --method fast (docs/guard.md)": self.doubted_lead is not None,
             f"predicted by both models: {counted(progress.by_both, 'frame')}": progress.by_both,
             f"smoothed over time: {smoothed}": self.smooths,
             f"estimated accuracy of the last frames: {shown_estimates(self.estimates)}": self.estimates,

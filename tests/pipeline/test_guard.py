@@ -16,10 +16,12 @@ from remtta.methods.build import build_method
 from remtta.methods.settings.rem_config import REMConfig
 from remtta.methods.table import method_config
 from remtta.options import Answer, GuardOptions, RunOptions
+from remtta.options.run_options import Action
 from remtta.pipeline.events import describe
 from remtta.pipeline.guard import Guard
 from remtta.pipeline.information import InformationGap, information_gap
 from remtta.pipeline.pipeline import Pipeline
+from remtta.runs.summary import RunSummary
 from tests.conftest import draw_folder, random_images, same_tensors, tiny_vit
 from tests.lab.evaluation.trees import open_tree, write_tree
 from tests.pipeline.helpers import predict_and_learn
@@ -221,6 +223,30 @@ def test_a_run_records_what_the_guard_did(tmp_path: Path) -> None:
         if "answered_by" in row:
             assert row["class"] == wanted["class"]
     assert 0 < len(by_source) < 72 - 8
+
+
+@pytest.mark.parametrize("action", ["rollback", "off"])
+def test_a_run_that_ends_in_doubt_says_so_with_its_lead(action: Action, tmp_path: Path) -> None:
+    guard = GuardOptions(action, "both", **{**QUICK, "alarm": 1e6})
+    given: dict[str, Any] = {"options": RunOptions(batch_size=8, guard=guard), "config": REMConfig(lr=0.05)}
+    summary = adapt_stream(tiny_vit(), draw_folder(tmp_path / "frames", range(40)), tmp_path / "run", **given)
+    lead, told = record_of(tmp_path / "run")["guard"]["lead"], "in doubt at the end, with a lead of"
+    assert lead < -0.01
+    if action == "off":
+        assert told not in summary.report() and summary.figures()["doubted_lead"] is None
+    else:
+        assert f"guard: {told} {100 * lead:+.0f} %: label a sample" in summary.report()
+        assert summary.figures()["doubted_lead"] == lead
+
+
+def test_a_run_whose_doubt_has_ended_is_silent(tmp_path: Path) -> None:
+    summary, (pipeline, guard) = RunSummary(tmp_path), guarded_tent(lr=1e-4)
+    guard.status.doubting, guard.status.lead = True, -0.254
+    summary.note_guard(pipeline)
+    assert "a lead of -25 %" in summary.report()
+    guard.status.doubting = False
+    summary.note_guard(pipeline)
+    assert "lead" not in summary.report()
 
 
 def test_an_evaluation_reports_a_method_with_and_without_the_guard(tmp_path: Path) -> None:
