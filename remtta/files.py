@@ -82,6 +82,10 @@ def check_can_hold(folder: Path, what: str, option: str) -> None:
         raise UsageError(f"{nearest} is a file, so {subject} cannot be {what}; choose another {option}")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise OutputError(f"{nearest} is not writable; make it so, or choose another {option}")
+    import tempfile  # slow, and not needed for --help
+
+    with writing(folder), tempfile.TemporaryDirectory(prefix=".remtta-", dir=nearest):
+        pass  # some file systems, such as /proc, refuse what the permissions allow
 
 
 def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_by_then: Path | None = None) -> None:

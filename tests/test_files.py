@@ -12,7 +12,16 @@ import pytest
 from remtta import RunOptions, adapt_stream
 from remtta.deployment.health import Health
 from remtta.errors import OutputError, UsageError
-from remtta.files import FolderLock, check_target, from_json, is_locked, remove_leftovers, write_atomically, write_json
+from remtta.files import (
+    FolderLock,
+    check_can_hold,
+    check_target,
+    from_json,
+    is_locked,
+    remove_leftovers,
+    write_atomically,
+    write_json,
+)
 from remtta.runs.folder import RunFolder
 from remtta.runs.writer import RowWriter
 from tests.conftest import raising, tiny_vit
@@ -107,6 +116,16 @@ def test_others_may_read_the_file_as_the_umask_says(umask: int, mode: int, tmp_p
     finally:
         os.umask(before)
     assert (tmp_path / "out.json").stat().st_mode & 0o777 == mode
+
+
+def test_a_folder_that_cannot_be_created_is_reported_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_can_hold(tmp_path / "a" / "b", "a folder of results", "--output")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(os, "mkdir", raising(OSError(errno.ENOENT, "No such file or directory")))  # as below /proc
+    with pytest.raises(OutputError, match="b cannot be written: No such file or directory"):
+        check_can_hold(tmp_path / "a" / "b", "a folder of results", "--output")
 
 
 def test_json_is_written_for_people_and_machines_and_never_holds_nan(tmp_path: Path) -> None:
