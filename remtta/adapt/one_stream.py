@@ -12,7 +12,7 @@ from torch import nn
 from remtta.adapt.image_inputs import warn_of_guess
 from remtta.deltas import DELTA
 from remtta.deltas.delta import Delta
-from remtta.errors import UsageError
+from remtta.errors import UsageError, counted
 from remtta.extensions import load_of_part
 from remtta.interrupts import Interrupts
 from remtta.methods.settings.base import MethodConfig
@@ -30,6 +30,9 @@ from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
 from remtta.streams.images import log_ignored
 from remtta.streams.sources import Source, Stream, open_stream
+
+_FEWEST_UPDATES = 4
+"""Updates of the shortest stream that was measured: 64 frames in batches of 16 (docs/results.md#deployment)."""
 
 _log = logging.getLogger("remtta")
 
@@ -97,10 +100,23 @@ def adapt_stream(
         log_context(context)
         summary = Run(context, folder, interrupts, callbacks).execute()
     log_ignored(stream.name, stream.left_out)
-    few = summary.exit_reason == "completed" and 1 < summary.num_predicted <= options.batch_size
-    if few and context.pipeline.method.keeps_updates and summary.num_updates:
-        _log.info("all frames fit in one batch, so none was predicted after an update; use a smaller --batch-size")
+    learned = context.pipeline.method.keeps_updates and summary.num_updates and delta is None
+    if learned and summary.exit_reason == "completed":
+        _hint_at_few_updates(summary, options.batch_size)
     return summary
+
+
+def _hint_at_few_updates(summary: RunSummary, batch_size: int) -> None:
+    """Log that a run made too few updates to gain much, if that is so."""
+    if 1 < summary.num_predicted <= batch_size:
+        _log.info("all frames fit in one batch, so none was predicted after an update; use a smaller --batch-size")
+    elif batch_size > 1 and summary.num_updates < _FEWEST_UPDATES:
+        _log.info(
+            "only %s on %d frames, and gains were measured from %d on; use more frames, or a smaller --batch-size",
+            counted(summary.num_updates, "update"),
+            summary.num_predicted,
+            _FEWEST_UPDATES,
+        )
 
 
 class _Hooks(Callback):

@@ -110,8 +110,13 @@ class Saver:
         self._record.write()
 
     def finish(self) -> None:
-        """Save state and delta as of the last finished batch; if one fails, the other is still tried."""
+        """Save state and delta as of the last finished batch; if one fails, the other is still tried.
+
+        An error before the first prediction leaves neither.
+        """
         self._saved_frames = self._loop.counts.frames
+        if not (self._summary.num_predicted or self._summary.signum):
+            return
         try:
             self._save_delta()
         finally:

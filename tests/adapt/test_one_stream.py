@@ -76,13 +76,21 @@ def test_unreadable_frames_are_reported_in_place_and_never_adapted_on(made: Made
     assert record_of(tmp_path / "run")["counts"] == counts
 
 
-@pytest.mark.parametrize(("batch_size", "told"), [(12, True), (11, False)])
-def test_a_single_batch_is_reported_as_predicted_before_its_update(
-    batch_size: int, told: bool, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("batch_size", "told"),
+    [
+        (12, "all frames fit in one batch, so none was predicted after an update"),
+        (6, "only 2 updates on 12 frames, and gains were measured from 4 on"),
+        (3, None),
+    ],
+)
+def test_too_few_updates_to_gain_from_are_reported(
+    batch_size: int, told: str | None, frames: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "remtta")
     adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=batch_size))
-    assert ("all frames fit in one batch, so none was predicted after an update" in caplog.text) == told
+    hints = [message for message in caplog.messages if "a smaller --batch-size" in message]
+    assert len(hints) == bool(told) and (told or "") in "".join(hints)
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
@@ -218,6 +226,21 @@ def test_an_earlier_run_is_overwritten_only_when_asked(made: Made, frames: Path,
     assert (tmp_path / "run" / "predictions.jsonl").read_bytes() == kept
     adapt_stream(tiny_vit(), frames, tmp_path / "run", options=RunOptions(batch_size=12, overwrite=True))
     assert record_of(tmp_path / "run")["counts"]["updates"] == 1
+
+
+def test_a_run_without_a_readable_frame_leaves_no_delta_unless_it_resumes_one(made: Made, tmp_path: Path) -> None:
+    broken = [tmp_path / f"broken_{number}.png" for number in range(4)]
+    for path in broken:
+        path.write_text("no image")
+    options = RunOptions(batch_size=2, save_every=1, save_every_s=1e-9)
+    with pytest.raises(StreamError, match="no readable frame"):
+        adapt_stream(tiny_vit(), broken, tmp_path / "run", options=options)
+    assert len(rows_of(tmp_path / "run")) == 4
+    assert not list((tmp_path / "run").glob("*.safetensors"))
+    whole = [*sorted(made.frames.iterdir())[:4], *broken]
+    adapt_stream(tiny_vit(), whole[:4], tmp_path / "more", options=options)
+    adapt_stream(tiny_vit(), whole, tmp_path / "more", options=dataclasses.replace(options, resume=True))
+    assert load_delta(tmp_path / "more").updates == 2
 
 
 def test_a_source_without_a_frame_leaves_nothing_behind(vit: nn.Module, tmp_path: Path) -> None:
