@@ -18,6 +18,8 @@ from remtta.options.option import Subset
 if TYPE_CHECKING:
     from torch import nn
 
+_USE = "predict with it: remtta adapt FRAMES {} --method source"
+
 
 def apply(
     delta: Annotated[
@@ -57,7 +59,10 @@ def apply(
         check_not_input(target.output, "--output", [change.path, *options.files])
         if is_whole:
             done = options.loader.write_adapted(change, options, target.output)
-            running.print_message(f"{target.output}: {change.model} {done}")
+            running.print_message(
+                f"{target.output}: {change.model} {done}\n"
+                f"{_USE.format(shlex.join(['--model', str(target.output), *_own_words(options)]))}"
+            )
             return
         from remtta.models.checkpoints import checkpoint_dtypes
         from remtta.models.unwrapping import custom_head
@@ -71,9 +76,14 @@ def apply(
         note = f"; {len(widened)} adapted tensors in float32, which the base's dtype would round" if widened else ""
         running.print_message(
             f"{target.output}: {change.model} with {counted(len(change.tensors), 'adapted tensor')}{note}\n"
-            f"predict with it: remtta adapt FRAMES {_loading_options(base, options)} "
-            f"--checkpoint {shlex.quote(str(target.output))} --method source"
+            + _USE.format(f"{_loading_options(base, options)} --checkpoint {shlex.quote(str(target.output))}")
         )
+
+
+def _own_words(options: ModelOptions) -> list[str]:
+    """Return the options that only some loaders have, as words of a command line."""
+    texts = {name: value for name, value in options.own.items() if isinstance(value, str | Path)}
+    return [word for name, value in texts.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _loading_options(base: nn.Module, options: ModelOptions) -> str:
@@ -90,8 +100,7 @@ def _loading_options(base: nn.Module, options: ModelOptions) -> str:
         words += ["--model-kwargs", shlex.join(f"{key}={value}" for key, value in options.model_kwargs.items())]
     words += [f"--num-classes {options.num_classes}"] if options.num_classes else []
     words += ["--input-size {} {}".format(*options.input_size)] if options.input_size else []
-    texts = {name: value for name, value in options.own.items() if isinstance(value, str | Path)}
-    words += [f"--{name.replace('_', '-')} {shlex.quote(str(value))}" for name, value in texts.items()]
+    words += [shlex.quote(word) for word in _own_words(options)]
     if options.loader.is_bundled:
         default = preprocessing_of(load(ModelOptions(name))).as_dict()
     elif ":" not in name and (known := get_pretrained_cfg(name)):

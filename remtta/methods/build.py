@@ -36,7 +36,7 @@ def create_method(method: type[M], model: nn.Module, config: MethodConfig) -> M:
     if (why := backbone_of(model).forward_only) and not issubclass(method, Source):
         raise ModelError(
             f"{why}, of which there are forward passes only, and this method needs gradients or layers; use the method "
-            "fast, center or source"
+            "fast, center, source or lame"
         )
     created = method(AdaptedModel(model, config, method.trains, calls_module=method.calls_module), config)
     created.reset_learned()

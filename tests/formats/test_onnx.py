@@ -118,7 +118,7 @@ def test_lame_finds_the_features_of_the_last_layer(tmp_path: Path) -> None:
 def test_methods_that_need_gradients_are_refused(tmp_path: Path, method: str) -> None:
     model = load(write_onnx(tmp_path / "tiny.onnx"))
     with pytest.raises(
-        UsageError, match=r"forward passes only, and this method needs .*; use the method fast, center or source"
+        UsageError, match=r"forward passes only, and this method needs .*; use the method fast, center, source or lame"
     ):
         build_method(method, model)
 

@@ -80,6 +80,8 @@ def test_a_resumed_run_is_the_same_bit_for_bit(made: Path) -> None:
 
 def test_an_applied_delta_predicts_as_the_adapted_model(made: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here("apply", made / "run", "-o", made / "adapted.onnx") == 0
+    use = f"predict with it: remtta adapt FRAMES --model {made / 'adapted.onnx'} --method source"
+    assert capfd.readouterr().err.splitlines()[-1] == use
     assert remtta_here("export", made / "run", "-f", "onnx", "-o", made / "exported") == 0
     assert (made / "adapted.onnx").read_bytes() == (made / "exported" / "model.onnx").read_bytes()
     told = {entry.key: entry.value for entry in onnx.load(made / "adapted.onnx").metadata_props}
@@ -104,7 +106,7 @@ def test_refusals_are_one_line_and_write_nothing(made: Path, capfd: pytest.Captu
         ("boxes.onnx", [], 4, "as a classifier has"),
         ("damaged.onnx", [], 4, "not a readable ONNX file"),
         ("missing.onnx", [], 2, "no such model file"),
-        ("tiny.onnx", ["--method", "tent"], 2, "use the method fast, center or source"),
+        ("tiny.onnx", ["--method", "tent"], 2, "use the method fast, center, source or lame"),
         ("tiny.onnx", ["--checkpoint", made / "x.pth"], 2, "leave --checkpoint out"),
         ("vit_tiny_patch16_224", ["--checkpoint", made / "tiny.onnx"], 2, "name it with --model"),
         ("remtta-demo", ["--provider", "cpu"], 2, "--provider: only for an ONNX file, and the model is remtta-demo"),
