@@ -34,7 +34,7 @@ def row_of(command: str, parameter: Any) -> Row:
     shown = "" if parameter.is_flag else parameter.metavar or choices
     more = f" ([more]({option.more}))" if option and option.more else ""
     text = re.sub(r"(?<!\.\.)\.$", "", parameter.help.replace("<", "&lt;"))
-    text = re.sub(r"remtta, light, [\w, -]+(?=[;.])", "[all methods](methods.md#all-methods)", text)
+    text = re.sub(r"remtta, fast, [\w, -]+(?=[;.])", "[all methods](methods.md#all-methods)", text)
     default = _default(parameter)
     text = f"{text}{more}" + (f" [{default}]" if default else " (required)" if parameter.required else "")
     return ", ".join([f"`{f'{names[0]} {shown}'.strip()}`", *(f"`{name}`" for name in names[1:])]), text

@@ -53,8 +53,9 @@ def methods(
     """
     with command():
         if name is None:
-            width = max(map(len, METHOD_SUMMARIES))
-            typer.echo("\n".join(f"{method:<{width}}  {text}" for method, text in METHOD_SUMMARIES.items()))
+            described = METHOD_SUMMARIES | {method: spec.summary for method, spec in METHOD_TABLE.items()}
+            width = max(map(len, described))  # deprecated ones come last
+            typer.echo("\n".join(f"{method:<{width}}  {text}" for method, text in described.items()))
             for reason in REFUSED.values():
                 _log.warning("%s", reason)
             return

@@ -16,7 +16,7 @@ from remtta.backbones.lookup import backbone_of
 from remtta.backbones.norms import adapted_norms
 from remtta.errors import RemttaError, logging_at
 from remtta.methods.build import build_method
-from remtta.methods.table import METHOD_TABLE
+from remtta.methods.table import METHOD_SUMMARIES
 
 _log = logging.getLogger("remtta")
 
@@ -46,7 +46,7 @@ class Support:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        return tuple(name for name in METHOD_TABLE if name not in self.refused)
+        return tuple(name for name in METHOD_SUMMARIES if name not in self.refused)
 
 
 def kinds() -> dict[str, str]:
@@ -63,7 +63,7 @@ def support_of(model: str, kind: str | None = None) -> Support:
     module, has_head = _built(model, "meta")
     if not isinstance(module, tuple(FAMILIES)):  # only values show which patches can be masked
         module, has_head = _built(model, "cpu")
-    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, METHOD_TABLE))
+    return support_in(module, model, kind, has_head=has_head, refused=refused_methods(module, METHOD_SUMMARIES))
 
 
 def _built(model: str, device: str) -> tuple[nn.Module, bool]:

@@ -43,11 +43,11 @@ _FOUND, REFUSED = find_methods(_BUILT_IN)
 METHOD_TABLE: dict[str, MethodSpec] = {**_BUILT_IN, **_FOUND}
 """All methods by name, also those of other packages."""
 
-METHOD_SUMMARIES = {name: spec.summary for name, spec in METHOD_TABLE.items() if name not in METHODS}
-"""A one-line description of every method, by its name on the command line, without old names."""
-
 _DEPRECATED = {"light": "remtta with adapt_every=2 (--adapt-every 2)", **METHODS}
 """Old names of methods, and what to use instead."""
+
+METHOD_SUMMARIES = {name: spec.summary for name, spec in METHOD_TABLE.items() if name not in _DEPRECATED}
+"""A one-line description of every method, by its name on the command line, without deprecated names."""
 
 _log = logging.getLogger(__name__)
 

@@ -62,12 +62,20 @@ class ModelOptions:
     ] = None
     mean: Annotated[
         tuple[float, float, float] | None,
-        model_option("Pixel mean in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS),
+        model_option(
+            "Pixel mean in [0, 1] per channel; one number for all.",
+            metavar="R G B",
+            default=_CHECKPOINTS,
+            common=True,
+        ),
     ] = None
     std: Annotated[
         tuple[float, float, float] | None,
         model_option(
-            "Pixel standard deviation in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS
+            "Pixel standard deviation in [0, 1] per channel; one number for all.",
+            metavar="R G B",
+            default=_CHECKPOINTS,
+            common=True,
         ),
     ] = None
     input_size: Annotated[
@@ -78,7 +86,8 @@ class ModelOptions:
         str | None, model_option("Resize filter: bilinear, bicubic, ...", default=_CHECKPOINTS)
     ] = None
     crop_pct: Annotated[
-        float | None, model_option("Fraction of the short side that the centre crop keeps.", default=_CHECKPOINTS)
+        float | None,
+        model_option("Fraction of the short side that the centre crop keeps.", default=_CHECKPOINTS, common=True),
     ] = None
     own: Annotated[Mapping[str, Any], PassedSettings(own_options)] = field(default_factory=dict)
     """Options that only some loaders have, by name."""

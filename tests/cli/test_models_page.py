@@ -15,7 +15,7 @@ import timm
 from remtta.backbones.families import FAMILIES, modules_without_family
 from remtta.cli.listings import methods_text
 from remtta.methods.support import Support, kinds, refused_methods, support_in, support_of
-from remtta.methods.table import METHOD_TABLE
+from remtta.methods.table import METHOD_SUMMARIES
 from remtta.zero_shot import METHODS as ZERO_SHOT
 from tests.command import remtta_here
 
@@ -78,7 +78,7 @@ def test_of_one_model_it_tells_what_is_refused_and_why(capfd: pytest.CaptureFixt
     assert remtta_here("models", "test_vit.r160_in1k", "--json") == 0
     (found,) = json.loads(capfd.readouterr().out)
     assert found["model"] == "test_vit" and list(found["refused"]) == ["norm", *ZERO_SHOT]
-    assert found["methods"] == [name for name in METHOD_TABLE if name not in found["refused"]]
+    assert found["methods"] == [name for name in METHOD_SUMMARIES if name not in found["refused"]]
     assert found["adapts"] == f"blocks 0-{found['adapted'][-1]} of {found['blocks']}"
 
 

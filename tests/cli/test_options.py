@@ -33,13 +33,14 @@ def test_every_option_says_something_and_no_two_say_the_same() -> None:
 
 def test_adapt_shows_at_most_thirty_options_in_five_panels(capfd: pytest.CaptureFixture[str]) -> None:
     common = [field.option for field in OPTIONS["adapt"].values() if field.option and field.option.common]
-    assert len(common) <= 28  # beside --help and --help-all
+    assert len(common) <= 30  # beside --help and --help-all
     assert {option.panel for option in common} == {
         *("Stream", "Model", "Method", "Answers and guard", "Output and running")
     }
     assert remtta_here("adapt", "--help") == 0
     told = capfd.readouterr().out
     assert "adapt [OPTIONS] SOURCE" in told and "--method" in told and "--flush-after" not in told
+    assert "--mean" in told and "--std" in told and "--crop-pct" in told  # messages about checkpoints recommend them
     assert "more options: " in told and "adapt --help-all" in told
     for command, option in (("adapt", "--help-all"), ("corrupt", "--help")):  # of few options, --help shows all
         assert remtta_here(command, option) == 0
@@ -92,8 +93,10 @@ def test_version_names_everything_on_one_line(capfd: pytest.CaptureFixture[str])
 
 def test_methods_are_listed_with_their_settings(capfd: pytest.CaptureFixture[str]) -> None:
     assert remtta_here("methods") == 0
-    listed = [line.split()[0] for line in capfd.readouterr().out.splitlines()]
-    assert listed == [name for name in METHOD_TABLE if name != "centre"]  # an old name
+    listed = dict(line.split(maxsplit=1) for line in capfd.readouterr().out.splitlines())
+    old = ["light", "centre"]
+    assert list(listed) == [*(name for name in METHOD_TABLE if name not in old), *old]
+    assert [name for name, text in listed.items() if text.startswith("deprecated: ")] == old
     assert remtta_here("methods", "rem") == 0
     told = capfd.readouterr().out
     assert "  mask_ratios = 0,0.1,0.2\n      Fractions of patch tokens to mask" in told

@@ -17,7 +17,7 @@ from remtta.options.option import PassedSettings, method_option, model_option, o
 
 STREAM_METHODS = {name: spec.summary for name, spec in METHOD_TABLE.items() if not spec.needs_labels}
 set_option = partial(method_option, flags=("--set",), common=True)
-_LISTED = ", ".join(name for name in STREAM_METHODS if name in METHOD_SUMMARIES)
+_LISTED = {name: text for name, text in STREAM_METHODS.items() if name in METHOD_SUMMARIES}
 
 
 def default_method(model: str | None) -> str:
@@ -57,9 +57,9 @@ class MethodOptions:
     method: Annotated[
         str | None,
         method_option(
-            f"{_LISTED}; remtta methods describes them.",
+            f"{', '.join(_LISTED)}; remtta methods describes them.",
             default="remtta; fast for a model without gradients",
-            complete=STREAM_METHODS,
+            complete=_LISTED,
             common=True,
             more="methods.md",
         ),

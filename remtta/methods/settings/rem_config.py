@@ -49,7 +49,6 @@ class REMConfig(MethodConfig):
             "Fractions of patch tokens to mask, 0 first.",
             metavar="0,A,B",
             default="remtta 0,0.2, rem 0,0.1,0.2",
-            common=True,
         ),
     ] = (0.0, 0.1, 0.2)
     ranking_weight: Annotated[
