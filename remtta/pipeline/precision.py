@@ -6,6 +6,7 @@ for each kind of model (docs/performance.md).
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,8 +40,13 @@ def resolve_precision(method: Method[MethodConfig], name: str, chosen: Resolved 
     if METHOD_TABLE[name].preset.answer == "both":  # published methods predict by the adapted model alone
         precision = chosen or faster_precision(method.model)
     if precision == "bf16":
-        _log.info("precision bf16, for which this processor has instructions; --precision fp32 is more exact")
+        _log_bf16()
     set_precision(method, precision)
+
+
+@functools.cache  # once per process
+def _log_bf16() -> None:
+    _log.info("precision bf16, for which this processor has instructions; --precision fp32 is more exact")
 
 
 def set_precision(method: Method[MethodConfig], precision: Resolved) -> None:
