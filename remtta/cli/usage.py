@@ -93,7 +93,7 @@ class Command(TyperCommand):
             raise UsageError(f"{option.envvar}: {error.format_message()}") from error  # type: ignore[attr-defined]
         if rest and not ctx.resilient_parsing:
             source = [ctx.params["source"]] if self.name == "adapt" else []
-            raise UsageError(_too_many(source, rest))
+            raise UsageError(_too_many(source, rest, has_streams="streams" in ctx.params))
         _refuse_addresses(ctx.params.values())
         return rest
 
@@ -197,11 +197,13 @@ def _leading(words: list[str], pattern: str, most: int | None = None) -> list[st
     return matching
 
 
-def _too_many(source: Sequence[str], rest: Sequence[str]) -> str:
-    """Return the message for unexpected arguments; several sources suggest an unquoted pattern."""
+def _too_many(source: Sequence[str], rest: Sequence[str], *, has_streams: bool) -> str:
+    """Return the message for unexpected arguments; several files suggest an unquoted pattern."""
     if not source:
         return f"unexpected argument{'s' if rest[1:] else ''}: {listed(rest, _MAX_SHOWN)}"
     paths = [PurePath(path) for path in (*source, *rest)]
     folders, suffixes = {path.parent for path in paths}, {path.suffix for path in paths}
-    pattern = f": '{folders.pop() / ('*' + suffixes.pop())}'" if len(folders) == len(suffixes) == 1 else ""
-    return f"got {len(paths)} sources; quote the pattern{pattern}, or name the folder"
+    alike = len(folders) == len(suffixes) == 1 and suffixes != {""}
+    pattern = f": '{folders.pop() / ('*' + suffixes.pop())}'" if alike else ""
+    streams = "; for a stream each, list them in a file (--streams)" if has_streams else ""
+    return f"got {len(paths)} sources; quote the pattern{pattern}, or name the folder{streams}"

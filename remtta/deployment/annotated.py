@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from remtta.streams.prefetch import DecodedFrame
 
 MIN_WIDTH = 320
-_BAND, _TEXT = 64, 16  # pixels
+TEXT_SIZE, _BAND = 16, 64  # pixels
 _FRAME_MS = 100  # duration of frames without a time of their own
 _MS = Fraction(1, 1000)
 # Each frame is a fragment of its own, so only the last is lost if the process is killed.
@@ -130,18 +130,19 @@ class AnnotatedVideo(Callback):
         width, height = (side * scale + side * scale % 2 for side in seen.size)
         picture = Image.new("RGB", (width, height + _BAND))
         picture.paste(seen.resize((width, height), Image.Resampling.NEAREST))
-        draw, font = ImageDraw.Draw(picture), ImageFont.load_default(_TEXT)
+        draw, font = ImageDraw.Draw(picture), ImageFont.load_default(TEXT_SIZE)
         verdict = f"guard: {guard}" if guard else "no guard"
         label = row["class"] if row["label"] is None else row["label"]
-        lines = f"{label} {100 * row['prob']:.0f} %", f"{_predicted_by(row)}; {verdict}"
+        lines = f"{label} {100 * row['prob']:.0f} %", f"{predicted_by(row)}; {verdict}"
         for number, line in enumerate(lines):
             text = "".join(sign if sign.isprintable() else "?" for sign in line)
             draw.text((8, height + 8 + number * _BAND // 2.3), text, fill="white", font=font, anchor="la")
         return picture
 
 
-def _predicted_by(row: Row) -> str:
+def predicted_by(row: Row) -> str:
     """Return which model made a row's prediction, in a few words."""
-    if row.get("answered_by") == "both":
-        return f"adapted {100 * row['weight']:.0f} %, source {100 - 100 * row['weight']:.0f} %"
-    return str(row.get("answered_by", "adapted"))
+    name = row.get("answered_by", "adapted")
+    if name != "both":
+        return f"by the {name} model"
+    return f"by both models, {100 * row['weight']:.0f}:{100 - 100 * row['weight']:.0f}"

@@ -36,8 +36,10 @@ def read_sources(path: Path) -> dict[str, str]:
         if not equals or not address:
             raise UsageError(f"{position} is not a name and an address; a list of sources has {_FORM}")
         if not _NAME.fullmatch(name):
+            shown = "" if re.search("[/:@]", name) else f'"{name}" is no name; '  # it may be an address
             raise UsageError(
-                f"{position}: a name has at most 64 letters, digits, - and _, and starts with a letter or digit"
+                f"{position}: {shown}a name has at most 64 letters (a to z, A to Z), digits, - and _, and starts with "
+                "a letter or digit"
             )
         if name.lower() in map(str.lower, sources):  # case-insensitive file systems do not distinguish the folders
             raise UsageError(f"{position}: there is a stream called {name} already; call this one something else")

@@ -84,8 +84,9 @@ def open_image(path: Path) -> Iterator[Image.Image]:
         FrameError: If it is not a regular file, too large, or too costly to read.
         Exception: Any that Pillow raises on damaged data.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise FrameError("not a regular file")
+    if not stat.S_ISREG(mode := path.stat().st_mode):
+        is_folder = stat.S_ISDIR(mode)
+        raise FrameError("a folder; name the images in it" if is_folder else "not a regular file")
     with _LimitedFile(path) as file, Image.open(file, formats=formats()) as image:
         if isinstance(image, TiffImagePlugin.TiffImageFile):
             _mend_tiff(image)

@@ -114,6 +114,10 @@ _USE: list[tuple[list[str], str]] = [
     (["eval", *"abcdef"], "unexpected arguments: b, c, d and 2 more"),
     (["adapt", "frames/1.jpg", "frames/2.jpg", "-q"], "got 2 sources; quote the pattern: 'frames/*.jpg', or name"),
     (["adapt", *(f"{n}.png" for n in range(10_000))], "got 10000 sources; quote the pattern: '*.png', or name the"),
+    (
+        ["adapt", "a/b", "a/c"],
+        "got 2 sources; quote the pattern, or name the folder; for a stream each, list them in a",
+    ),
     (["adapt", "a/\x1b[31m\n.jpg", "a/b.jpg", "c"], "got 3 sources; quote the pattern, or name the folder"),
     (["eval", "a", "\x1b[31m\n"], r"unexpected argument: \x1b[31m"),
     (["adapt", "x", "--mean", "0.5,0.5,0.5"], "got 0.5,0.5,0.5; separate them by spaces: --mean 0.5 0.5 0.5"),

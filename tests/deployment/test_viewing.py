@@ -8,8 +8,9 @@ import av
 import numpy as np
 import pytest
 import torch
+from PIL import ImageFont
 
-from remtta.deployment.annotated import AnnotatedVideo, check_video
+from remtta.deployment.annotated import MIN_WIDTH, TEXT_SIZE, AnnotatedVideo, check_video, predicted_by
 from remtta.runs.callbacks import BatchReport
 from remtta.runs.summary import RunSummary
 from remtta.streams.capture import load_opencv
@@ -37,6 +38,19 @@ def test_a_video_shows_each_frame_above_what_was_said_of_it(frames: Path, tiny: 
     assert seen.shape == (320, 320, 3) and seen.std() > 10
     assert band.shape[0] == 64 and band.max() > 200 and np.median(band) < 30  # white letters on black
     assert abs(seen.astype(int) - pictures[1][:320]).mean() > 5
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"answered_by": "both", "weight": 0.5}, "by both models, 50:50"),
+        ({"answered_by": "source"}, "by the source model"),
+        ({}, "by the adapted model"),
+    ],
+)
+def test_the_caption_tells_which_model_predicts_and_fits(row: dict[str, Any], told: str) -> None:
+    assert predicted_by(row) == told
+    assert ImageFont.load_default(TEXT_SIZE).getlength(f"{told}; guard: retired") < MIN_WIDTH - 8
 
 
 def test_frames_keep_their_times_over_videos_bursts_and_images(tmp_path: Path, monkeypatch: Any) -> None:

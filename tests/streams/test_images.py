@@ -374,7 +374,7 @@ def test_a_truncated_image_is_a_frame_error(tmp_path: Path, suffix: str, kept: f
         ("notes.jpg", "^not an image that Pillow can read$"),
         ("empty.png", "^not an image that Pillow can read$"),
         ("missing.png", "^no such file$"),
-        ("", "^not a regular file$"),
+        ("", "^a folder; name the images in it$"),
         ("x" * 5000, "^cannot be decoded: "),
         ("a\0b.png", "^cannot be decoded: "),
     ],
