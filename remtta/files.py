@@ -27,6 +27,7 @@ except ImportError:  # Windows
 
 UTF16_MARKS = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 LOCK = ".lock"
+MANIFEST = "corrupt.json"  # in the root of a tree that remtta corrupt made
 _WAIT_S = 0.1  # for a lock, since another process's `is_locked` may hold it for a moment
 IN_USE = "another run is writing to {}; choose another --output, or wait for it"
 _FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))  # Windows has no quota error

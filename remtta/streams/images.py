@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError
 
 from remtta.errors import FrameError, UsageError
+from remtta.files import MANIFEST
 from remtta.options.run_options import Sort
 from remtta.streams.decoding_memory import CURRENT_MEMORY, PictureMemory
 from remtta.streams.pillow import decode_high_depth, formats, high_depth_jpeg2000, open_image
@@ -62,7 +63,7 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, ignored: Cou
 
     Linked folders are followed, once. Named pipes, sockets and devices are skipped, so nothing can hang; so is what
     `is_clutter` names. Raise UsageError if the folder itself cannot be read. The other files are counted in `ignored`,
-    by suffix, or as "hidden", "no file" or "unreadable folder".
+    by suffix, or as "hidden", "no file" or "unreadable folder", except the record of `remtta corrupt`.
     """
     found: list[Path] = []
     ignored = Counter() if ignored is None else ignored
@@ -77,6 +78,8 @@ def list_files(folder: Path, suffixes: Collection[str], sort: Sort, ignored: Cou
     for root, subfolders, names in os.walk(folder, onerror=report, followlinks=True):
         for name in names:
             path = Path(root, name)
+            if name == MANIFEST:
+                continue
             if is_clutter(name):
                 ignored["hidden"] += 1
             elif not has_suffix(name, suffixes):

@@ -16,11 +16,11 @@ import numpy as np
 from PIL import Image
 
 from remtta.errors import FrameError, RemttaError, UsageError
-from remtta.files import write_atomically, writing
+from remtta.files import MANIFEST, write_atomically, writing
 from remtta.lab.corruptions import corrupt
 from remtta.lab.corruptions.blur import MAX_SIDE
 from remtta.lab.corruptions.options import JPEG_QUALITY, CorruptOptions
-from remtta.lab.corruptions.parameters import MANIFEST, parameter_set_of
+from remtta.lab.corruptions.parameters import parameter_set_of
 from remtta.streams.images import image_suffixes, list_files, load_image, log_ignored, none_but
 
 _SHORT_SIDE_TO_CROP = 256 / 224  # as ImageNet-C's images were prepared

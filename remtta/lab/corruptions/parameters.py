@@ -20,9 +20,6 @@ CIFAR_UP_TO = 64
 
 SEVERITIES = (1, 2, 3, 4, 5)
 
-MANIFEST = "corrupt.json"
-"""File in the root of a tree of corrupted images."""
-
 _Values = tuple[tuple[float, ...], ...]
 
 

@@ -19,11 +19,11 @@ from remtta._version import __version__
 from remtta.engines.cluster import connected, on_ray
 from remtta.engines.processes import in_processes
 from remtta.errors import StreamError, UsageError, counted
-from remtta.files import check_can_hold, from_json, remove_leftovers, write_json, writing
+from remtta.files import MANIFEST, check_can_hold, from_json, remove_leftovers, write_json, writing
 from remtta.interrupts import Interrupts, Stopped
 from remtta.lab.corruptions.image_files import Outcome, SourceImage, corrupt_file, find_images
 from remtta.lab.corruptions.options import JPEG_QUALITY, CorruptOptions, in_standard_order
-from remtta.lab.corruptions.parameters import CORRUPTIONS, MANIFEST, PARAMETERS, SEVERITIES, parts_of
+from remtta.lab.corruptions.parameters import CORRUPTIONS, PARAMETERS, SEVERITIES, parts_of
 from remtta.machine import num_cores
 from remtta.streams.capture import load_opencv
 

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from remtta.errors import UsageError
-from remtta.lab.corruptions.parameters import MANIFEST, SEVERITIES
+from remtta.files import MANIFEST
+from remtta.lab.corruptions.parameters import SEVERITIES
 from remtta.lab.evaluation.class_maps import composed, map_classes, restricted_set
 from remtta.lab.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, title_of, wanted_domains
 from remtta.lab.evaluation.options import ClassOrder

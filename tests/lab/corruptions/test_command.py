@@ -16,6 +16,7 @@ from remtta.lab.corruptions.image_files import find_images, generator_of, prepar
 from remtta.lab.corruptions.options import CorruptOptions
 from remtta.lab.corruptions.tree import TreeSummary, corrupt_tree
 from remtta.streams.images import load_image
+from remtta.streams.sources import open_stream
 from tests.command import Started, in_a_session, refusal_of, remtta_here
 from tests.conftest import draw_folder, draw_image, happens, raising
 from tests.records import json_of
@@ -213,6 +214,13 @@ def test_files_that_are_not_read_are_counted(photos: Path, tmp_path: Path, caplo
     assert caplog.messages == [f"ignored files in {photos}: 2 .heic, 1 .txt"]
     with pytest.raises(UsageError, match=r"none: 1 \.heic, and no images in this folder or below it$"):
         find_images(tmp_path / "none", tmp_path / "out")
+
+
+def test_the_record_of_a_tree_is_not_counted_as_an_ignored_file(photos: Path, tmp_path: Path) -> None:
+    assert remtta_here("corrupt", photos, tmp_path / "out", *FAST) == 0
+    (tmp_path / "out" / "other.json").touch()
+    stream = open_stream(str(tmp_path))
+    assert stream.left_out == {".json": 1, ".txt": 1} and stream.num_frames == 6 + 12
 
 
 def test_a_tree_made_before_is_no_source(photos: Path, tmp_path: Path) -> None:
