@@ -19,6 +19,8 @@ JPEG_QUALITY = 85
 
 _GROUPS = {"all": CORRUPTIONS, "standard": STANDARD, "hold-out": HOLD_OUTS}
 
+_DARK = ("dark", "dim", "dusk", "low_light", "lowlight", "night")
+
 
 @dataclass(frozen=True)
 class CorruptOptions:
@@ -70,6 +72,10 @@ class CorruptOptions:
 
     def __post_init__(self) -> None:
         for name in (part for combined in self.corruptions for part in parts_of(combined)):
+            if any(word in name.lower() for word in _DARK):
+                raise UsageError(
+                    f'unknown corruption "{name}"; none darkens images, but docs/corruptions.md tells how to make dusk'
+                )
             if name not in CORRUPTIONS:
                 raise unknown("corruption", name, [*CORRUPTIONS, *_GROUPS])
         check_options(self)

@@ -393,5 +393,7 @@ def test_options_are_put_in_order_and_checked() -> None:
     for wrong in ({"corruptions": ()}, {"severities": (0,)}, {"size": 0}, {"limit": 0}, {"jobs": 0}):
         with pytest.raises(ValueError, match=next(iter(wrong))[:6]):
             CorruptOptions(**wrong)
+    with pytest.raises(UsageError, match=r'"Darkness"; none darkens images, but docs/corruptions.md tells how to make'):
+        CorruptOptions(corruptions=("fog+Darkness",))
     with pytest.raises(UsageError, match='unknown corruption "fo"; did you mean fog'):
         CorruptOptions(corruptions=("snow+fo",))
