@@ -21,7 +21,12 @@ from remtta.options import ModelOptions
 
 MODEL = "vit_tiny_patch16_224"
 BASE = BenchOptions(
-    ModelOptions(MODEL), batch_size=8, repeats=5, memory=False, subjects=(FORWARD, "tent", "rem-n1", "rem")
+    ModelOptions(MODEL),
+    batch_size=8,
+    repeats=5,
+    memory=False,
+    precision="fp32",  # of all methods, as of `forward`
+    subjects=(FORWARD, "fast", "tent", "rem-n1", "remtta", "rem"),
 )
 VIEWS = {2: (0.0, 0.1), 3: (0.0, 0.1, 0.2), 4: (0.0, 0.1, 0.2, 0.3), 5: (0.0, 0.1, 0.2, 0.3, 0.4)}
 
