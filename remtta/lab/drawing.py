@@ -25,13 +25,11 @@ STYLE: Any = {  # matplotlib types its keys as literals
 """Settings of matplotlib for every plot, whatever a user's matplotlibrc says."""
 
 
-def running_error(missed: Sequence[int], window: int | None = None) -> np.ndarray:
+def running_error(missed: Sequence[int], window: int) -> np.ndarray:
     """Return the error in percent of the `window` images around each image; at both ends, of those that exist.
 
-    `missed` says of each image whether it was misclassified, in order. The default window is a quarter of the images,
-    but at least 20 and at most 200.
+    `missed` says of each image whether it was misclassified, in order.
     """
-    window = window or min(200, max(20, len(missed) // 4))
     total, positions = np.cumsum([0, *missed]), np.arange(len(missed))
     starts, stops = np.maximum(0, positions - window // 2), np.minimum(len(missed), positions + (window + 1) // 2)
     return 100 * (total[stops] - total[starts]) / (stops - starts)

@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 _MAX_POINTS = 2000  # per visit
 _MAX_STARTS = 50  # of labelled domains; some streams change domain at every image
+_MIN_WINDOW, _MAX_WINDOW = 100, 200  # images; with 100, the standard error is at most 5 points
 _PANELS = 4  # reliability diagrams per row
 _HALF_BAR = 0.45 / ECE_BINS
 
@@ -42,7 +43,7 @@ def draw_plots(folder: Path, results: Results) -> None:
     colours = _colours(results["methods"])
     for name, figure in {
         "error_per_domain": _draw_error_per_domain(Figure(figsize=(12, 4.5)), results["methods"], colours),
-        "running_error": _draw_running_error(Figure(figsize=(12, 4.5)), folder, results["methods"], colours),
+        "running_error": draw_running_error(Figure(figsize=(12, 4.5)), folder, results["methods"], colours),
         "reliability": draw_reliability(Figure(), tallies, results["methods"], colours),
     }.items():
         path = folder / PLOTS / f"{name}.png"
@@ -82,24 +83,29 @@ def _draw_error_per_domain(figure: Figure, methods: Results, colours: Mapping[st
     return figure
 
 
-def _draw_running_error(figure: Figure, folder: Path, methods: Results, colours: Mapping[str, ColorType]) -> Figure:
+def draw_running_error(figure: Figure, folder: Path, methods: Results, colours: Mapping[str, ColorType]) -> Figure:
+    """Plot each method's running error over the images of a seed, with the start of each domain."""
     axes = figure.subplots()
     seeds = max((list(content["seeds"]) for content in methods.values()), key=len)
     starts: list[tuple[int, str]] = []
     num_drawn: Counter[str] = Counter()
+    windows: list[int] = []
+    fewest = _MAX_WINDOW  # images that a point of a curve is the mean of
     for name, domains, missed in _visits(folder / PREDICTIONS, int(seeds[0])):
         if not num_drawn.keys() - {name}:
             starts += [(num_drawn[name] + position, domain) for position, domain in domains]
         step, first = math.ceil(len(missed) / _MAX_POINTS), num_drawn[name]
-        label = None if first else name
+        windows.append(min(_MAX_WINDOW, max(_MIN_WINDOW, len(missed) // 4)))
+        fewest = min(fewest, len(missed), windows[-1] // 2)  # at the ends of a visit
         axes.plot(
             range(first, first + len(missed), step),
-            running_error(missed)[::step],
+            running_error(missed, windows[-1])[::step],
             color=colours[name],
-            label=label,
-            lw=1.2,
-            ls="--" if name == "source" else "-",  # shows over a line that is almost the same
-            zorder=3 if name == "source" else 2,
+            label=None if first else name,
+            # Wide and below the others, the source shows beside a line that is the same.
+            lw=4 if name == "source" else 1.2,
+            alpha=0.5 if name == "source" else 1,
+            zorder=1 if name == "source" else 2,
         )
         num_drawn[name] += len(missed)
     starts = [next(same) for _, same in groupby(starts, key=lambda start: start[1])]
@@ -110,7 +116,11 @@ def _draw_running_error(figure: Figure, folder: Path, methods: Results, colours:
             axes.axvline(start, color="#dddddd", lw=0.8, zorder=0)
             axes.text((start + end) / 2, 1.01, domain, rotation=40, fontsize=7, transform=axes.get_xaxis_transform())
     axes.set_xlabel("images" if len(seeds) == 1 else f"images (seed {seeds[0]})")
-    axes.set_ylabel("error in %, running mean" + ("" if is_mixed else " in each domain"))
+    shown = " to ".join(str(window) for window in sorted({min(windows), max(windows)}))
+    where = "" if is_mixed else " in its domain"
+    axes.set_ylabel(
+        f"error in %: mean of the {shown} images\naround each{where}, standard error up to {50 / math.sqrt(fewest):.0f}"
+    )
     axes.set_ylim(bottom=0)
     _legend(axes)
     return figure

@@ -1,7 +1,9 @@
 """Pictures of an evaluation."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from PIL import Image
 
 from remtta.lab.drawing import running_error
 from remtta.lab.evaluation.domains import Dataset
-from remtta.lab.evaluation.plots import draw_plots, draw_reliability
+from remtta.lab.evaluation.plots import draw_plots, draw_reliability, draw_running_error
 from remtta.lab.evaluation.tally import tally_rows
 from tests.lab.evaluation.trees import evaluate_tiny, methods_of
 
@@ -29,16 +31,39 @@ def test_pictures_are_drawn_for_every_method(tree: Dataset, tmp_path: Path) -> N
 
 
 def test_the_running_error_has_images_of_its_own_domain_only() -> None:
-    # 100 images: a window of 25, twelve before and twelve after; at the ends what there is of it.
+    # A window of 25 images, twelve before and twelve after; at the ends those that exist.
     missed = [True] * 40 + [False] * 60
-    curve = running_error(missed)
+    curve = running_error(missed, 25)
     assert len(curve) == 100
     assert curve[[0, 27, 40, 52, 99]].tolist() == [100, 100, 100 * 12 / 25, 0, 0]
-    # Of a short domain at least 20, and of a long one 200.
-    assert running_error([True] + [False] * 24)[[0, 10, 11]].tolist() == [10, 5, 0]
-    assert np.flatnonzero(running_error([True] + [False] * 1999)).tolist() == list(range(101))
     curve = running_error([True] * 20 + [False] * 80, 80)  # as the demo asks for: 40 before and 40 after
     assert curve[[0, 30, 99]].tolist() == [50.0, 100 * 20 / 70, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("images", "shown"),
+    [
+        # Of 60 images, the first point is the mean of 50: 100 * sqrt(0.25 / 50) = 7.07 points; of 100 of 4,000, 5.
+        (60, "mean of the 100 images\naround each in its domain, standard error up to 7"),
+        (4000, "mean of the 200 images\naround each in its domain, standard error up to 5"),
+    ],
+)
+def test_the_running_error_tells_its_window_and_shows_the_source_below_a_method_with_the_same_errors(
+    images: int, shown: str, tmp_path: Path
+) -> None:
+    row = {"seed": 0, "phase": "adapt", "visit": 0, "domain": "fog", "label_true": 1}
+    rows = [
+        {**row, "method": name, "class": place % 2, "source": str(place)}
+        for name in ("source", "tent")
+        for place in range(images)
+    ]
+    (tmp_path / "predictions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    methods: dict[str, Any] = {name: {"seeds": {"0": {}}} for name in ("source", "tent")}
+    [axes] = draw_running_error(Figure(), tmp_path, methods, {"source": "grey", "tent": "orange"}).axes
+    assert axes.get_ylabel() == f"error in %: {shown}"
+    source, tent = axes.lines[:2]
+    assert np.array_equal(source.get_xydata(), tent.get_xydata()) and np.asarray(tent.get_ydata())[20] == 50
+    assert source.get_zorder() < tent.get_zorder() and source.get_linewidth() > 2 * tent.get_linewidth()
 
 
 def test_reliability_tells_how_many_predictions_a_bar_stands_for(tree: Dataset, tmp_path: Path) -> None:
