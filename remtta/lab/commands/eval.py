@@ -21,10 +21,7 @@ from remtta.options.option import Subset, output_folder, output_option, protocol
 from remtta.runs.folder import RESULTS, check_folder, run_folder
 
 if TYPE_CHECKING:
-    from torch import nn
-
-    from remtta.lab.evaluation.domains import Dataset
-
+    from remtta.lab.evaluation.datasets import FoundDataset
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +73,7 @@ def evaluate(
     with running.command() as interrupts, ExitStack() as stack:
         options = table.scenario(options)
         _check(root, options, table)
+        found = _find(root, data, options)
         output = stack.enter_context(run_folder(table.output))
         check_folder(output, RESULTS, overwrite=options.overwrite, resume=options.resume)
         load_torch("remtta.lab.evaluation.evaluating", model, methods.shared.delta)
@@ -84,11 +82,13 @@ def evaluate(
         from remtta.lab.evaluation.evaluating import evaluate as measure
         from remtta.lab.evaluation.preprocessing import choose_preprocessing
         from remtta.methods.source_data import check_source_data
+        from remtta.models.info import labels_of
 
         check_source_data((MethodVariant.parse(name).method for name in configs), methods.shared.source_data)
         running.set_threads(None if options.engine == "serial" else 1)
         classifier = running.load_classifier(_with_classes(root, _with_protocol(model, options), data), start)
-        dataset = _open(root, classifier, data, options)
+        dataset = found.open(int(classifier.num_classes), labels_of(classifier))  # type: ignore[arg-type]
+        _log.info("%s", dataset.report())
         preprocessing = choose_preprocessing(classifier, dataset, resize=data.resize, protocol=options.protocol)
         results = measure(
             classifier,
@@ -141,15 +141,13 @@ def _with_classes(root: Path, model: ModelOptions, data: DataOptions) -> ModelOp
     return replace(model, labels=class_names(root))
 
 
-def _open(root: Path, classifier: nn.Module, data: DataOptions, options: EvalOptions) -> Dataset:
+def _find(root: Path, data: DataOptions, options: EvalOptions) -> FoundDataset:
+    """Find the domains, before the model is loaded, which takes seconds."""
     from remtta.lab.evaluation.class_maps import read_class_map
-    from remtta.lab.evaluation.datasets import open_dataset, read_image_list
-    from remtta.models.info import labels_of
+    from remtta.lab.evaluation.datasets import find_dataset, read_image_list
 
-    dataset = open_dataset(
+    found = find_dataset(
         root,
-        num_classes=int(classifier.num_classes),  # type: ignore[arg-type]
-        labels=labels_of(classifier),
         domains=data.domains or None,
         severities=data.severities_for(options.scenario),
         image_list=None if data.image_list is None else read_image_list(data.image_list),
@@ -159,7 +157,6 @@ def _open(root: Path, classifier: nn.Module, data: DataOptions, options: EvalOpt
         complete=options.protocol is not None,
         labels_file=data.labels_file,
     )
-    if data.severities and all(domain.severity is None for domain in dataset.domains):
+    if data.severities and not found.has_severities:
         raise UsageError(f"{root} has no severities; leave --severity out")
-    _log.info("%s", dataset.report())
-    return dataset
+    return found

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from remtta.errors import UsageError
 from remtta.files import read_text
@@ -13,7 +14,7 @@ from remtta.lab.evaluation.class_maps import are_numbers, are_wnids
 from remtta.lab.evaluation.domains import Dataset
 from remtta.lab.evaluation.options import ClassOrder
 from remtta.lab.evaluation.stored import LABELS, find_shards, open_arrays, open_list, open_shards
-from remtta.lab.evaluation.trees import open_tree, scan_tree
+from remtta.lab.evaluation.trees import find_conditions, open_tree, scan_tree
 
 _AFTER_NAME = re.compile(r"(\s+[^\s./]+)+$")  # such as the class number
 
@@ -51,7 +52,40 @@ def open_dataset(
             shapes, or a class cannot be mapped.
         StreamError: If an array cannot be read.
     """
-    root = Path(root)
+    found = find_dataset(
+        Path(root),
+        domains=domains,
+        severities=severities,
+        image_list=image_list,
+        class_map=class_map,
+        class_order=class_order,
+        limit=limit,
+        complete=complete,
+        labels_file=labels_file,
+    )
+    return found.open(num_classes, labels)
+
+
+class FoundDataset(NamedTuple):
+    """Labelled domains whose classes are not known yet."""
+
+    open: Callable[[int, Sequence[str] | None], Dataset]  # with the number and the names of the model's classes
+    has_severities: bool
+
+
+def find_dataset(
+    root: Path,
+    *,
+    domains: Sequence[str] | None,
+    severities: Sequence[int] | None,
+    image_list: Sequence[str] | None,
+    class_map: Mapping[str, int] | None,
+    class_order: ClassOrder | None,
+    limit: int | None,
+    complete: bool,
+    labels_file: Path | None,
+) -> FoundDataset:
+    """Do the part of `open_dataset` that needs no model: find domains and severities; errors are the same."""
     if not root.is_dir():
         raise UsageError(f"{root}: no such folder")
     for name, values in (("domain", domains or ()), ("severity", severities or ())):
@@ -62,24 +96,29 @@ def open_dataset(
     of_tree = {"domains": domains, "severity": severities, **by_folder}
     if labels_file is not None:
         _refuse(of_tree, "--labels-file names the images")
-        return open_list(labels_file, root, num_classes, labels, limit)
+        return FoundDataset(lambda num, names: open_list(labels_file, root, num, names, limit), False)
     if shards := find_shards(root):
         _refuse(of_tree, f"{root} is one stored stream")
-        return open_shards(root, shards, num_classes, limit)
+        return FoundDataset(lambda num, names: open_shards(root, shards, num, limit), False)
     if (root / LABELS).is_file():
         _refuse(by_folder, f"{root} holds arrays, whose images have no names")
-        return open_arrays(root, domains, severities, num_classes, limit, complete=complete)
-    return open_tree(
-        root,
-        num_classes=num_classes,
-        labels=labels,
-        domains=domains,
-        severities=severities,
-        image_list=image_list,
-        class_map=class_map,
-        class_order=class_order,
-        limit=limit,
-        complete=complete,
+        return FoundDataset(
+            lambda num, names: open_arrays(root, domains, severities, num, limit, complete=complete), True
+        )
+    layout, conditions = find_conditions(root, domains, severities, complete=complete)
+    return FoundDataset(
+        lambda num, names: open_tree(
+            root,
+            layout,
+            conditions,
+            num_classes=num,
+            labels=names,
+            image_list=image_list,
+            class_map=class_map,
+            class_order=class_order,
+            limit=limit,
+        ),
+        any(condition.severity is not None for condition in conditions),
     )
 
 

@@ -35,24 +35,45 @@ _LIMIT_SEED = 0  # --limit selects the same images whatever the seed of the orde
 _log = logging.getLogger(__name__)
 
 
+class Condition(NamedTuple):
+    """A domain at one severity, with its class folders."""
+
+    name: str
+    severity: int | None
+    folders: ClassFolders
+
+    @property
+    def title(self) -> str:
+        return title_of(self.name, self.severity)
+
+
+def find_conditions(
+    root: Path, domains: Sequence[str] | None, severities: Sequence[int] | None, *, complete: bool
+) -> tuple[str, list[Condition]]:
+    """Return the layout of a tree of class folders, and the domains to evaluate; arguments and errors are those of
+    `open_dataset`.
+    """
+    layout, tree = scan_tree(root)
+    by_severity = not any(None in levels for levels in tree.values())
+    names = wanted_domains(root, tree, domains, complete=complete, by_severity=by_severity)
+    return layout, _conditions(root, tree, names, severities)
+
+
 def open_tree(
     root: Path,
+    layout: str,
+    conditions: Sequence[Condition],
     *,
     num_classes: int,
     labels: Sequence[str] | None,
-    domains: Sequence[str] | None,
-    severities: Sequence[int] | None,
     image_list: Sequence[str] | None,
     class_map: Mapping[str, int] | None,
     class_order: ClassOrder | None,
     limit: int | None,
-    complete: bool,
 ) -> Dataset:
-    """Find the domains in a tree of class folders; arguments and errors are those of `open_dataset`."""
-    layout, tree = scan_tree(root)
-    by_severity = not any(None in levels for levels in tree.values())
-    names = wanted_domains(root, tree, domains, complete=complete, by_severity=by_severity)
-    conditions = _conditions(root, tree, names, severities)
+    """Find the images of `find_conditions`, and their classes; other arguments and errors are those of
+    `open_dataset`.
+    """
     folders = [folder for condition in conditions for folder in condition.folders]
     if "images" in folders and "images" not in (*(labels or ()), *(class_map or ())):
         raise UsageError(
@@ -145,19 +166,7 @@ def _by_severity(folders: Mapping[str, Path]) -> dict[int | None, ClassFolders]:
     return {int(name): _subfolders(folder) for name, folder in folders.items() if name.isdecimal()}
 
 
-class _Condition(NamedTuple):
-    """A domain at one severity, with its class folders."""
-
-    name: str
-    severity: int | None
-    folders: ClassFolders
-
-    @property
-    def title(self) -> str:
-        return title_of(self.name, self.severity)
-
-
-def _conditions(root: Path, tree: Tree, names: Sequence[str], severities: Sequence[int] | None) -> list[_Condition]:
+def _conditions(root: Path, tree: Tree, names: Sequence[str], severities: Sequence[int] | None) -> list[Condition]:
     """Return the requested domains at the requested severities.
 
     The severity is 5 by default, or the only one available. Raise UsageError if a severity does not exist or has no
@@ -173,7 +182,7 @@ def _conditions(root: Path, tree: Tree, names: Sequence[str], severities: Sequen
     conditions = []
     for name in names:
         for severity in (None,) if None in tree[name] else severities or (DEFAULT_SEVERITY,):
-            condition = _Condition(name, severity, tree[name].get(severity, {}))
+            condition = Condition(name, severity, tree[name].get(severity, {}))
             if severity not in tree[name]:
                 levels = ", ".join(str(level) for level in sorted(level or 0 for level in tree[name])) or "none"
                 raise UsageError(f"{name} in {root} has no severity {severity}; it has {levels}")
@@ -185,7 +194,7 @@ def _conditions(root: Path, tree: Tree, names: Sequence[str], severities: Sequen
 
 def _open_domains(
     root: Path,
-    conditions: Sequence[_Condition],
+    conditions: Sequence[Condition],
     numbers: Mapping[str, int],
     image_list: Sequence[str] | None,
     limit: int | None,
@@ -203,7 +212,7 @@ def _open_domains(
 
 
 def _open_domain(
-    condition: _Condition, numbers: Mapping[str, int], image_list: Sequence[str] | None, ignored: Counter[str]
+    condition: Condition, numbers: Mapping[str, int], image_list: Sequence[str] | None, ignored: Counter[str]
 ) -> Domain:
     """Return a domain with the images of its class folders, or of a list ("class/name.JPEG"); raise UsageError if there
     are no images, or images of the list are missing. The folders' other files are counted in `ignored`.

@@ -1,5 +1,6 @@
 """The eval command."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -55,6 +56,35 @@ def test_the_tables_of_a_complete_evaluation_can_be_made_with_other_columns(
     assert (run / "table.md").read_text().startswith("| error in % | gain | fog |\n")
     assert r"Error in \% & Gain & Fog \\" in (run / "table.tex").read_text()
     assert json_of(run / "results.json") == results
+
+
+@pytest.mark.parametrize(
+    ("options", "refusal"),
+    [
+        (("--domains", "rain"), r"has no domain rain; it has snow, fog; name"),
+        (("--severity", "3"), r"has no severities; leave --severity out"),
+        (("--domains", "fog,fog"), r"domain fog is given twice"),
+        (("--image-list", "no.txt"), r"no\.txt"),
+        (("--class-map", "no.txt"), r"no\.txt"),
+        (("--labels-file", "no.txt", "--class-order", "name"), r"--labels-file names the images; leave --class-order"),
+    ],
+)
+def test_a_tree_that_cannot_be_evaluated_is_refused_before_the_model_is_loaded(
+    options: tuple[str, ...], refusal: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = write_tree(tmp_path / "c", ["fog", "snow"], severities=(), each=1)
+    missing = ("--checkpoint", "missing.safetensors", "-o", tmp_path / "run")
+    assert re.search(refusal, refusal_of(capfd, "eval", root, *missing, *options))
+    assert "missing.safetensors" in refusal_of(capfd, "eval", root, *missing)
+
+
+def test_a_folder_without_labelled_images_is_refused_before_the_model_is_loaded(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    root = write_tree(tmp_path / "c", ["fog"], severities=(), each=1)
+    (tmp_path / "empty").mkdir()
+    for folder, refusal in ((tmp_path / "empty", "no images in"), (root / "fog" / "class_a", "without class folders")):
+        assert refusal in refusal_of(capfd, "eval", folder, "--checkpoint", "missing.safetensors")
 
 
 @pytest.mark.parametrize(
