@@ -1,6 +1,7 @@
 """The command, in a process of its own or in this one."""
 
 import functools
+import io
 import os
 import signal
 import sys
@@ -134,6 +135,16 @@ def refusal_of(capfd: pytest.CaptureFixture[str], *args: str | Path, code: int =
     assert len(errors) == 1 and "Usage: " not in captured.err, captured.err
     assert captured.out == ""
     return errors[0]
+
+
+def terminal_of(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """Make standard error a terminal of 100 columns, and return what will be written to it."""
+    terminal = io.StringIO()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    return terminal
 
 
 def remtta_here(*args: str | Path) -> int:

@@ -128,7 +128,14 @@ class Diagnosis:
         }
 
 
-def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], None]) -> Diagnosis:
+def examine(
+    model: nn.Module,
+    stream: Stream,
+    *,
+    limit: int,
+    wait: Callable[[], None],
+    on_batch: Callable[[int, int], object] = lambda done, total: None,
+) -> Diagnosis:
     """Compare a model's predictions on images of a stream under its own and under other preprocessings. Raise
     StreamError if too few images can be read.
 
@@ -136,13 +143,22 @@ def examine(model: nn.Module, stream: Stream, *, limit: int, wait: Callable[[], 
         model: A classifier with the preprocessing to check.
         limit: Maximum number of images, spread evenly over the stream if its length is known.
         wait: Called between batches; may raise to stop.
+        on_batch: Called with the number of predictions so far, and of all: one per image and preprocessing.
     """
     info = model_info(model)
     frames = _read(stream, limit, info.preprocessing, wait)
     readable = [frame.image for frame in frames if frame.image is not None]
     images = torch.stack(readable)
     others = {} if getattr(unwrap_model(model).module, "normalises", False) else NORMALISATIONS  # pixels themselves
-    findings = [_finding(model, each, images, wait) for each in candidates_of(info.preprocessing, others)]
+    candidates, findings = candidates_of(info.preprocessing, others), list[Finding]()
+    for candidate in candidates:
+        logits = []
+        for batch in images.split(_BATCH):
+            wait()
+            logits.append(_logits(model, candidate, batch))
+            done = len(findings) * len(images) + sum(map(len, logits))
+            on_batch(done, len(candidates) * len(images))
+        findings.append(Finding(candidate, torch.cat(logits)))
     return Diagnosis(
         info,
         stream.name,
@@ -206,10 +222,7 @@ def _read(stream: Stream, limit: int, preprocessing: Preprocessing, wait: Callab
 
 
 @torch.inference_mode()
-def _finding(model: nn.Module, candidate: Candidate, images: Tensor, wait: Callable[[], None]) -> Finding:
-    device, logits = next(model.parameters()).device, []
-    for batch in images.split(_BATCH):
-        wait()
-        pixels = batch.to(device).flip(1) if candidate.swapped else batch.to(device)
-        logits.append(model(candidate.preprocessing.normalise(pixels)).float().cpu())
-    return Finding(candidate, torch.cat(logits))
+def _logits(model: nn.Module, candidate: Candidate, batch: Tensor) -> Tensor:
+    pixels = batch.to(next(model.parameters()).device)
+    pixels = pixels.flip(1) if candidate.swapped else pixels
+    return model(candidate.preprocessing.normalise(pixels)).float().cpu()

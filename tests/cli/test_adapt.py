@@ -1,9 +1,7 @@
 """The adapt command."""
 
-import io
 import os
 import re
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from remtta.cli import progress
-from tests.command import refusal_of, remtta_here
+from tests.command import refusal_of, remtta_here, terminal_of
 from tests.conftest import TINY_OPTIONS, draw_folder, draw_image, draw_video
 from tests.records import record_of, rows_of
 
@@ -36,11 +34,8 @@ def test_off_a_terminal_a_line_tells_the_progress_now_and_then(
 def test_on_a_terminal_a_bar_tells_it_without_colours_if_they_are_not_wanted(
     coloured: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", "" if coloured else "1")
-    terminal = io.StringIO()
-    monkeypatch.setattr(terminal, "isatty", lambda: True)
-    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal = terminal_of(monkeypatch)
     with progress.progress("adapting", "frames", hidden=False) as show:
         show(50, 500, "1 update", 5.0)
     assert "50/500" in terminal.getvalue() and "1 update" in terminal.getvalue()

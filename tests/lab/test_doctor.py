@@ -14,7 +14,7 @@ from remtta.lab.demo.signs import render_sign
 from remtta.lab.doctor import Candidate, Finding, are_conclusive, candidates_of
 from remtta.models.preprocessing import Preprocessing
 from remtta.streams.sources import open_stream
-from tests.command import refusal_of, remtta_here
+from tests.command import refusal_of, remtta_here, terminal_of
 
 HALF = Preprocessing((48, 48), (0.5,) * 3, (0.5,) * 3, "bicubic", 1.0, "center")
 EYE = 9 * torch.eye(6)
@@ -53,6 +53,12 @@ def test_a_wrong_preprocessing_is_found_and_gives_exit_code_3(signs: Path, capsy
     assert "try      --mean 0." in page
     assert "confirm  with clean images of many classes, or else frames of many conditions" in page
     assert "REM masks by: attention (default), features, random" in page
+
+
+def test_on_a_terminal_a_bar_tells_how_many_predictions_are_made(signs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = terminal_of(monkeypatch)
+    assert remtta_here("doctor", signs, "--model", "remtta-demo") == 0
+    assert "160/160" in terminal.getvalue()  # 20 images, 8 preprocessings
 
 
 def test_for_swapped_channels_no_options_are_recommended(

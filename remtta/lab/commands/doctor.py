@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from remtta.cli.listings import rem_lines
+from remtta.cli.progress import progress
 from remtta.cli.running import PrintOptions, RunningOptions, load_torch
 from remtta.methods.settings.chosen import default_method
 from remtta.methods.table import METHOD_SUMMARIES
@@ -58,7 +60,15 @@ def doctor(
 
         running.set_threads()
         classifier = running.load_classifier(model)
-        found = examine(classifier, opened, limit=stream.limit or _LIMIT, wait=interrupts.check)
+        began = time.monotonic()
+        with progress("predicting", "predictions", hidden=running.quiet, rate_unit="predictions") as show:
+            found = examine(
+                classifier,
+                opened,
+                limit=stream.limit or _LIMIT,
+                wait=interrupts.check,
+                on_batch=lambda done, total: show(done, total, "", done / max(1e-9, time.monotonic() - began)),
+            )
         warn_of_guess(found.info.guessed)
         printed.show(found.as_dict(), lambda: "\n".join(map(printable, _lines(found))))
     raise typer.Exit(_DOES_NOT_FIT if found.better else 0)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from remtta.cli.progress import progress
 from remtta.cli.running import RunningOptions, load_start, load_torch
 from remtta.errors import UsageError, check_installed
 from remtta.lab.demo.demo_model import DEMO_MODEL
@@ -100,6 +102,7 @@ def evaluate(
             delta=start,
             source_data=methods.shared.source_data,
             interrupts=interrupts,
+            progress=partial(progress, unit="images", hidden=running.quiet),
         )
         typer.echo(plain_table(results, options.columns))
         running.print_message(str(output / TABLE))

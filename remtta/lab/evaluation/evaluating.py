@@ -28,7 +28,7 @@ from remtta.lab.evaluation.results import Results, write_results, write_tables
 from remtta.lab.evaluation.scenarios import plan_visits
 from remtta.lab.evaluation.tally import TOP
 from remtta.lab.evaluation.time_left import TimeLeft
-from remtta.lab.evaluation.trial import Trial
+from remtta.lab.evaluation.trial import Progress, Trial, no_progress
 from remtta.lab.evaluation.trial_writer import (
     DELTAS,
     PLOTS,
@@ -85,6 +85,7 @@ def evaluate(
     delta: Delta | None = None,
     source_data: str | Path | None = None,
     interrupts: Interrupts | None = None,
+    progress: Progress = no_progress,
 ) -> Results:
     """Evaluate methods on labelled domains.
 
@@ -105,6 +106,7 @@ def evaluate(
         source_data: Clean source images (a folder), or statistics computed from some (a file), for methods that need
             them.
         interrupts: Turns signals into a clean stop.
+        progress: Shows the images of each trial that runs in this process.
 
     Returns:
         The contents of `results.json`.
@@ -147,7 +149,7 @@ def evaluate(
         table_columns(adapted, phases, ranked=len(numbers) > TOP, chosen=options.columns)  # refuses unknown ones
         context = EvaluationContext(model, info, dataset, variants, configs, options, numbers, num_classes, delta)
         context.check()
-        return _Evaluation(context, Path(output), interrupts or Interrupts()).execute(source_data)
+        return _Evaluation(context, Path(output), interrupts or Interrupts(), progress).execute(source_data)
 
 
 def _config(variant: MethodVariant, given: MethodConfig | Mapping[str, Any] | None, batch_size: int) -> MethodConfig:
@@ -174,8 +176,10 @@ def _with_class_names(model: nn.Module, names: Sequence[str]) -> nn.Module:
 class _Evaluation:
     """All trials of one evaluation, in one folder."""
 
-    def __init__(self, context: EvaluationContext, folder: Path, interrupts: Interrupts) -> None:
-        self._context, self._folder, self._interrupts = context, folder, interrupts
+    def __init__(
+        self, context: EvaluationContext, folder: Path, interrupts: Interrupts, progress: Progress = no_progress
+    ) -> None:
+        self._context, self._folder, self._interrupts, self._progress = context, folder, interrupts, progress
         in_workers = context.options.engine != "serial" or (context.options.resume and (folder / TRIALS).exists())
         self._pickled = pickle.dumps(context) if in_workers else None
 
@@ -271,7 +275,9 @@ class _Evaluation:
         torch.default_generator.manual_seed(seed)
         try:
             with self._context.pipeline(name) as pipeline:
-                return Trial(self._context, name, seed, pipeline, writer, self._interrupts).run(state)
+                trial = Trial(self._context, name, seed, pipeline, writer, self._interrupts)
+                with self._progress(f"{name}, seed {seed}") as show:
+                    return trial.run(state, show)
         except RemttaError as error:
             raise type(error)(f"{name}, seed {seed}: {error}") from error
 

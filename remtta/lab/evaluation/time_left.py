@@ -49,4 +49,4 @@ class TimeLeft:
 
 
 def _shown(seconds: float) -> str:
-    return f"about {timedelta(seconds=max(0, round(seconds)))} left (h:mm:ss)"
+    return f"about {timedelta(seconds=max(0, round(seconds)))} left for all runs (h:mm:ss)"

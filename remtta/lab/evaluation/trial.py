@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -42,10 +42,22 @@ from remtta.streams.prefetch import DecodedFrame
 _Outcomes = dict[str, Counter[bool]]
 """Counts of right and wrong predictions by domain and severity."""
 
+ShowProgress = Callable[[int, int, str, float], None]
+"""Shows the number of images done, their total, the domain, and the rate per second."""
+
+Progress = Callable[[str], contextlib.AbstractContextManager[ShowProgress]]
+"""Begins to show the progress of a trial with this title."""
+
 _TIMED_BATCHES = 2  # after the first one, which takes longer
 _CHANCE = 5  # so many images may be right by chance
 
 _log = logging.getLogger("remtta")
+
+
+@contextlib.contextmanager
+def no_progress(title: str) -> Iterator[ShowProgress]:
+    """Show nothing."""
+    yield lambda done, total, domain, rate: None
 
 
 class Trial(LoopCallback):
@@ -84,7 +96,7 @@ class Trial(LoopCallback):
     def _visit(self) -> Visit:
         return self._visits[self._position.visit]
 
-    def run(self, state: Mapping[str, Tensor]) -> TrialRecord:
+    def run(self, state: Mapping[str, Tensor], show: ShowProgress) -> TrialRecord:
         """Go through the visits, resuming an earlier evaluation if `state` is not empty; return the trial's record.
 
         Raise StreamError if an image cannot be read and `on_error` is "stop", or no image of a domain can be read;
@@ -97,7 +109,8 @@ class Trial(LoopCallback):
             self._pipeline.load_delta(context.start.tensors, context.start.updates, context.start.frames)
             position.frames_in_delta = context.start.frames
         start_peak(context.info.device)
-        _log.info("%s, seed %d", self._name, self._seed)
+        self._announce()
+        self._show, self._began = show, (time.perf_counter(), position.frames)
         decoded = self._stream_batches.decoded(self._unseen(), first=position.frames, wait=self._interrupts.check)
         with contextlib.closing(decoded) as frames:
             try:
@@ -109,6 +122,15 @@ class Trial(LoopCallback):
                 raise
         self._save_delta()
         return self._record()
+
+    def _announce(self) -> None:
+        """Log which run of how many this is, and what its seed decides."""
+        context, progress = self._context, self._writer.progress
+        variants = [context.variants[name] for name in context.methods]
+        number, left = len(progress.finished), len(progress.remaining(variants, context.options.seeds))
+        stored = context.options.order == "stored"
+        order = f"images in stored order, seed {self._seed}" if stored else f"images shuffled by seed {self._seed}"
+        _log.info("run %d of %d: %s, %s", number + 1, number + left, self._name, order)
 
     def on_prediction(self, result: BatchResult) -> None:
         """Write the rows of a batch, and the guard's decisions."""
@@ -129,6 +151,9 @@ class Trial(LoopCallback):
         position.start += len(result.batch.frames)
         position.adapted += result.num_learned
         position.seconds += result.prediction_seconds
+        domain = self._context.dataset.domains[self._visit.items[position.start - 1, 0]].title
+        total, (began, first) = sum(len(visit.items) for visit in self._visits), self._began
+        self._show(position.frames, total, domain, (position.frames - first) / (time.perf_counter() - began))
         if len(self._times) <= _TIMED_BATCHES:
             self._estimate()
         if self._writer.save_is_due:

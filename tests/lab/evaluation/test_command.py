@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from remtta.errors import OutputError
 from remtta.lab.evaluation import plots
-from tests.command import refusal_of, remtta_here
+from tests.command import refusal_of, remtta_here, terminal_of
 from tests.conftest import TINY_OPTIONS, raising, tiny_vit
 from tests.lab.evaluation.trees import CLASSES, write_tree
 from tests.records import json_of, rows_of
@@ -56,6 +56,20 @@ def test_the_tables_of_a_complete_evaluation_can_be_made_with_other_columns(
     assert (run / "table.md").read_text().startswith("| error in % | gain | fog |\n")
     assert r"Error in \% & Gain & Fog \\" in (run / "table.tex").read_text()
     assert json_of(run / "results.json") == results
+
+
+def test_on_a_terminal_a_bar_tells_the_progress_of_each_run_within_a_domain(
+    tiny: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_tree(tmp_path / "c", ["fog", "snow"])
+    terminal = terminal_of(monkeypatch)
+    options = ("--methods", "source,tent", "--seeds", "0,1", "--no-plots", "-b", "4", "-o", tmp_path / "run")
+    assert remtta_here("eval", root, *tiny, *options) == 0
+    shown = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", terminal.getvalue())
+    for bar in ("source, seed 0", "tent, seed 0", "tent, seed 1"):
+        assert re.search(rf"{bar} \S+ 42/42 \d+\.\d images/s, fog5 ", shown)
+    runs = ["source, images shuffled by seed 0", *(f"tent, images shuffled by seed {seed}" for seed in (0, 1))]
+    assert re.findall(r"run \d of .*?seed \d", shown) == [f"run {n} of 3: {run}" for n, run in enumerate(runs, 1)]
 
 
 @pytest.mark.parametrize(

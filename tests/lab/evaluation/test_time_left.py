@@ -29,19 +29,25 @@ def test_methods_take_as_long_as_their_passes_suggest_until_one_of_their_runs_is
     left = TimeLeft(context_of(tree, {"source": 1, "rem": 6}, revisit=True))
     begun = EvaluationProgress([], ("source", 0), TrialProgress(frames=10))
     # source, once: 74 images of 3 s; rem, twice: 84 images of 2 s + 3.5 passes of 1 s.
-    assert left.after_batches(begun, 3, 1) == "about 0:19:06 left (h:mm:ss)"  # 74 * 3 + 2 * 84 * 5.5 = 1146 s
+    assert (
+        left.after_batches(begun, 3, 1) == "about 0:19:06 left for all runs (h:mm:ss)"
+    )  # 74 * 3 + 2 * 84 * 5.5 = 1146 s
     source, rem = (replace(RECORD, method=name, images=84, timing={"seconds": 84.0}) for name in ("source", "rem"))
     twice = EvaluationProgress([source, rem], ("low=rem", 0), TrialProgress(frames=80))
     # 4 images of 3 s; then its second run, and the second of `rem`, whose first one took 1 s for an image.
     left = TimeLeft(context_of(tree, {"source": 1, "rem": 6, "low=rem": 1}, revisit=True))
-    assert left.after_batches(twice, 3, 1) == "about 0:08:36 left (h:mm:ss)"  # 4 * 3 + 84 * 3 + 84 * 3 = 516 s
+    assert (
+        left.after_batches(twice, 3, 1) == "about 0:08:36 left for all runs (h:mm:ss)"
+    )  # 4 * 3 + 84 * 3 + 84 * 3 = 516 s
 
 
 def test_trials_in_workers_share_the_time(tree: Dataset) -> None:
     left = TimeLeft(context_of(tree, {"source": 1, "rem": 6}))
     source = replace(RECORD, method="source", images=42, timing={"seconds": 42.0})
     for methods, jobs, shown in ((["rem", "rem", "source"], 2, "0:04:33"), (["rem"], 8, "0:04:12")):
-        assert left.after_trials([source], methods, jobs) == f"about {shown} left (h:mm:ss)"  # 42 * 13 / 2, 42 * 6 s
+        assert (
+            left.after_trials([source], methods, jobs) == f"about {shown} left for all runs (h:mm:ss)"
+        )  # 42 * 13 / 2, 42 * 6 s
 
 
 @pytest.mark.parametrize("options", [{}, {"engine": "processes", "jobs": 1}])
@@ -50,7 +56,7 @@ def test_an_evaluation_tells_how_long_it_takes(
 ) -> None:
     caplog.set_level("INFO")
     evaluate_tiny(tree, tmp_path / "run", ["source", "rem"], batch_size=4, **options)
-    left = [line for line in caplog.messages if line.endswith(" left (h:mm:ss)")]
+    left = [line for line in caplog.messages if line.endswith(" left for all runs (h:mm:ss)")]
     runs = (
         ["source, seed 0: done, 1 of 2 runs; about "]
         if options
