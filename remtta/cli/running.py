@@ -101,8 +101,8 @@ class RunningOptions:
 
         if start is not None:
             model = base_options(start, model)
-        began = time.monotonic()
-        with progress("reading class names", "sentences", hidden=self.quiet, rate_unit="sentences") as show:
+        began, hidden = time.monotonic(), self.quiet or not model.loader.names_classes(model)
+        with progress("reading class names", "sentences", hidden=hidden, rate_unit="sentences") as show:
             classifier = load(
                 model,
                 device=self.device,
