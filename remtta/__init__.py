@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from remtta.deltas.delta import apply_delta as apply_delta
     from remtta.deltas.delta import load_delta as load_delta
     from remtta.deltas.delta import save_delta as save_delta
+    from remtta.errors import NotFiniteError as NotFiniteError
     from remtta.methods.settings.rem_config import REMConfig as REMConfig
     from remtta.models.loading import load_model as load_model
     from remtta.models.preprocessing import Preprocessing as Preprocessing
@@ -34,6 +35,7 @@ _HOMES = {
     "Adapter": "remtta.adapt.adapter",
     "Callback": "remtta.runs.callbacks",
     "Delta": "remtta.deltas.delta",
+    "NotFiniteError": "remtta.errors",
     "Preprocessing": "remtta.models.preprocessing",
     "REMConfig": "remtta.methods.settings.rem_config",
     "RunOptions": "remtta.options",

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from remtta.adapt.adapter import Adapter
-from remtta.errors import UsageError
+from remtta.errors import StreamError, UsageError
 from remtta.interrupts import Interrupts
 from remtta.runs.budget import LearnableFrames, TimeBudget
 from remtta.runs.loop import AdaptationLoop, BatchResult, LoopCallback
@@ -91,7 +91,7 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
 
     Raises:
         UsageError: If there is no such source, or the model's preprocessing is not known.
-        StreamError: If it fails, or has no frame; an empty list of paths just ends.
+        StreamError: If it fails, or has no readable frame; an empty list of paths just ends.
     """
     if not isinstance(adapter, Adapter):
         raise UsageError(f"stream needs a remtta.Adapter, got {type(adapter).__name__}")
@@ -120,6 +120,8 @@ def stream(source: Stream | Source, adapter: Adapter) -> Iterator[Result]:
             yield from callback.results
     if progress.frames == 0:
         opened.check_not_empty()
+    elif progress.frames == progress.skipped:
+        raise StreamError(f"{opened.name}: no readable frame ({progress.frames} failed)")
 
 
 class _FrameResults(LoopCallback):

@@ -86,6 +86,10 @@ def adapt_stream(
         OutputError: If results cannot be written.
     """
     options, interrupts = options or RunOptions(), interrupts or Interrupts()
+    if not isinstance(options, RunOptions):
+        raise UsageError(f"options is a remtta.RunOptions, got {options!r:.80}")
+    if not isinstance(callbacks, Sequence) or not all(isinstance(each, Callback) for each in callbacks):
+        raise UsageError(f"callbacks is a list of remtta.Callback objects, got {callbacks!r:.80}")
     if hooks:
         callbacks = [*callbacks, *_callbacks_of_hooks(**hooks)]
     stream = source if isinstance(source, Stream) else open_stream(source)
@@ -133,9 +137,14 @@ class _Hooks(Callback):
 
 
 def _callbacks_of_hooks(
-    echo: Any = None, health: Any = None, metrics: Any = None, on_batch: Any = None, viewers: Any = ()
+    echo: Any = None, health: Any = None, metrics: Any = None, on_batch: Any = None, viewers: Any = (), **others: Any
 ) -> list[Callback]:
-    """Return callbacks that do what the keywords of 0.5 did."""
+    """Return callbacks that do what the keywords of 0.5 did; raise UsageError for any other."""
+    if others:
+        named = ", ".join(others)
+        raise UsageError(
+            f"adapt_stream has no {named}; settings go to config={{...}}, the rest to options=RunOptions(...)"
+        )
     _log.warning("adapt_stream now takes callbacks=[...]; echo, health, metrics, on_batch and viewers will be removed")
     made = [RowPipe(echo)] if echo else []
     if health:

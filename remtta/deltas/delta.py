@@ -83,12 +83,12 @@ def save_delta(path: str | Path, delta: Delta, *, overwrite: bool = True) -> Non
         raise UsageError(
             f"a delta is a remtta.Delta, got {type(delta).__name__}; to save an Adapter's, use its save_delta"
         )
-    if not overwrite and Path(path).exists():
+    file = as_path(path, "the file of a delta")
+    if not overwrite and file.exists():
         raise UsageError(f"{path} exists; choose another file, or leave out overwrite=False")
     for name, tensor in delta.tensors.items():
         if not tensor.is_floating_point() or not torch.isfinite(tensor).all():
             raise DeltaError(f"the adapted {name} holds values that are not finite numbers; nothing was saved")
-    file = as_path(path, "the file of a delta")
     header = {
         "format_version": FORMAT_VERSION,
         **{name: str(getattr(delta, name)) for name in (*TEXTS, *NUMBERS)},
@@ -118,7 +118,9 @@ def check_base(delta: Delta, base_sha256: str) -> None:
     if delta.base_sha256 != base_sha256:
         named = "weights" if delta.model == UNKNOWN else f"{delta.model} checkpoint"
         usual = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")
-        others = [name.replace("_", " ") for name, value in delta.model_options.items() if value and name not in usual]
+        others = [
+            name.replace("_", " ") for name, value in sorted(delta.model_options.items()) if value and name not in usual
+        ]
         same = ", ".join([*others, "input size and model arguments"])
         raise DeltaError(
             f"the delta was made on other weights (base {delta.base_sha256[:12]}..., this model is "

@@ -14,7 +14,7 @@ from remtta.extensions import built_in, of_packages
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.renamed import METHODS, current_settings
 from remtta.methods.settings.spec import MethodSpec
-from remtta.options.option import OptionField, check_number, option_fields
+from remtta.options.option import OptionField, check_number, option_fields, plain_number
 
 _ADAMS = ("optimizer", "lr", "anchor")
 _MAX_LR = 0.9  # an "auto" anchor of larger ones undoes every update
@@ -74,7 +74,8 @@ def method_config(name: str, settings: Mapping[str, Any], *, batch_size: int) ->
     batch size. Raise UsageError if the method or a setting is unknown, or a value is out of range.
     """
     check_method(name, METHOD_TABLE)
-    config_class, settings = METHOD_TABLE[name].config, current_settings(settings)
+    config_class = METHOD_TABLE[name].config
+    settings = {key: plain_number(value) for key, value in current_settings(settings).items()}
     preset: Mapping[str, Any] = current_settings(METHOD_TABLE[name].preset.settings)
     known = config_class.setting_names()
     for setting in (*settings, *preset):

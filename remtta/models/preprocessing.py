@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from remtta.errors import FrameError, UsageError
 from remtta.models.metadata import PretrainedConfig
 from remtta.models.unwrapping import config_of, unwrap_model
+from remtta.options.option import plain_number
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 IMAGENET_CROP_PCT = 0.875
@@ -50,10 +52,9 @@ class Preprocessing:
     crop_mode: str = "center"
 
     def __post_init__(self) -> None:
-        size = self.input_size
-        if not isinstance(size, Sequence) or len(size) != 2 or not all(isinstance(v, int) and v > 0 for v in size):
-            raise UsageError(f"input_size needs (height, width) in pixels, got {size}")
-        check_preprocessing(self.mean, self.std, self.interpolation, self.crop_pct)
+        for name in ("input_size", "mean", "std"):
+            object.__setattr__(self, name, as_tuple(getattr(self, name)))
+        check_preprocessing(self.mean, self.std, self.interpolation, self.crop_pct, self.input_size)
         if self.crop_mode not in CROP_MODES:
             raise UsageError(f'unknown crop_mode "{self.crop_mode}"; choose {", ".join(CROP_MODES)}')
 
@@ -145,13 +146,27 @@ def guessed_options(
     return preprocessing_of(model).command_line_of(*(name for name in names if not config.get(name)))
 
 
+def as_tuple(value: Any, count: int | None = None) -> Any:
+    """Return several numbers, which may be NumPy's, as a tuple of Python's; a single one `count` times."""
+    if isinstance(value, Real) and count:
+        return (plain_number(value),) * count
+    return tuple(map(plain_number, value)) if isinstance(value, Iterable) and not isinstance(value, str) else value
+
+
 def check_preprocessing(
-    mean: Sequence[float] | None, std: Sequence[float] | None, interpolation: str | None, crop_pct: float | None
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    interpolation: str | None,
+    crop_pct: float | None,
+    size: Sequence[int] | None = None,
 ) -> None:
+    if size is not None and not (isinstance(size, Sequence) and len(size) == 2 and all(map(_is_side, size))):
+        raise UsageError(f"input_size needs (height, width) in pixels, got {size}")
     for title, values in (("mean", mean), ("std", std)):
         if values is None:
             continue
-        if not isinstance(values, Sequence) or len(values) != 3 or not all(map(math.isfinite, values)):
+        numbers = isinstance(values, Sequence) and all(isinstance(v, Real) and math.isfinite(v) for v in values)
+        if not numbers or len(values) != 3:
             got = list(values) if isinstance(values, Sequence) else values
             raise UsageError(f"{title} needs three finite numbers (R G B), got {got}")
         if max(values) > 1:
@@ -162,6 +177,10 @@ def check_preprocessing(
         raise UsageError(f'unknown interpolation "{interpolation}"; choose {", ".join(INTERPOLATIONS)}')
     if crop_pct is not None and not 0 < crop_pct <= 1:
         raise UsageError(f"crop-pct must be in (0, 1], got {crop_pct:g}")
+
+
+def _is_side(value: object) -> bool:
+    return isinstance(value, int) and value > 0
 
 
 def image_size(model: nn.Module, config: PretrainedConfig) -> tuple[int, int]:

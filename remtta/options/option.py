@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
+from numbers import Integral, Real
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from remtta.errors import UsageError, check
@@ -208,6 +209,7 @@ def check_options(options: object) -> None:
             check(value in (*others, last), name, value, f"{', '.join(others)} or {last}" if others else last)
         if field.type in (int, float):
             check_number(field, name, value)
+            object.__setattr__(options, field.name, plain_number(value))
         bounds = field.first(Bounds)
         for number in value if isinstance(value, tuple) else (value,):
             if bounds and isinstance(number, int | float):
@@ -217,8 +219,15 @@ def check_options(options: object) -> None:
 def check_number(field: OptionField, name: str, value: object) -> None:
     """Raise UsageError if a value does not have the numeric type of a field."""
     whole = field.type is int
-    is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+    is_number = isinstance(value, Integral if whole else Real) and not isinstance(value, bool)
     check(is_number, name, value, f"a {'whole ' if whole else ''}number{' or None' if field.optional else ''}")
+
+
+def plain_number(value: Any) -> Any:
+    """Return a number of NumPy as Python's, and any other value as it is."""
+    if isinstance(value, int | float):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value) if isinstance(value, Real) else value
 
 
 def read_value(field: OptionField, text: str) -> object:

@@ -106,8 +106,11 @@ class Guard:
             adapted: The adapted model's centered logits of the same frames.
             weights: The adapted weights.
         """
-        if self.watches and not torch.isfinite(adapted).all():
+        finite = torch.isfinite(source).all(1)
+        if self.watches and not torch.isfinite(adapted[finite]).all():
             harmful = self.alarm(NOT_FINITE)
+        elif not finite.all():
+            harmful = False  # the images are at fault, or the checkpoint: they say nothing about the adaptation
         else:
             harmful = self.compare(source, adapted, weights.drift() if self.watches else 0.0)
         return Verdict(0.0 if harmful else self.weight, harmful)

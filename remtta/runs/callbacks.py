@@ -71,6 +71,10 @@ def following(run: Run, callbacks: Sequence[Callback]) -> Iterator[None]:
     """Start callbacks, and end those that have started in reverse order, whatever happens in the block."""
     with contextlib.ExitStack() as started:
         for callback in callbacks:
-            callback.on_start(run)
+            try:
+                callback.on_start(run)
+            except BaseException as error:
+                run.summary.end(error)  # for those that have started
+                raise
             started.callback(callback.on_end, run.summary)
         yield

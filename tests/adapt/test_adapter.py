@@ -193,6 +193,8 @@ def test_a_saved_delta_says_what_was_learned_and_starts_another_adapter(tmp_path
     resumed.save_delta(path)
     with pytest.raises(UsageError, match=r"delta\.safetensors exists; choose another file, or leave out overwrite"):
         adapter.save_delta(path, overwrite=False)
+    with pytest.raises(UsageError, match="the file of a delta must be a path, got None"):
+        adapter.save_delta(None, overwrite=False)  # type: ignore[arg-type]
     assert repr(resumed) == "Adapter(VisionTransformer, method='remtta', updates=2, frozen=False)"
     delta = load_delta(path)
     assert (delta.method, delta.frames, delta.updates) == ("remtta", 10, 2) and delta.hyperparameters["batch_size"] == 5
@@ -333,6 +335,29 @@ def test_outputs_that_are_not_finite_are_an_error_and_not_learned_from() -> None
             adapter(last)
     adapter.reset()
     assert adapter.pipeline.method.num_updates == 0 and torch.equal(adapter(first), expected)
+
+
+def test_images_that_overflow_in_both_models_do_not_count_against_the_adaptation() -> None:
+    adapter, untouched = adapter_of(), adapter_of()
+    first, last = batches(2)
+    assert torch.equal(adapter(first), untouched(first))
+    for _ in range(9):  # more than the guard's retries
+        with pytest.raises(NotFiniteError):
+            adapter(torch.full_like(first, 3e38))
+    assert adapter.pipeline.total_alarms == 0 and not adapter.pipeline.disabled
+    assert torch.equal(adapter(last), untouched(last)) and adapter.pipeline.method.num_updates == 2
+
+
+def test_numbers_of_numpy_are_settings() -> None:
+    adapter = adapter_of(lr=np.float32(0.5), batch_size=np.int64(2), seed=np.int64(3))
+    assert (type(adapter.config.lr), adapter.config.lr) == (float, 0.5)
+    assert (type(adapter.options.batch_size), type(adapter.options.seed)) == (int, int)
+
+
+def test_a_stream_without_a_readable_frame_fails(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("no image")
+    with pytest.raises(StreamError, match=r"no readable frame \(1 failed\)"):
+        list(stream(tmp_path, adapter_of()))
 
 
 def test_threads_share_an_adapter() -> None:

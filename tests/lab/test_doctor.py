@@ -94,6 +94,8 @@ def test_too_few_images_are_refused_without_a_password(
     monkeypatch.setattr("remtta.streams.sources.open_stream", lambda source: camera)
     line = refusal_of(capfd, "doctor", "rtsp://me:secret@cam", "--model", "remtta-demo", code=1)
     assert line == "Error: rtsp://***@cam: 5 readable images, but at least 16 are needed"
+    line = refusal_of(capfd, "doctor", signs, "--model", "remtta-demo", "--limit", "8")
+    assert line == "Error: --limit must be at least 16, got 8"
 
 
 def test_candidates_have_each_preprocessing_once() -> None:

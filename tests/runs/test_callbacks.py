@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from remtta import RunOptions, adapt_stream
-from remtta.errors import OutputError, StreamError
+from remtta.errors import OutputError, StreamError, UsageError
 from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.run import Run
@@ -75,6 +75,20 @@ def test_rows_that_an_earlier_part_wrote_are_shown_again_but_not_added_again(fra
     assert before + b"".join(report.lines for report in notes.reports) == (run / PREDICTIONS).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"callbacks": Callback()}, "callbacks is a list of remtta.Callback objects, got <remtta"),
+        ({"callbacks": [Callback]}, r"callbacks is a list of remtta.Callback objects, got \[<class"),
+        ({"options": {"batch_size": 4}}, "options is a remtta.RunOptions, got {'batch_size': 4}"),
+        ({"guard": "off"}, r"adapt_stream has no guard; settings go to config=\{...\}, the rest to options=RunOptions"),
+    ],
+)
+def test_wrong_arguments_of_adapt_stream_are_one_line(given: dict[str, Any], told: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=told):
+        adapt_stream(tiny_vit(), tmp_path, tmp_path / "run", **given)
+
+
 def test_early_frames_are_reported_once(tmp_path: Path) -> None:
     notes = Notes("a", [])
     adapt_tiny(camera(4), tmp_path / "run", callbacks=[notes], options={"flush_after": 0.0})
@@ -85,7 +99,7 @@ def test_early_frames_are_reported_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fails_at", "calls", "end"),
     [
-        ("start", ["a start", "b start", "a end"], "running"),
+        ("start", ["a start", "b start", "a end"], "error: start of b"),
         (
             "batch",
             ["a start", "b start", "c start", "a batch", "b batch", "c end", "b end", "a end"],
@@ -132,5 +146,5 @@ def test_the_keywords_of_0_5_do_what_they_did_with_one_warning(
     assert [text for text in caplog.messages if "will be removed" in text] == [
         "adapt_stream now takes callbacks=[...]; echo, health, metrics, on_batch and viewers will be removed"
     ]
-    with pytest.raises(TypeError, match="unexpected keyword argument 'on_batches'"):
+    with pytest.raises(UsageError, match="adapt_stream has no on_batches"):
         adapt_stream(tiny_vit(), frames, tmp_path / "other", on_batches=print)

@@ -10,6 +10,7 @@ import typer
 from remtta.cli.listings import rem_lines
 from remtta.cli.progress import progress
 from remtta.cli.running import PrintOptions, RunningOptions, load_torch
+from remtta.errors import check
 from remtta.methods.settings.chosen import default_method
 from remtta.methods.table import METHOD_SUMMARIES
 from remtta.options import ModelOptions, StreamOptions
@@ -56,8 +57,10 @@ def doctor(
         opened = open_stream(source)  # reports a wrong path at once
         load_torch("remtta.lab.doctor", model)
         from remtta.adapt.image_inputs import warn_of_guess
-        from remtta.lab.doctor import examine
+        from remtta.lab.doctor import MIN_IMAGES, examine
 
+        limit = stream.limit or _LIMIT
+        check(limit >= MIN_IMAGES, "--limit", limit, f"at least {MIN_IMAGES}")
         running.set_threads()
         classifier = running.load_classifier(model)
         began = time.monotonic()
@@ -65,7 +68,7 @@ def doctor(
             found = examine(
                 classifier,
                 opened,
-                limit=stream.limit or _LIMIT,
+                limit=limit,
                 wait=interrupts.check,
                 on_batch=lambda done, total: show(done, total, "", done / max(1e-9, time.monotonic() - began)),
             )
