@@ -97,6 +97,14 @@ class Extension:
         text = metadata["Summary"] if "Summary" in metadata else ""  # noqa: SIM401 - a Message, whose get is untyped
         return f"{text} ({self.owner.removeprefix('the ')})".lstrip()
 
+    def take_names(self, options: set[str], taken: set[str]) -> None:
+        """Add the names of its options to those taken; raise UsageError if one of another package's is taken."""
+        if self.entry and (both := sorted(options & taken)):
+            raise UsageError(
+                f"{self.target} of {self.owner} has options that exist already: {', '.join(both)}; uninstall it"
+            )
+        taken |= options
+
     def load(self) -> object:
         """Import and return the object; raise UsageError, naming the package, if another package's cannot be."""
         module, _, name = self.target.partition(":")

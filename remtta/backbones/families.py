@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from importlib import import_module
 from typing import ClassVar
@@ -26,9 +27,11 @@ from remtta.backbones.backbone import Backbone, Builder
 from remtta.backbones.tokens import Transformer, defined
 from remtta.backbones.vit import BEiT, RotaryViT, ViT
 from remtta.errors import ModelError, UsageError
-from remtta.extensions import of_packages
+from remtta.extensions import Extension, usable
 from remtta.models.metadata import Size
 from remtta.models.unwrapping import UnwrappedModel
+
+_log = logging.getLogger(__name__)
 
 STAGES: Mapping[type[nn.Module], tuple[str, str]] = {
     ResNet: ("layer1 layer2 layer3 layer4", "conv1 bn1"),
@@ -129,21 +132,27 @@ def modules_without_family() -> list[str]:
 
 
 def find_families() -> dict[type[nn.Module], Builder]:
-    """Return the families of other packages, whose modules may also register timm models; raise UsageError if one
-    cannot be imported, is not a mapping, or has a class that is taken.
+    """Return the families of other packages, whose modules may also register timm models; warn of those that cannot be
+    imported, are no mapping, or have a class that is taken.
     """
     found: dict[type[nn.Module], Builder] = {}
-    extensions, refused = of_packages("backbones", ())
-    for reason in refused.values():
-        raise UsageError(reason)
-    for extension in extensions.values():
-        families, source = extension.load(), f"{extension.target} of {extension.owner}"
-        if not isinstance(families, Mapping):
-            raise UsageError(f"{source} is not a mapping from model classes to functions that return a backbone")
-        for architecture in families.keys() & {*FAMILIES, *found}:
-            raise UsageError(f"{source} has a second backbone for {architecture.__name__}; uninstall the package")
-        found |= families
+    _, reasons = usable("backbones", lambda extension: _add_families(extension, found))
+    for reason in reasons:
+        _log.warning("%s", reason)
     return found
+
+
+def _add_families(extension: Extension, found: dict[type[nn.Module], Builder]) -> None:
+    if extension.entry is None:
+        return  # of one of remtta's parts: see lookup.py
+    families, source = extension.load(), f"{extension.target} of {extension.owner}"
+    if not isinstance(families, Mapping) or not all(isinstance(kind, type) for kind in families):
+        raise UsageError(
+            f"{source} is not a mapping from model classes to functions that return a backbone; uninstall it"
+        )
+    for architecture in families.keys() & {*FAMILIES, *found}:
+        raise UsageError(f"{source} has a second backbone for {architecture.__name__}; uninstall it")
+    found |= families
 
 
 FAMILIES = {**find_families(), **FAMILIES}  # last, as their modules import this one

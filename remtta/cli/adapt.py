@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -15,13 +16,14 @@ from remtta.cli.adapt_command import AdaptCommand, AdaptRunner, OutputOptions, S
 from remtta.cli.parameters import option_names
 from remtta.cli.reporting import discard_output, one_line, print_message, signal_exit_code
 from remtta.cli.running import RunningOptions
-from remtta.extensions import usable
+from remtta.extensions import Extension, usable
 from remtta.methods.settings.chosen import MethodOptions
 from remtta.options import ModelOptions, RunOptions, StreamOptions
 from remtta.options.option import OptionGroups
 from remtta.runs.callbacks import Callback
 
 _FAILURE, _STOPPED_BY_GUARD = 1, 5
+_log = logging.getLogger(__name__)
 _GROUPS = (StreamOptions, ModelOptions, MethodOptions, RunOptions, OutputOptions, RunningOptions)
 
 
@@ -29,21 +31,20 @@ _GROUPS = (StreamOptions, ModelOptions, MethodOptions, RunOptions, OutputOptions
 def find_callbacks() -> dict[str, type[Callback] | type[AdaptRunner]]:
     """Return the callbacks of remtta's parts and of other packages by name; warn of those that cannot be used."""
     taken = {name for group in _GROUPS for name in option_names(group)}
-    found, reasons = usable("callbacks", lambda extension: _checked(extension.load(), taken))
+    found, reasons = usable("callbacks", lambda extension: _checked(extension, taken))
     for reason in reasons:
-        print_message(f"Warning: {one_line(reason)}")
+        _log.warning("%s", one_line(reason))
     return found
 
 
-def _checked(found: object, taken: set[str]) -> type[Callback] | type[AdaptRunner]:
+def _checked(extension: Extension, taken: set[str]) -> type[Callback] | type[AdaptRunner]:
     """Return a callback, and add its options to those taken; raise TypeError if it is none, or its options are not a
-    dataclass with names of its own.
+    dataclass; UsageError if their names are taken.
     """
+    found = extension.load()
     if not (isinstance(found, type) and issubclass(found, Callback | AdaptRunner) and is_dataclass(found.options)):
         raise TypeError("it must be a subclass of remtta.Callback whose options are a dataclass")
-    if both := option_names(found.options) & taken:
-        raise TypeError(f"remtta adapt already has {', '.join(sorted(both))}")
-    taken |= option_names(found.options)
+    extension.take_names(option_names(found.options), taken)
     return found
 
 

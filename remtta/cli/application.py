@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import sys
 from typing import Annotated, Any, cast
@@ -13,12 +14,13 @@ from remtta.cli.adapt import adapt
 from remtta.cli.apply import apply
 from remtta.cli.inspect import inspect
 from remtta.cli.listings import methods, models
-from remtta.cli.parameters import flatten
-from remtta.cli.reporting import one_line, open_standard_descriptors, print_message, print_version
+from remtta.cli.parameters import flatten, repeated_options
+from remtta.cli.reporting import messages, one_line, open_standard_descriptors, print_version
 from remtta.cli.usage import Application, Command, print_all_help, warn_of_variables
-from remtta.extensions import usable
+from remtta.extensions import built_in, of_packages, usable
 from remtta.machine import num_cores, usable_cores
 from remtta.models.peak_memory import keep_freed_memory
+from remtta.options.loaders import leave_out_loaders
 
 _CORE: dict[str, Any] = {
     "adapt": adapt,
@@ -28,6 +30,7 @@ _CORE: dict[str, Any] = {
     "models": models,
 }
 
+_log = logging.getLogger(__name__)
 
 app = typer.Typer(
     name="remtta",
@@ -40,13 +43,17 @@ app = typer.Typer(
 
 def add_commands(to: typer.Typer) -> None:
     """Add the commands of the core, of remtta's parts and of other packages; warn of those that cannot be used."""
-    for name, command in _CORE.items():
-        to.command(name, cls=Command)(flatten(command))
-    found, reasons = usable("commands", lambda extension: flatten(cast(Any, extension.load())), _CORE)
-    for name, command in found.items():
-        to.command(name, cls=Command)(command)
-    for reason in reasons:
-        print_message(f"Warning: {one_line(reason)}")
+    with messages(logging.WARNING):
+        if of_packages("loaders", ())[0]:
+            commands = *_CORE.values(), *(extension.load() for extension in built_in("commands").values())
+            leave_out_loaders({name for command in commands for name in repeated_options(cast(Any, command))})
+        for name, command in _CORE.items():
+            to.command(name, cls=Command)(flatten(command))
+        found, reasons = usable("commands", lambda extension: flatten(cast(Any, extension.load())), _CORE)
+        for name, command in found.items():
+            to.command(name, cls=Command)(command)
+        for reason in reasons:
+            _log.warning("%s", one_line(reason))
 
 
 add_commands(app)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, replace
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -34,11 +35,7 @@ def flatten(command: Callable[..., None]) -> Callable[..., None]:
     Its `fields` are the options by name. Raise TypeError if `Subset` names an option that its group does not have;
     ValueError if two options have the same name.
     """
-    hints = get_type_hints(command, include_extras=True)
-    groups = [
-        option_field(name, hints[name], MISSING if parameter.default is parameter.empty else parameter.default)
-        for name, parameter in inspect.signature(command).parameters.items()
-    ]
+    groups = _groups(command)
     fields = sorted(
         (field for group in groups for field in _expand(group)),
         key=lambda field: PANELS.index(field.option.panel) if field.option and field.option.panel else -1,
@@ -53,6 +50,21 @@ def flatten(command: Callable[..., None]) -> Callable[..., None]:
     flat_command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     flat_command.fields = {field.name: field for field in fields}  # type: ignore[attr-defined]
     return flat_command
+
+
+def _groups(command: Callable[..., None]) -> list[OptionField]:
+    hints = get_type_hints(command, include_extras=True)
+    return [
+        option_field(name, hints[name], MISSING if parameter.default is parameter.empty else parameter.default)
+        for name, parameter in inspect.signature(command).parameters.items()
+    ]
+
+
+def repeated_options(command: Callable[..., None]) -> set[str]:
+    """Return the names and flags that several options of a command have."""
+    options = [field for group in _groups(command) for field in _expand(group)]
+    counts = Counter(name for field in options for name in (field.name, field.flag))
+    return {name for name, count in counts.items() if count > 1}
 
 
 def option_names(group: type) -> set[str]:

@@ -69,7 +69,7 @@ def command(
         if quiet and verbose:
             raise UsageError("--quiet and --verbose exclude each other")
         level = logging.ERROR if quiet else logging.DEBUG if verbose else logging.INFO
-        with _messages(level, as_json=as_json), interrupts:
+        with messages(level, as_json=as_json), interrupts:
             yield interrupts
     except (typer.Exit, typer.Abort):
         raise
@@ -92,7 +92,7 @@ def command(
 
 
 @contextlib.contextmanager
-def _messages(level: int, *, as_json: bool) -> Iterator[None]:
+def messages(level: int, *, as_json: bool = False) -> Iterator[None]:
     """Send the package's messages to standard error, and show other libraries' warnings only with --verbose."""
     logger = logging.getLogger("remtta")
     handlers, propagate, previous_level = logger.handlers, logger.propagate, logger.level

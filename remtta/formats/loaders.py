@@ -44,7 +44,7 @@ class OnnxLoader(Loader):
     names = "an ONNX file"
     suffixes = (".onnx",)
     options = OnnxOptions
-    unused = ("use_ema", "num_classes", "model_kwargs")
+    has_own_devices = True
     packages = (("onnx", "onnx"), ("onnxruntime", "onnx"))
     default_method = "fast"
 
@@ -67,6 +67,7 @@ class TransformersLoader(Loader):
     """Folders that transformers saved, as equivalent timm models."""
 
     names = "local-dir:FOLDER saved by transformers"
+    takes = ("checkpoint", "use_ema", "num_classes", "input_size")
     imports = (*IMPORTS, "remtta.formats.transformers_folders")
 
     def matches(self, options: ModelOptions) -> bool:
@@ -75,7 +76,7 @@ class TransformersLoader(Loader):
     def load(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
         from remtta.formats.transformers_folders import load_folder
 
-        return load_folder(options, device)
+        return load_folder(options)
 
     def weights_file(self, options: ModelOptions) -> Path | str | None:
         return options.checkpoint or find_weights(folder_of(options))

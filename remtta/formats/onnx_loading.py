@@ -16,7 +16,6 @@ from remtta.errors import CheckpointError, UsageError, first_line, needed
 from remtta.formats.loaders import OnnxOptions
 from remtta.formats.onnx_graph import OnnxGraph, read_graph
 from remtta.formats.onnx_model import CPU, MAX_PIXELS, OnnxClassifier
-from remtta.models.info import built_from, checked_labels, given_preprocessing, known_labels, read_labels
 from remtta.models.metadata import PretrainedConfig
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import ModelOptions
@@ -35,7 +34,7 @@ def load_onnx(options: ModelOptions, own: OnnxOptions, device: str | torch.devic
     """Load the classifier in an ONNX file. Raise UsageError if a package is missing, or a value does not fit;
     CheckpointError if the file is damaged, or holds no classifier of images.
     """
-    labels, providers = read_labels(options.labels), _providers(str(device), own.provider)
+    providers = _providers(str(device), own.provider)
     graph = read_graph(Path(str(options.checkpoint)))
     config = _known_config(graph)
     stored = {"usual": config["input_size"][1:]} if "input_size" in config else {}
@@ -46,7 +45,7 @@ def load_onnx(options: ModelOptions, own: OnnxOptions, device: str | torch.devic
     if stored and options.input_size is None and stored["usual"] != model.image_size:
         raise _damaged(graph, f"images of {stored['usual']} pixels, and it takes {model.image_size}")
     names = config.get("label_names")
-    if names and labels is None and len(names) != model.num_classes:
+    if names and options.labels is None and len(names) != model.num_classes:
         raise _damaged(graph, f"{len(names)} names of {model.num_classes} classes")
     if model.returns_probabilities:
         _log.info("%s returns probabilities; their logarithms are the logits", model.path.name)
@@ -54,27 +53,15 @@ def load_onnx(options: ModelOptions, own: OnnxOptions, device: str | torch.devic
         _log.warning("%s returns %s; remtta takes them as logits: export it without that", model.path.name, model.doubt)
     if stored or not model.assumes_size:
         config["input_size"] = (3, *model.image_size)
-    config |= _given_preprocessing(options, model)
-    named = None if labels is None else checked_labels(labels, model.num_classes)
-    config["label_names"] = named or known_labels(model.num_classes, config)
-    config["built_from"] = {
-        **built_from(options),
-        "checkpoint": str(graph.path.absolute()),  # not what a link leads to, beside which there may be no weights
-        **({"output_name": own.output_name} if own.output_name else {}),
-    }
-    model.pretrained_cfg = model.default_cfg = config
-    return model.eval()
-
-
-def _given_preprocessing(options: ModelOptions, model: OnnxClassifier) -> PretrainedConfig:
-    """Return the preprocessing that options set; of a file that normalises pixels itself, none but the size."""
-    given = given_preprocessing(options)
-    if not model.normalises:
-        return given
-    unit = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
-    if any(tuple(given.get(name, values)) != values for name, values in unit.items()):
-        raise UsageError(f"{model.path.name} takes pixels, and normalises them itself; leave --mean and --std out")
-    return {"crop_pct": 1.0, **given, **unit}
+    if model.normalises:
+        unit = {"mean": (0.0,) * 3, "std": (1.0,) * 3}
+        if any(tuple(getattr(options, name) or values) != values for name, values in unit.items()):
+            raise UsageError(f"{model.path.name} takes pixels, and normalises them itself; leave --mean and --std out")
+        config |= {"crop_pct": 1.0, **unit}
+    path = str(graph.path.absolute())  # not what a link leads to, beside which there may be no weights
+    machine = {"provider": None} if own.provider else {}  # which another machine may not have
+    model.pretrained_cfg = {**config, "built_from": {"checkpoint": path, **machine}}
+    return model
 
 
 def _damaged(graph: OnnxGraph, problem: object) -> CheckpointError:

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from timm.data import constants
 from torch import nn
 
-from remtta.errors import CheckpointError, UsageError, first_line
+from remtta.errors import CheckpointError, first_line
 from remtta.formats.loaders import find_weights, folder_of, read_config
 from remtta.formats.transformers_models import FAMILIES, SUPPORTED, Config, Family, Size, pair
 from remtta.formats.transformers_names import to_timm_names
@@ -61,19 +60,12 @@ _PROCESSORS: Mapping[str, Config] = {
 """Defaults for values missing in the file, by the processor's class."""
 
 
-def load_folder(options: ModelOptions, device: str | torch.device) -> nn.Module:
-    """Load the classifier in a folder. Raise UsageError if an option is not for it; CheckpointError if timm has no
-    equivalent, or the weights do not fit.
-    """
+def load_folder(options: ModelOptions) -> nn.Module:
+    """Load the classifier in a folder. Raise CheckpointError if timm has no equivalent, or the weights do not fit."""
     name, folder = options.name or "", folder_of(options)
-    if rejected := sorted(options.model_kwargs):
-        raise UsageError(
-            f"{name} was saved by transformers and is built as its config.json says; leave --model-kwargs out "
-            f"({', '.join(rejected)})"
-        )
     build = partial(build_folder, folder, read_config(options), options.num_classes, options.input_size)
     check_size(name, options.checkpoint, build)
-    return load_into(build(), options, Path(options.checkpoint or find_weights(folder)), device)
+    return load_into(build(), options, Path(options.checkpoint or find_weights(folder)))
 
 
 def build_folder(folder: Path, saved: Config, num_classes: int | None, input_size: Size | None) -> nn.Module:

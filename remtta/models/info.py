@@ -21,6 +21,8 @@ from remtta.models.preprocessing import Preprocessing, guessed_options, preproce
 from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import config_of, num_classes_of, unwrap_model
 from remtta.options import ModelOptions
+from remtta.options.loaders import own_options
+from remtta.options.option import option_fields
 
 _log = logging.getLogger(__name__)
 
@@ -93,8 +95,11 @@ def warn_of_change(model: nn.Module, info: ModelInfo) -> None:
 
 
 def built_from(options: ModelOptions) -> LoadArguments:
-    """Return arguments of `load_model` that build the same model from any folder; a loader adds options of its own."""
+    """Return arguments of `load_model` that build the same model from any folder."""
+    kinds = {each.name: each.type for each in option_fields(own_options())}
+    own = {name: str(Path(value).resolve()) if kinds[name] is Path else value for name, value in options.own.items()}
     return {
+        **own,
         "name": options.name,
         "checkpoint": None if options.checkpoint is None else str(Path(options.checkpoint).resolve()),
         "use_ema": options.use_ema,

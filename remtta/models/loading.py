@@ -10,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from remtta.errors import UsageError
-from remtta.models.preprocessing import check_preprocessing
+from remtta.errors import CheckpointError, UsageError
+from remtta.models.info import built_from, checked_labels, given_preprocessing, labels_of, read_labels
+from remtta.models.preprocessing import as_tuple, check_preprocessing, image_size
+from remtta.models.unwrapping import num_classes_of, unwrap_model
 from remtta.options import DEFAULT_MODEL, ModelOptions
 from remtta.options.loaders import OnTexts
 
@@ -66,9 +68,9 @@ def load_model(
         num_classes=num_classes,
         model_kwargs=model_kwargs or {},
         labels=labels,
-        mean=_as_tuple(mean, 3),
-        std=_as_tuple(std, 3),
-        input_size=_as_tuple(input_size, 2),
+        mean=as_tuple(mean, 3),
+        std=as_tuple(std, 3),
+        input_size=as_tuple(input_size, 2),
         interpolation=interpolation,
         crop_pct=crop_pct,
         **own,
@@ -76,22 +78,41 @@ def load_model(
     return load(options, device=device, on_texts=on_texts)
 
 
-def _as_tuple(value: float | Sequence[float] | None, count: int) -> Any:
-    """Return several numbers as a tuple, and a single one `count` times."""
-    if value is None:
-        return None
-    return (value,) * count if isinstance(value, int | float) else tuple(value)
-
-
 @torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
 def load(options: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
     """Build a classifier with the options of the command line, as `load_model` does."""
     options = replace(options, name=options.name or DEFAULT_MODEL)
     options.check()
-    check_preprocessing(options.mean, options.std, options.interpolation, options.crop_pct)
+    check_preprocessing(options.mean, options.std, options.interpolation, options.crop_pct, options.input_size)
     if options.use_ema and options.checkpoint is None:
         raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
-    return options.loader.load(options, device, on_texts)
+    labels, loader = read_labels(options.labels), options.loader
+    try:
+        model = loader.load(options, device, on_texts).float().eval()
+    except OSError as error:
+        kind = UsageError if isinstance(error, FileNotFoundError) else CheckpointError
+        raise kind(f"{options.name} cannot be loaded: {error}") from error
+    _describe(model, options, labels)
+    return model if loader.has_own_devices else model.to(select_device(device))
+
+
+def _describe(model: Any, options: ModelOptions, labels: Sequence[str] | None) -> None:
+    """Complete the `pretrained_cfg` of a model: given preprocessing and labels replace its own."""
+    given = given_preprocessing(options)
+    model.pretrained_cfg = {**(getattr(model, "pretrained_cfg", None) or {}), **given}
+    unwrapped = unwrap_model(model)  # by a pass of an image of this size, where it is not timm's
+    if unwrapped.front and given.keys() & {"mean", "std"}:
+        raise UsageError(f"{options.name} normalises images itself; leave --mean and --std out")
+    size = given.get("input_size", ())[1:]
+    if size and not unwrapped.is_timm and unwrapped.trace.input_size != size:
+        raise UsageError(f"{options.name} takes no images of {size[0]} x {size[1]} pixels")
+    module: Any = unwrapped.module
+    config = {**(getattr(module, "pretrained_cfg", None) or {}), **model.pretrained_cfg}
+    if config.get("input_size"):
+        config["input_size"] = (3, *image_size(module, config))
+    config["label_names"] = labels_of(model) if labels is None else checked_labels(labels, num_classes_of(model))
+    config["built_from"] = {**built_from(options), **(config.get("built_from") or {})}
+    module.pretrained_cfg = module.default_cfg = config
 
 
 def select_device(device: str | torch.device) -> torch.device:

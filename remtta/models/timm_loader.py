@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from remtta.options.loaders import Loader, OnTexts
+from remtta.options.loaders import OPTIONAL, Loader, OnTexts
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +20,7 @@ class TimmLoader(Loader):
     """timm's models by name, in its folders, and on the hub."""
 
     names = "A timm model, hf-hub:OWNER/NAME, local-dir:FOLDER"
+    takes = OPTIONAL
     imports = IMPORTS
 
     def matches(self, options: ModelOptions) -> bool:
@@ -28,4 +29,4 @@ class TimmLoader(Loader):
     def load(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
         from remtta.models.timm_loading import load_timm
 
-        return load_timm(options, device)
+        return load_timm(options)

@@ -7,16 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from remtta.errors import ModelError, UsageError
 from remtta.models.building import create, current_name
 from remtta.models.checkpoints import load_checkpoint
-from remtta.models.info import built_from, checked_labels, given_preprocessing, known_labels, read_labels
-from remtta.models.loading import select_device
+from remtta.models.info import given_preprocessing
 from remtta.models.metadata import PretrainedConfig, TimmModel
-from remtta.models.preprocessing import image_size
 from remtta.models.unwrapping import config_of, is_timm_model
 from remtta.options import ModelOptions
 
@@ -26,46 +23,43 @@ ReplaceHead = Callable[[TimmModel], Sequence[str]]
 _log = logging.getLogger(__name__)
 
 
-def load_timm(options: ModelOptions, device: str | torch.device, replace_head: ReplaceHead | None = None) -> nn.Module:
+def load_timm(options: ModelOptions, replace_head: ReplaceHead | None = None) -> TimmModel:
     """Build timm's classifier, or make one of an image tower; raise as `load_model` does."""
     model = create(options.name or "", options, pretrained=options.checkpoint is None)
     options = replace(options, name=current_name(options.name or ""))
-    return load_into(model, options, options.checkpoint, device, replace_head)
+    return load_into(model, options, options.checkpoint, replace_head)
 
 
 def load_into(
     model: nn.Module,
     options: ModelOptions,
     weights: Path | str | None,
-    device: str | torch.device,
     replace_head: ReplaceHead | None = None,
-) -> nn.Module:
-    """Load weights into a timm model that was built by the options, and complete its `pretrained_cfg`, in place.
+) -> TimmModel:
+    """Load weights into a timm model that was built by the options, in place.
 
     Args:
         weights: Their file; None if it has them.
         replace_head: Replaces the head once the weights are loaded; without it, the model must be a classifier.
     """
     assert is_timm_model(model)
-    name, pretrained, labels = options.name or "", options.checkpoint is None, read_labels(options.labels)
+    name, pretrained = options.name or "", options.checkpoint is None
     if replace_head is None:
         _check_classifier(model, name, options.num_classes, pretrained=pretrained)
     known = {} if weights is None else load_checkpoint(model, Path(weights), use_ema=options.use_ema)
     if replace_head is not None:
-        labels = replace_head(model)
-    known |= given_preprocessing(options)
+        known["label_names"] = replace_head(model)
     config = {**model.pretrained_cfg, **known}
-    if options.checkpoint is not None and not {"mean", "std"} & known.keys() and ":" not in name:
+    if (
+        options.checkpoint is not None
+        and not {"mean", "std"} & {*known, *given_preprocessing(options)}
+        and ":" not in name
+    ):
         _log_assumed(options.checkpoint, name, config)
-    config["input_size"] = (3, *image_size(model, config))
-    config["label_names"] = (
-        known_labels(model.num_classes, config) if labels is None else checked_labels(labels, model.num_classes)
-    )
     if pretrained and ":" not in name and config.get("tag"):  # a later version of timm may have another default
         name = f"{name.partition('.')[0]}.{config['tag']}"
-    config["built_from"] = built_from(replace(options, name=name))
-    model.pretrained_cfg = model.default_cfg = config
-    return model.float().eval().to(select_device(device))
+    model.pretrained_cfg = {**config, "built_from": {"name": name}}
+    return model
 
 
 def _log_assumed(checkpoint: Path | str, name: str, config: PretrainedConfig) -> None:

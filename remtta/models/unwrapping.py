@@ -116,7 +116,8 @@ def config_of(model: nn.Module) -> PretrainedConfig:
         config["input_size"] = (3, *unwrapped.trace.input_size)
     if not unwrapped.is_timm:
         names = getattr(getattr(unwrapped.module, "config", None), "id2label", None) or {}  # transformers'
-        config |= {} if list(names.values())[:1] in ([], ["LABEL_0"]) else {"label_names": names}
+        names = {} if list(names.values())[:1] == ["LABEL_0"] else names
+        config["label_names"] = config.get("label_names") or names
     if unwrapped.front is not None:
         config |= {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
     if isinstance(model, ModelWithMetadata) and model.preprocessing is not None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import abc
 import functools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from remtta.errors import UsageError, check_installed
-from remtta.extensions import Extension, missing, usable
-from remtta.options.option import option_fields
+from remtta.extensions import Extension, built_in, missing, usable
+from remtta.options.option import OptionField, option_fields
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 OnTexts = Callable[[int, int], None]
 """Called with the progress of class embeddings: the number of sentences done, and the total."""
 
+OPTIONAL = ("checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size")
+"""Options of every model that a loader may not take."""
+
 _ANY_NAME = "timm"
 
 _log = logging.getLogger(__name__)
@@ -38,20 +41,22 @@ class Loader(abc.ABC):
         names: The values of --model that it takes, for help and messages.
         suffixes: Suffixes of files that are whole models, which --model names, and --checkpoint does not.
         options: A dataclass of options of its own, which commands offer beside those of every model.
-        unused: Names of options of every model that it does not take.
+        takes: Those that it takes of checkpoint, use_ema, num_classes, model_kwargs and input_size; others are refused.
         packages: Optional packages that it needs, each with the extra of remtta that installs it.
         imports: Modules that `load` needs, imported beforehand in one go.
         default_method: The method where the user names none: "fast" for models without gradients.
+        has_own_devices: Its models compute where `load` puts them, and are not moved.
         is_bundled: The weights come with the package, so that nothing is downloaded or opened.
     """
 
     names: str = ""
     suffixes: tuple[str, ...] = ()
     options: type | None = None
-    unused: tuple[str, ...] = ()
+    takes: tuple[str, ...] = ("input_size",)
     packages: tuple[tuple[str, str], ...] = ()
     imports: tuple[str, ...] = ()
     default_method: str = "remtta"
+    has_own_devices: bool = False
     is_bundled: bool = False
 
     def matches(self, options: ModelOptions) -> bool:
@@ -60,10 +65,10 @@ class Loader(abc.ABC):
 
     @abc.abstractmethod
     def load(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
-        """Return the classifier, in eval mode and fp32, with preprocessing, labels and origin in its `pretrained_cfg`.
+        """Return the classifier with its weights; its own preprocessing and labels are in its `pretrained_cfg`, if any.
 
-        The device is as the user gave it; `remtta.models.loading.select_device` resolves it. Raise UsageError,
-        CheckpointError, ModelError or DownloadError as `load_model` does.
+        `load_model` then adds what the user gave (labels, preprocessing, device) and the origin. Raise UsageError,
+        CheckpointError, ModelError or DownloadError as it does; it reports an OSError in one line.
         """
 
     def names_classes(self, options: ModelOptions) -> bool:
@@ -89,18 +94,23 @@ class Loader(abc.ABC):
 
     def check(self, options: ModelOptions) -> None:
         """Raise UsageError if the options are not for this model, or a package is missing; before torch is loaded."""
-        own = {field.name for field in option_fields(self.options)} if self.options else set()
+        own = {field.name for field in _own_fields(self)}
         if others := {name: value for name, value in options.own.items() if name not in own and value is not None}:
             whose = dict.fromkeys(loader.names for loader in find_loaders().values() if _has_any(loader, others))
             raise UsageError(f"{_flags(others)}: only for {' or '.join(whose)}, and the model is {options.name}")
-        if unused := [name for name in self.unused if getattr(options, name)]:
+        unused = [name for name in OPTIONAL if name not in self.takes and getattr(options, name)]
+        if unused := [name for name in unused if name != "checkpoint" or not is_model_file(str(options.checkpoint))]:
             raise UsageError(f"{options.name} is a whole model; leave {_flags(unused)} out")
         for package, extra in self.packages:
             check_installed(package, extra, options.name or "")
 
 
+def _own_fields(loader: Loader) -> tuple[OptionField, ...]:
+    return option_fields(loader.options) if loader.options else ()
+
+
 def _has_any(loader: Loader, names: Mapping[str, object]) -> bool:
-    return loader.options is not None and any(field.name in names for field in option_fields(loader.options))
+    return any(field.name in names for field in _own_fields(loader))
 
 
 def _flags(names: Mapping[str, object] | list[str]) -> str:
@@ -113,18 +123,35 @@ def find_loaders() -> Mapping[str, Loader]:
 
     Warn of a loader of another package that cannot be used.
     """
-    found, reasons = usable("loaders", _created)
+    from remtta.options.model import ModelOptions
+
+    taken = {field.name for field in option_fields(ModelOptions)}
+    found, reasons = usable("loaders", lambda extension: _created(extension, taken))
     for reason in reasons:
         _log.warning("%s", reason)
     any_name = found.pop(_ANY_NAME)
     return {**found, _ANY_NAME: any_name}
 
 
-def _created(extension: Extension) -> Loader:
+def _created(extension: Extension, taken: set[str]) -> Loader:
     kind = extension.load()
     if not (isinstance(kind, type) and issubclass(kind, Loader)):
-        raise UsageError(f"{extension.target} of {extension.owner} is not a subclass of {Loader.__module__}.Loader")
-    return kind()
+        raise UsageError(f"{extension.target} of {extension.owner} is not a {Loader.__module__}.Loader; uninstall it")
+    loader = kind()
+    extension.take_names({field.name for field in _own_fields(loader)}, taken)
+    return loader
+
+
+def leave_out_loaders(options: Collection[str]) -> None:
+    """Leave out loaders of other packages with one of these options, which a command has already; warn of them."""
+    loaders: Any = find_loaders()
+    for name in loaders.keys() - built_in("loaders").keys():
+        if both := sorted(field.flag for field in _own_fields(loaders[name]) if {field.name, field.flag} & {*options}):
+            _log.warning(
+                "the loader %s has options that exist already: %s; uninstall its package", name, ", ".join(both)
+            )
+            del loaders[name]
+    own_options.cache_clear()
 
 
 def loader_of(options: ModelOptions) -> Loader:

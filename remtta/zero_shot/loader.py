@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from remtta.errors import UsageError, check_installed
 from remtta.models.timm_loader import IMPORTS
-from remtta.options.loaders import Loader, OnTexts
+from remtta.options.loaders import OPTIONAL, Loader, OnTexts
 from remtta.options.option import model_option
 from remtta.zero_shot.prompts import CLIP, TEMPLATES
 
@@ -47,6 +47,7 @@ class ZeroShotLoader(Loader):
 
     names = "clip:NAME/WEIGHTS"
     options = ZeroShotOptions
+    takes = OPTIONAL
     imports = IMPORTS
 
     def matches(self, options: ModelOptions) -> bool:
@@ -76,7 +77,7 @@ class ZeroShotLoader(Loader):
 
         own: ZeroShotOptions = self.own_options(options)
         if own.text_embeddings is not None:
-            return load_image_tower(options, own.text_embeddings, device)
+            return load_image_tower(options, own.text_embeddings)
         return load_zero_shot(options, own.prompts, device, on_texts)
 
     def is_safe(self, option: str, value: object) -> bool:

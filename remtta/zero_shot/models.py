@@ -22,7 +22,7 @@ from remtta.errors import CheckpointError, DownloadError, ModelError, UsageError
 from remtta.models.building import reachable_or_offline
 from remtta.models.checkpoints import check_fits, check_values, read_weights, without_wrappers
 from remtta.models.conversion import renamed
-from remtta.models.info import built_from, given_preprocessing, read_labels
+from remtta.models.info import read_labels
 from remtta.models.loading import select_device
 from remtta.models.metadata import PretrainedConfig, TimmModel
 from remtta.models.timm_loading import load_timm
@@ -66,7 +66,7 @@ def load_zero_shot(
     device: str | torch.device,
     on_texts: OnTexts | None,
 ) -> nn.Module:
-    """Build a zero-shot classifier: a timm model in eval mode and fp32 with a `ZeroShotHead`.
+    """Build a zero-shot classifier: a timm model with a `ZeroShotHead`.
 
     The name is "clip:NAME/PRETRAINED" in open_clip's terms, "clip:NAME" with a checkpoint of the whole open_clip model,
     "clip:FOLDER" of an open_clip folder, or "clip:hf-hub:..."; without labels, the classes are ImageNet's 1,000. Raise
@@ -97,27 +97,23 @@ def load_zero_shot(
         image.projection, text.of_classes(names, templates), scale, torch.zeros(()) if bias is None else bias, texts
     )
     image.model.set_submodule(image.head_path, head)
-    loaded = image.model.float().eval().to(text.device)
-    loaded.num_classes = len(names)
-    config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names)}
     by_name = prompts is None or (isinstance(prompts, str) and prompts in TEMPLATES)
-    config["built_from"] = {
-        **built_from(options),
+    origin = {
         "labels": None if labels is None else list(labels),
         "prompts": prompts if by_name else list(templates),
     }
-    loaded.pretrained_cfg = loaded.default_cfg = {**config, **given_preprocessing(options)}
+    config = {**_preprocessing(visual), "num_classes": len(names), "label_names": list(names), "built_from": origin}
+    loaded: Any = image.model
+    loaded.num_classes, loaded.pretrained_cfg = len(names), config
     return image.model
 
 
-def load_image_tower(options: ModelOptions, text_embeddings: Path | str, device: str | torch.device) -> nn.Module:
+def load_image_tower(options: ModelOptions, text_embeddings: Path | str) -> nn.Module:
     """Load a timm image tower that classifies by the text embeddings in a file. Raise CheckpointError if the file is
     invalid; ModelError if the tower's embeddings have another size; and as `load_model` does.
     """
     classify = partial(classify_by_texts, name=options.name or "", path=text_embeddings)
-    model: Any = load_timm(options, device, classify)
-    model.pretrained_cfg["built_from"]["text_embeddings"] = str(Path(text_embeddings).resolve())
-    return model
+    return load_timm(options, classify)
 
 
 @contextlib.contextmanager

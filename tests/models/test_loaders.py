@@ -1,6 +1,7 @@
 """Loaders: which one takes a model, its own options, and the loaders of other packages."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
-from remtta import Adapter, load_model
-from remtta.errors import UsageError
+from remtta import Adapter, Preprocessing, RunOptions, adapt_stream, load_model
+from remtta.errors import CheckpointError, UsageError
+from remtta.models.info import model_info
 from remtta.options import ModelOptions
 from remtta.options.loaders import find_loaders, own_options
-from tests.conftest import random_images
-from tests.test_extensions import install
+from tests.conftest import NUM_CLASSES, random_images, tiny_vit
+from tests.records import json_of
+from tests.test_extensions import install, of_an_installed_package
 
 MODULE = '''
 from dataclasses import dataclass
@@ -79,6 +84,155 @@ def test_a_package_s_loader_loads_and_its_options_are_checked(tiny: None) -> Non
         load_model("tiny:vit_tiny_patch16_224", klasses=3)
 
 
+NET = """
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from remtta.options.loaders import Loader
+from remtta.options.option import model_option
+
+
+@dataclass(frozen=True)
+class NetOptions:
+    gain: Annotated[float | None, model_option("Factor of the weights.")] = None
+    table: Annotated[Path | None, model_option("A file of its own.")] = None
+
+
+class NetLoader(Loader):
+    names = "a file of my library"
+    suffixes = (".net",)
+    options = NetOptions
+
+    def load(self, options, device, on_texts):
+        import torch
+        from torch import nn
+
+        number = float(Path(options.checkpoint).read_text()) * (self.own_options(options).gain or 1)
+        torch.manual_seed(0)
+        layers = nn.Conv2d(3, 8, 3, 2), nn.GroupNorm(2, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+        net = nn.Sequential(*layers).half()
+        net[4].bias.data.fill_(number)
+        net.pretrained_cfg = {"mean": (0.1, 0.2, 0.3), "input_size": (3, 48, 48), "label_names": list("abcd")}
+        return net
+"""
+
+
+@pytest.fixture
+def net(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of a library whose loader only builds the module."""
+    install(site, "nets", {"net": "nets:NetLoader"}, "remtta.loaders")
+    (site / "nets.py").write_text(NET)
+    monkeypatch.chdir(tmp_path)
+    Path("a.net").write_text("3")
+    return Path("a.net")
+
+
+def test_what_the_user_gives_is_added_to_a_package_s_module(net: Path, frames: Path) -> None:
+    plain: Any = load_model("a.net")
+    assert not plain.training and {each.dtype for each in plain.parameters()} == {torch.float32}
+    info = model_info(plain)
+    assert info.labels == list("abcd") and info.preprocessing.mean == (0.1, 0.2, 0.3)
+    assert info.preprocessing.input_size == (48, 48)
+    given: dict[str, Any] = {
+        "labels": list("wxyz"),
+        "std": 0.5,
+        "input_size": (32, 40),
+        "interpolation": "bilinear",
+        "crop_pct": 0.9,
+    }
+    model: Any = load_model("a.net", gain=2.0, table="t.csv", **given)
+    assert model[4].bias[0] == 6
+    preprocessing = Preprocessing((32, 40), (0.1, 0.2, 0.3), (0.5,) * 3, "bilinear", 0.9)
+    assert model_info(model).preprocessing == preprocessing and model_info(model).labels == list("wxyz")
+    adapt_stream(model, frames, "run", options=RunOptions(batch_size=4))
+    record = json_of(Path("run", "run.json"))["model"]
+    own = {"gain": 2.0, "table": str(Path("t.csv").resolve())}
+    assert record.items() >= {"name": "a.net", "checkpoint": str(net.resolve()), "input_size": [32, 40], **own}.items()
+
+
+def test_the_loader_in_the_documentation_works(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    (example,) = re.findall("```python\n(from remtta.options.loaders import Loader\n.*?)```", page, re.DOTALL)
+    install(site, "documented", {"nets": "my_nets_loader:NetLoader"}, "remtta.loaders")
+    (site / "my_nets_loader.py").write_text(example)
+    (site / "my_nets.py").write_text("from tests.conftest import tiny_vit\nread_net = lambda path: tiny_vit()")
+    monkeypatch.chdir(tmp_path)
+    Path("a.net").touch()
+    labels = list(map(str, range(NUM_CLASSES)))
+    info = model_info(load_model("a.net", labels=labels, std=0.5))
+    assert (info.labels, info.preprocessing.mean, info.preprocessing.std) == (labels, (0.5,) * 3, (0.5,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("a.net", {"num_classes": 3, "model_kwargs": {"a": 1}}, "leave --num-classes and --model-kwargs out"),
+        ("a.net", {"use_ema": True}, "leave --use-ema out"),
+        ("a.net", {"labels": list("abc")}, "got 3 labels for a model with 4 classes"),
+        ("a.net", {"input_size": 2}, "a.net takes no images of 2 x 2 pixels"),
+        ("b.net", {}, "b.net: no such model file"),
+    ],
+)
+def test_what_does_not_fit_a_package_s_module_is_refused(
+    name: str, given: dict[str, Any], told: str, net: Path
+) -> None:
+    with pytest.raises(UsageError, match=told):
+        load_model(name, **given)
+
+
+def test_a_loader_s_missing_or_unreadable_file_is_one_line(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(self: object, options: ModelOptions, device: object, on_texts: object) -> Any:
+        return Path(str(options.name).partition(":")[2]).read_text()
+
+    loader = find_loaders()["net"]
+    monkeypatch.setattr(type(loader), "load", load)
+    monkeypatch.setattr(type(loader), "matches", lambda self, options: options.name.startswith("net:"))
+    with pytest.raises(UsageError, match=r"net:gone cannot be loaded: .*No such file or directory: 'gone'"):
+        load_model("net:gone")
+    with pytest.raises(CheckpointError, match=r"net:\. cannot be loaded: .*[Dd]irectory"):
+        load_model("net:.")
+
+
+def test_labels_reach_the_classifier_in_a_loader_s_wrapper(net: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Halved(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny_vit()
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.inner(images / 2)
+
+    monkeypatch.setattr(type(find_loaders()["net"]), "load", lambda *given: Halved())
+    labels = [f"class {number}" for number in range(NUM_CLASSES)]
+    assert model_info(load_model("a.net", labels=labels)).labels == labels
+    with pytest.raises(UsageError, match="normalises images itself; leave --mean and --std out"):
+        load_model("a.net", mean=0.5)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("labels", "bad_loader:Mine of the package bad has options that exist already: labels; uninstall it"),
+        ("provider", "bad_loader:Mine of the package bad has options that exist already: provider; uninstall it"),
+        ("limit", "the loader mine has options that exist already: --limit; uninstall its package"),  # of adapt
+        ("severity", "the loader mine has options that exist already: --severity; uninstall its package"),  # of eval
+        ("health", "the loader mine has options that exist already: --health; uninstall its package"),  # a callback's
+    ],
+)
+def test_a_loader_with_an_option_that_exists_is_left_out_with_a_warning(
+    option: str, told: str, site: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(site, "bad", {"mine": "bad_loader:Mine"}, "remtta.loaders")
+    text = MODULE.replace("    classes: ", f"    {option}: ").replace("TinyLoader", "Mine")
+    (site / "bad_loader.py").write_text(text)
+    monkeypatch.delitem(sys.modules, "bad_loader", raising=False)
+    assert of_an_installed_package("methods") == 0
+    (warning,) = capfd.readouterr().err.splitlines()
+    assert warning == f"Warning: {told}"
+    assert "mine" not in find_loaders() and list(find_loaders())[-1] == "timm"
+
+
 def test_commands_offer_its_names_and_options_without_torch(tiny: None, site: Path) -> None:
     code = (
         "import sys; from remtta.cli.application import app; app(['adapt', '--help-all'], standalone_mode=False); "
@@ -96,7 +250,7 @@ def test_commands_offer_its_names_and_options_without_torch(tiny: None, site: Pa
     ("module", "told"),
     [
         ("import nothing_of_the_kind", "ModuleNotFoundError: No module named 'nothing_of_the_kind'"),
-        ("TinyLoader = 3", "is not a subclass of remtta.options.loaders.Loader"),
+        ("TinyLoader = 3", "is not a remtta.options.loaders.Loader; uninstall it"),
     ],
 )
 def test_a_broken_one_is_reported_and_others_work(

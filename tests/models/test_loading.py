@@ -1,9 +1,11 @@
 import json
 import re
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -344,3 +346,18 @@ def test_the_old_name_of_an_adapters_info_is_read_with_a_warning() -> None:
     adapter = Adapter(tiny_vit())
     with pytest.warns(DeprecationWarning, match=r"Adapter.card is called Adapter.info"):
         assert adapter.card is adapter.info
+
+
+def test_numbers_of_numpy_are_preprocessing(local_dir: Path) -> None:
+    given: dict[str, Any] = {"mean": np.float32(0.5), "std": np.array([0.25, 0.5, 1]), "input_size": np.int64(48)}
+    found = preprocessing_of(load_model(f"local-dir:{local_dir}", **given))
+    assert found == Preprocessing((48, 48), (0.5,) * 3, (0.25, 0.5, 1.0), "bilinear", 0.75, "squash")
+    same: Any = {"mean": np.full(3, 0.5), "input_size": np.array([48, 48])}
+    assert found == replace(found, **same)
+    json.dumps(found.as_dict())
+
+
+@pytest.mark.parametrize("size", [(3, 32, 32), (32,), (32, 0), (32.0, 32.0), "32"])
+def test_an_input_size_that_is_none_is_refused(size: Any, local_dir: Path) -> None:
+    with pytest.raises(UsageError, match=r"input_size needs \(height, width\) in pixels, got"):
+        load_model(f"local-dir:{local_dir}", input_size=size)

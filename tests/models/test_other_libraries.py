@@ -276,7 +276,7 @@ def test_classes_and_arguments_that_contradict_the_folder_are_refused(tmp_path: 
     with pytest.raises(UsageError, match=r"comes with a head for 7 classes; with --num-classes 3"):
         load_model(model, num_classes=3)
     assert load_model(model, num_classes=NUM_CLASSES).num_classes == NUM_CLASSES
-    with pytest.raises(UsageError, match=r"is built as its config\.json says; leave --model-kwargs out \(depth\)$"):
+    with pytest.raises(UsageError, match="leave --model-kwargs out"):
         load_model(model, model_kwargs={"depth": 3})
 
 

@@ -41,14 +41,14 @@ CLASS_NAMES: tuple[str, ...] = (
 """Road signs by class number; drawn by `remtta.lab.demo.signs`."""
 
 _HALF = (0.5, 0.5, 0.5)
-_OWN: dict[str, Any] = {"labels": CLASS_NAMES, "mean": _HALF, "std": _HALF, "crop_pct": 1.0}
+_OWN: dict[str, Any] = {"label_names": CLASS_NAMES, "mean": _HALF, "std": _HALF, "crop_pct": 1.0}
 
 
 class DemoLoader(Loader):
     """The demo's model, whose weights, labels and preprocessing the user may replace."""
 
     names = DEMO_MODEL
-    unused = ("use_ema", "num_classes", "model_kwargs", "input_size")
+    takes = ("checkpoint",)
     imports = IMPORTS
     is_bundled = True
 
@@ -58,13 +58,11 @@ class DemoLoader(Loader):
     def load(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
         from importlib import resources  # takes a while
 
-        from remtta.models.info import built_from
         from remtta.models.timm_loading import load_timm
 
-        own = {name: value for name, value in _OWN.items() if getattr(options, name) is None}
         fixed: dict[str, Any] = {"name": ARCHITECTURE, "num_classes": len(CLASS_NAMES), "model_kwargs": MODEL_KWARGS}
         with resources.as_file(resources.files("remtta.lab.demo") / "demo_model.safetensors") as weights:
-            built = replace(options, **fixed, **own, checkpoint=options.checkpoint or weights)
-            model: Any = load_timm(built, device)
-        model.pretrained_cfg["built_from"] = built_from(options)
+            built = replace(options, **fixed, mean=_HALF, std=_HALF, checkpoint=options.checkpoint or weights)
+            model = load_timm(built)
+        model.pretrained_cfg |= {**_OWN, "built_from": {}}
         return model
