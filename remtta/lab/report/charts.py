@@ -27,10 +27,18 @@ from remtta.runs.reading import Row, printable, read_rows
 MAX_FRAMES = 8  # pictures per run and heading
 
 _MAX_BINS = 120  # per curve
-_MAX_BARS, _MAX_LAYERS, _MAX_EVENTS = 12, 40, 200
+_MAX_BARS, _MAX_LAYERS, _MAX_EVENTS, _MAX_TITLE = 12, 40, 200, 55
 
 _BLUE, _ORANGE, _GREY = "#3a7fc4", "#d4781c", "#8a8a8a"
-_EVENTS = {"rollback": "#c4504f", "retired": "#c4504f", "restart": _ORANGE, "doubt": _ORANGE, "trust": "#2f9e63"}
+_RED = "#b5122b"
+_EVENTS = {
+    **dict.fromkeys(("rollback", "retired", "warning"), (_RED, "-")),
+    "restart": (_ORANGE, "-"),
+    "doubt": ("#8a4fc7", "-."),
+    "trust": ("#2f9e63", "-"),
+    **dict.fromkeys(("gap", "lost", "resumed"), (_GREY, ":")),
+}  # colours and line styles
+_ENTROPY, _LEAD = "entropy in nats", "lead in %"
 _WIDTH = 5.0  # inches
 _STYLE = {**STYLE, "svg.fonttype": "none", "svg.hashsalt": "remtta", "legend.fontsize": 8}
 
@@ -60,11 +68,16 @@ class Series:
     temperatures: list[tuple[int, float]] = field(default_factory=list)  # by frame
     changes: list[tuple[int, int]] = field(default_factory=list)  # the frames before and after each change
     at_changes: list[Row] = field(default_factory=list)  # the rows of these frames, or of saved ones close to them
+    updates: int = 0  # that the weights had seen at the last prediction, since they were the source's
+    last_reset: int = 0  # index of the first prediction since then
 
     def add(self, row: Row, num_frames: int) -> None:
         """Add the next prediction of a run of so many."""
         half = 2 * len(self.index) >= num_frames
         self.index.append(row["index"])
+        updates = row.get("update", 0)
+        self.last_reset = row["index"] if updates < self.updates else self.last_reset
+        self.updates = updates
         self.entropy.append(row["entropy"])
         self.weight.append(0.0 if row.get("answered_by") == "source" else row.get("weight", 1.0))
         if "temperature" in row:
@@ -145,12 +158,38 @@ def _binned(values: Sequence[float]) -> np.ndarray:
     return np.array([part.mean() for part in np.array_split(np.asarray(values), min(_MAX_BINS, len(values)))])
 
 
-def _image(figure: Figure, text: str) -> str:
-    """Return a chart as an image element with its text alternative."""
+@dataclass(frozen=True)
+class Chart:
+    """A chart of a run, the axes that it shares with other runs' charts, by quantity, and a text alternative."""
+
+    figure: Figure
+    axes: dict[str, Axes]
+    text: str
+    shared: str = "xy"  # dimensions of the axes
+
+
+@rc_context(_STYLE)
+def draw(names: Sequence[str], charts: Sequence[Chart | None]) -> list[str]:
+    """Return the charts of runs as image elements, "" for none; all axes of a quantity get the same limits."""
+    drawn = [chart for chart in charts if chart]
+    for quantity in {quantity for chart in drawn for quantity in chart.axes}:
+        for dimension in "xy":
+            same = [chart.axes[quantity] for chart in drawn if quantity in chart.axes and dimension in chart.shared]
+            limits = [getattr(axes, f"get_{dimension}lim")() for axes in same]
+            for axes in same:
+                getattr(axes, f"set_{dimension}lim")(min(low for low, _ in limits), max(high for _, high in limits))
+    return [_image(name, chart) if chart else "" for name, chart in zip(names, charts, strict=True)]
+
+
+def _image(name: str, chart: Chart) -> str:
+    """Return a chart as an image element, titled with the run's name, with its text alternative."""
+    name = printable(name)
+    title = name if len(name) <= _MAX_TITLE else f"...{name[3 - _MAX_TITLE :]}"
+    chart.figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
     content = io.BytesIO()
-    figure.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    chart.figure.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     url = f"data:image/svg+xml;base64,{base64.b64encode(content.getvalue()).decode()}"
-    return f'<img class="chart" src="{url}" alt="{escape(printable(text))}">'
+    return f'<img class="chart" src="{url}" alt="{escape(f"{name}. {printable(chart.text)}")}">'
 
 
 def _axes(height: float, rows: int = 1) -> tuple[Figure, np.ndarray]:
@@ -162,9 +201,9 @@ def _mark_events(axes: Axes, events: Sequence[Row]) -> None:
     labelled = set()
     for event in events[:_MAX_EVENTS]:
         name = event["event"]
-        style = ":" if name in ("gap", "lost", "resumed") else "-"
+        colour, style = _EVENTS.get(name, (_GREY, "-"))
         label = None if name in labelled else name
-        axes.axvline(event["frame"], color=_EVENTS.get(name, _GREY), lw=1, ls=style, label=label, zorder=0)
+        axes.axvline(event["frame"], color=colour, lw=1.2, ls=style, label=label, zorder=0)
         labelled.add(name)
 
 
@@ -174,33 +213,38 @@ def _legend_above(axes: Axes) -> None:
 
 
 @rc_context(_STYLE)
-def over_time(series: Series) -> str:
-    """Plot by frame the entropy and what of these is known and changes: the adapted model's weight, the shift of the
-    stream, the disagreement of both models, and the temperature; with the guard's decisions, and the stream's changes.
+def over_time(series: Series) -> Chart:
+    """Plot by frame the entropy and what of these is known and changes: the shift of the stream, the disagreement of
+    both models, the temperature, the adapted model's weight, and the lead at the guard's decisions; with these
+    decisions, and the stream's changes.
     """
-    leads = [(event["frame"], event["lead"]) for event in series.events if event.get("lead") is not None]
     curves: dict[str, list[tuple[float, float]]] = {
-        "entropy in nats": list(zip(series.index, series.entropy, strict=True)),
-        "weight": list(zip(series.index, series.weight, strict=True)),
+        _ENTROPY: list(zip(series.index, series.entropy, strict=True)),
         "shift": _by_batch(series, "shift", 1),
         "disagreement in %": _by_batch(series, "disagreement", 100),
         "temperature": [*series.temperatures],
+        "weight": list(zip(series.index, series.weight, strict=True)),
+        _LEAD: [(event["frame"], 100 * event["lead"]) for event in series.events if event.get("lead") is not None],
     }
-    first = "entropy in nats"
     curves = {
         name: points
         for name, points in curves.items()
-        if name == first or (name == "weight" and leads) or len({value for _, value in points}) > 1
+        if name == _ENTROPY or (name == _LEAD and points) or len({value for _, value in points}) > 1
     }
-    figure, panels = _axes(1.0 + 1.3 * len(curves), rows=len(curves))
+    figure, panels = _axes(1.2 + 1.3 * len(curves), rows=len(curves))
     texts = []
     for (name, points), axes in zip(curves.items(), panels, strict=True):
         frames, values = (_binned(column) for column in zip(*points, strict=True))
-        axes.plot(frames, values, color=_BLUE, lw=1.4)
         axes.set_ylabel(name)
+        if name == _LEAD:
+            axes.margins(y=0.2)
+            axes.plot(*zip(*points, strict=True), "o", color=_ORANGE, ms=4)
+            axes.axhline(0, color=_GREY, lw=0.8, zorder=0)
+        else:
+            axes.plot(frames, values, color=_BLUE, lw=1.4)
         if name == "weight":
             axes.set_ylim(-0.04, 1.04)
-        elif name != "temperature":
+        elif name not in ("temperature", _LEAD):
             axes.set_ylim(bottom=0)
         _mark_events(axes, series.events)
         for number, (before, _) in enumerate(series.changes):
@@ -209,17 +253,14 @@ def over_time(series: Series) -> str:
             f"{name} {values[0]:.2f} at first, {values[-1]:.2f} at last, between {values.min():.2f} and "
             f"{values.max():.2f}"
         )
-    if leads:
-        lead_axes = panels[list(curves).index("weight")].twinx()
-        lead_axes.plot(*zip(*leads, strict=True), "o", color=_ORANGE, ms=3)
-        lead_axes.set_ylabel("lead at events (dots)")
     panels[-1].set_xlabel("frame")
     _legend_above(panels[0])
     counts = Counter(event["event"] for event in series.events)
     events = ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"
     changes = ", ".join(str(before + 1) for before, _ in series.changes) or "none found"
-    return _image(
+    return Chart(
         figure,
+        dict(zip(curves, panels, strict=True)),
         f"Over {len(series.index)} frames: {'; '.join(texts)}. The adapted model's mean weight in the predictions is "
         f"{np.mean(series.weight):.2f}. Changes of the stream: {changes}. Events: {events}.",
     )
@@ -233,11 +274,11 @@ def _by_batch(series: Series, name: str, scale: float) -> list[tuple[float, floa
 
 
 @rc_context(_STYLE)
-def accuracy(series: Series) -> str:
-    """Plot the estimated accuracy of recent frames, for the predictions and for each model; "" if it never changes."""
+def accuracy(series: Series) -> Chart | None:
+    """Plot the estimated accuracy of recent frames, for the predictions and for each model, if it changes."""
     if all(len(points) == 1 for points in series.estimates.values()):
-        return ""
-    figure, (axes,) = _axes(2.4)
+        return None
+    figure, (axes,) = _axes(2.6)
     for name, colour in (("source", _GREY), ("adapted", _ORANGE), ("answers", _BLUE)):
         if points := series.estimates.get(name):
             frames, values = zip(*points, strict=True)
@@ -251,21 +292,21 @@ def accuracy(series: Series) -> str:
         f"{name} {100 * points[0][1]:.0f} % at first, {100 * points[-1][1]:.0f} % at last"
         for name, points in sorted(series.estimates.items())
     ]
-    return _image(figure, f"Estimated accuracy of the last frames: {'; '.join(changes)}.")
+    return Chart(figure, {"estimate": axes}, f"Estimated accuracy of the last frames: {'; '.join(changes)}.")
 
 
 @rc_context(_STYLE)
-def classes(series: Series) -> str:
-    """Plot how often each class was predicted, by both models or else in both halves of the run; "" for one class."""
+def classes(series: Series) -> Chart | None:
+    """Plot how often each class was predicted, by both models or else in both halves of the run, if several were."""
     if len(series.by_half[0] + series.by_half[1]) == 1:
-        return ""
+        return None
     if series.both_predicted:
         titles, counters = ("source model", "adapted model"), series.by_model
     else:
         titles, counters = ("first half", "second half"), series.by_half
     names = [name for name, _ in (counters[0] + counters[1]).most_common(_MAX_BARS)]
     shares = [[100 * counts[name] / max(1, counts.total()) for name in names] for counts in counters]
-    figure, (axes,) = _axes(0.8 + 0.28 * len(names))
+    figure, (axes,) = _axes(1.0 + 0.28 * len(names))
     centres = np.arange(len(names))
     for title, values, offset, colour in zip(titles, shares, (-0.2, 0.2), (_GREY, _BLUE), strict=True):
         axes.barh(centres + offset, values, 0.38, color=colour, label=title)
@@ -274,19 +315,22 @@ def classes(series: Series) -> str:
     axes.set_xlabel("share of predictions in %")
     _legend_above(axes)
     rows = "; ".join(f"{name}: {first:.1f} and {last:.1f} %" for name, first, last in zip(names, *shares, strict=True))
-    return _image(figure, f"Share of each class in the predictions: {titles[0]} and {titles[1]}. {rows}.")
+    text = f"Share of each class in the predictions: {titles[0]} and {titles[1]}. {rows}."
+    return Chart(figure, {"share": axes}, text, shared="x")
 
 
 @rc_context(_STYLE)
-def layers(changes: Sequence[LayerChange]) -> str:
-    """Plot the size of each layer's change in a delta."""
+def layers(changes: Sequence[LayerChange]) -> Chart | None:
+    """Plot the size of each layer's change in a delta, if sizes differ."""
+    if len({layer["rms"] for layer in changes}) < 2:
+        return None
     largest = sorted(range(len(changes)), key=lambda number: -changes[number]["rms"])[:_MAX_LAYERS]
     shown = [changes[number] for number in sorted(largest)]
-    figure, (axes,) = _axes(0.8 + 0.17 * len(shown))
+    figure, (axes,) = _axes(1.0 + 0.17 * len(shown))
     axes.barh(range(len(shown)), [layer["rms"] for layer in shown], color=_BLUE)
     axes.set_yticks(range(len(shown)), [layer["layer"][-40:] for layer in shown], fontsize=7)
     axes.invert_yaxis()
     axes.locator_params(axis="x", nbins=4)  # long tick labels would overlap
     axes.set_xlabel("root mean square of the change")
     rows = "; ".join(f"{layer['layer']}: {layer['rms']:.2e}" for layer in shown)
-    return _image(figure, f"Root mean square change of each layer. {rows}.")
+    return Chart(figure, {"change": axes}, f"Root mean square change of each layer. {rows}.", shared="x")

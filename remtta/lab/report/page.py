@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -21,7 +22,7 @@ from remtta.lab.report.evaluations import describe_evaluation, evaluation_facts
 from remtta.lab.scores import class_table, remarks, score_run, time_table, verdict
 from remtta.lab.tables import notes, outcome, table_rows
 from remtta.runs.folder import RECORD, RESULTS, STREAM_GROUP
-from remtta.runs.inspection import Content, Facts, describe_run, kind_of, read_content, run_facts
+from remtta.runs.inspection import Content, Facts, describe_run, kind_of, read_content, run_facts, state_of
 from remtta.runs.reading import Row, printable, read_object, reading
 from remtta.streams.images import load_image
 
@@ -50,7 +51,8 @@ def write_report(folders: Sequence[Path], output: Path, labels: Path | None = No
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = [str(folder) for folder in folders]
-    runs, evaluations, verdicts = list[_Run](), list[str](), list[str]()
+    runs, evaluations = list[_Run](), list[str]()
+    verdicts: dict[str, list[str]] = {RECORD: [], RESULTS: []}
     for name, folder in zip(names, folders, strict=True):
         with reading(folder):
             kind = kind_of(folder)
@@ -62,15 +64,18 @@ def write_report(folders: Sequence[Path], output: Path, labels: Path | None = No
                 series = read_series(folder, (content.get("predictions") or {}).get("predicted", 0))
                 score = None if labels is None else score_run(folder, labels, option="--labels-file")
                 runs.append(_Run(name, content, series, _facts(content, series), score))
-                known = _verdict(content) if score is None or "gain" not in score else verdict(score)
-                verdicts.append(f"{name}: {known}")
+                known = None if score is None or "gain" not in score else verdict(score)
+                verdicts[kind].append(f"{name}: {_verdict(content, series, known)}")
             else:
                 content = describe_evaluation(folder)
                 results = read_object(folder / RESULTS) if content["evaluation"]["methods"] else None
-                verdicts.append(f"{name}: {(results and outcome(results)) or 'No comparison with the source model.'}")
+                verdicts[kind].append(
+                    f"{name}: {(results and outcome(results)) or 'No comparison with the source model.'}"
+                )
                 evaluations += _evaluation(name, folder, content, results)
     with reading(folders[0] if len(folders) == 1 else f"one of {', '.join(map(str, folders))}"):
-        body = [*(f'<p class="verdict">{_text(line)}</p>' for line in verdicts), *_run_sections(runs), *evaluations]
+        lines = (f'<p class="verdict">{_text(line)}</p>' for each in verdicts.values() for line in each)
+        body = [*lines, *_run_sections(runs), *evaluations]
     body.append(f"<p>Made by remtta {__version__} from the files in {_text(', '.join(map(str, folders)))}.</p>")
     page = _page(f"remtta: {', '.join(names)}", body).encode()
     if len(page) > _MAX_BYTES:
@@ -81,19 +86,49 @@ def write_report(folders: Sequence[Path], output: Path, labels: Path | None = No
 # --- Sections --------------------------------------------------------------------------------------------------------
 
 
-def _verdict(content: Content) -> str:
-    """Return in one line whether a run's updates did harm, as far as it knows without labels."""
+def _verdict(content: Content, series: Series, score: str | None) -> str:
+    """Return in one line whether a run's updates did harm, by its score if known, else as far as the guard saw."""
     run = content["run"]
     updates, guard = run["counts"]["updates"], run.get("guard")
+    if guard is not None and guard.get("retired"):
+        return score or "Adaptation did harm and has ended: the source model predicts."
+    doubt = "" if guard is None else _doubt(content, series)
+    if score is not None:
+        return f"{score} {doubt[:1].upper()}{doubt[1:]}".strip()
     if not updates:
         return "The weights did not change."
     if guard is None:
         return f"{counted(updates, 'update')}; without a guard, whether they help is unknown."
-    if guard.get("retired"):
-        return "Adaptation did harm and has ended: the source model predicts."
-    alarms = guard.get("alarms", 0)
-    harm = f"{counted(alarms, 'alarm')} of the guard" if alarms else "no sign of harm"
-    return f"{counted(updates, 'update')}, {harm}."
+    if ((run.get("options") or {}).get("guard") or {}).get("action") == "off":
+        return f"{counted(updates, 'update')}; the guard was off{_lead(guard)}, so whether they help is unknown."
+    counts = Counter(event["event"] for event in series.events)
+    alarms = max(guard.get("alarms", 0), counts["rollback"] + counts["warning"])  # the record may be older
+    past = {"alarm": alarms, "restart": counts["restart"], "doubt": counts["doubt"] - bool(doubt)}
+    harm = " and ".join(counted(number, name) for name, number in past.items() if number > 0)
+    if not harm and not doubt:
+        return f"{counted(updates, 'update')}, no sign of harm."
+    seen = f", {harm} of the guard" if harm else ""
+    return f"{counted(updates, 'update')}{seen}; {doubt or 'not in doubt at the end.'}"
+
+
+def _doubt(content: Content, series: Series) -> str:
+    """Return a sentence if the guard was in doubt at the end of a run, or "".
+
+    A verdict holds until the next, or until the source weights were restored.
+    """
+    names = ("doubt", "warning", "trust", "restart", "rollback", "retired")
+    judged = [each for each in series.events if each["event"] in names and each["frame"] >= series.last_reset]
+    if not judged or judged[-1]["event"] not in names[:2]:
+        return ""
+    run, last = content["run"], judged[-1]
+    is_running = state_of(run["exit_reason"], content["alive"]) == "running"
+    lead = "" if run["exit_reason"] == "running" else _lead(run["guard"])  # a record saved before the end may be older
+    reason = f" ({last['reason']})" if "reason" in last else ""
+    return f"the run {'is' if is_running else 'ended'} in doubt{reason}{lead or _lead(last)}."
+
+
+def _lead(judgment: Content) -> str:
+    return f", lead {100 * judgment['lead']:+z.0f} %" if judgment.get("lead") else ""
 
 
 def _facts(content: Content, series: Series) -> Facts:
@@ -113,22 +148,27 @@ def _run_sections(runs: Sequence[_Run]) -> Iterator[str]:
         table = _facts_table([run.name for run in runs], [run.facts for run in runs])
         yield f"<section><h2>Runs</h2>{table}</section>"
     yield _section("Labelled frames", (_score(run.name, run.score) for run in runs if run.score))
-    with_frames = [run for run in runs if run.series.index]
-    for title, chart in (
-        ("Over time", charts.over_time),
-        ("Estimated accuracy", charts.accuracy),
-        ("Predicted classes", charts.classes),
-    ):
-        yield _section(title, (_figure(run.name, image) for run in with_frames if (image := chart(run.series))))
-    yield _section(
-        "Changed layers", (_layers(run.name, run.content["delta"]) for run in runs if "delta" in run.content)
-    )
+    sections = "".join(_chart_sections(runs))
+    yield f'<div class="columns">{sections}</div>' if len(runs) == 1 else sections
     changes = [_thumbnails(run.name, run.series.at_changes, _beside, len(run.series.index)) for run in runs]
     yield _section("Frames before and after the stream changed", changes)
     differing = [_thumbnails(run.name, run.series.differing, _both, run.series.num_differing) for run in runs]
     yield _section("Frames on which the adapted and the source model disagree", differing)
     unsure = [_thumbnails(run.name, run.series.unsure, _prediction, len(run.series.index)) for run in runs]
     yield _section("Frames of lowest confidence", unsure)
+
+
+def _chart_sections(runs: Sequence[_Run]) -> Iterator[str]:
+    with_frames = [run for run in runs if run.series.index]
+    names = [run.name for run in with_frames]
+    for title, chart in (
+        ("Over time", charts.over_time),
+        ("Estimated accuracy", charts.accuracy),
+        ("Predicted classes", charts.classes),
+    ):
+        images = charts.draw(names, [chart(run.series) for run in with_frames])
+        yield _section(title, (_figure("", image) for image in images if image))
+    yield _section("Changed layers", _layers([run for run in runs if "delta" in run.content]))
 
 
 def _score(name: str, score: Content) -> str:
@@ -138,16 +178,17 @@ def _score(name: str, score: Content) -> str:
     return f"<div><h3>{_text(name)}</h3><p>{_text(verdict(score))} In %:</p>{tables}{notes}</div>"
 
 
-def _layers(name: str, delta: Content) -> str:
-    """Return the chart of a delta's layers; the head, whose bias moves on another scale, is in the caption."""
-    head = [
-        f"{layer['layer']}, by centering: {layer['rms']:.2e}"
-        for layer in delta["layers"]
-        if layer["layer"] in delta["head"]
-    ]
-    others = [layer for layer in delta["layers"] if layer["layer"] not in delta["head"]]
-    chart = charts.layers(others) if len({layer["rms"] for layer in others}) > 1 else ""
-    return _figure("; ".join([name, *head]), chart) if chart or head else ""
+def _layers(runs: Sequence[_Run]) -> Iterator[str]:
+    """Yield the charts of the deltas' layers; heads, whose bias moves on another scale, are in captions."""
+    heads, others = [], []
+    for delta in (run.content["delta"] for run in runs):
+        heads.append([layer for layer in delta["layers"] if layer["layer"] in delta["head"]])
+        others.append([layer for layer in delta["layers"] if layer["layer"] not in delta["head"]])
+    images = charts.draw([run.name for run in runs], [charts.layers(layers) for layers in others])
+    for run, image, head in zip(runs, images, heads, strict=True):
+        caption = "; ".join(f"{layer['layer']}, by centering: {layer['rms']:.2e}" for layer in head)
+        if image or caption:
+            yield _figure(caption if image else f"{run.name}: {caption}", image)
 
 
 def _both(row: Row) -> str:
@@ -181,10 +222,11 @@ def _evaluation(name: str, folder: Path, content: Content, results: Content | No
     yield f"<section><h2>Evaluation: {_text(name)}</h2>{facts}</section>"
     if results:
         table, legend = _table(*table_rows(results), css_class="numbers"), "; ".join(notes(results))
-        yield f"<section><h2>Methods</h2>{table}<p>{_text(legend)}.</p></section>"
+        yield f"<section><h2>Methods: {_text(name)}</h2>{table}<p>{_text(legend)}.</p></section>"
     plot = folder / "plots" / _PLOT
     if plot.is_file() and (url := _data_url(plot, _PLOT_SIZE)):
-        yield f'<section><h2>Error over time</h2><img class="wide" src="{url}" alt="{_PLOT_TEXT}"></section>'
+        image = f'<img class="wide" src="{url}" alt="{_PLOT_TEXT}">'
+        yield f"<section><h2>Error over time: {_text(name)}</h2>{image}</section>"
 
 
 def _data_url(path: Path, size: tuple[int, int]) -> str | None:
@@ -214,7 +256,8 @@ def _section(title: str, parts: Iterable[str]) -> str:
 
 
 def _figure(caption: str, picture: str) -> str:
-    return f"<figure>{picture}<figcaption>{_text(caption)}</figcaption></figure>"
+    text = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
+    return f"<figure>{picture}{text}</figure>"
 
 
 def _facts_table(names: Sequence[str], columns: Sequence[Facts]) -> str:

@@ -65,7 +65,7 @@ def test_the_frames_around_a_change_are_shown(tmp_path: Path) -> None:
         ("before", "799.png"),
         ("after", f"{800 + FRAMES}.png"),
     ]
-    chart = over_time(series)
+    chart = over_time(series).text
     assert "Changes of the stream: 800." in chart
     assert "shift 1.00 at first, 80.00 at last" in chart and "disagreement in % 0.00 at first, 79.00 at last" in chart
     assert "temperature 1.00 at first" in chart and "weight" not in chart.split("The adapted")[0]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from remtta.lab.report.charts import read_series
+from remtta.lab.report.charts import Chart, Series, draw, layers, over_time, read_series
+from remtta.lab.report.page import write_report
 from remtta.lab.tables import outcome, table_rows
 from remtta.options import GuardOptions
 from tests.command import refusal_of, remtta_here
@@ -86,7 +87,8 @@ def test_the_page_stands_alone_and_says_what_the_files_do(page: Path, folders: l
     )
     verdicts = re.findall(r'class="verdict">([^<]*)<', content)
     assert (
-        verdicts[:2] == [f"{name}: 2 updates, no sign of harm." for name in ("first", "second")]
+        verdicts[0] == f"first: {UNKNOWN}"
+        and verdicts[1] == "second: 2 updates, 1 alarm of the guard; not in doubt at the end."
         and verdicts[2] == f"eval: {outcome(json_of(folders[2] / 'results.json'))}"
     )
     assert any(attributes.get("alt", "").startswith("Error of each method over") for _, attributes in reader.tags)  # type: ignore[union-attr]
@@ -102,6 +104,98 @@ def test_the_page_stands_alone_and_says_what_the_files_do(page: Path, folders: l
     for row in table_rows(results)[1]:
         assert "".join(row) in reader.text  # as in the terminal, with the signs of insignificance
     assert "SE standard error of the mean" in reader.text and (sentence := outcome(results)) and sentence in reader.text
+
+
+UNKNOWN = "2 updates; the guard was off, so whether they help is unknown."
+DOUBT = {"frame": 3, "event": "doubt", "lead": -0.05}
+TRUST = {"frame": 3, "event": "trust", "lead": 0.01}
+RESTART = {**DOUBT, "event": "restart"}
+ALARM = {"frame": 3, "event": "rollback", "reason": "drift"}
+WARNING = {"frame": 3, "event": "warning", "reason": "drift"}
+
+
+def verdicts_of(tmp_path: Path, *folders: Path, **options: Any) -> list[str]:
+    write_report(folders, tmp_path / "x.html", **options)
+    return re.findall(r'class="verdict">([^<]*)<', (tmp_path / "x.html").read_text())
+
+
+@pytest.mark.parametrize(
+    "events, record, expected",
+    [
+        ([], {}, "2 updates, no sign of harm."),
+        ([DOUBT], {"lead": -0.25}, "2 updates; the run ended in doubt, lead -25 %."),
+        ([DOUBT], {}, "2 updates; the run ended in doubt, lead -5 %."),
+        ([DOUBT, {"frame": 4, "event": "resumed"}], {}, "2 updates; the run ended in doubt, lead -5 %."),
+        ([DOUBT, TRUST], {"lead": 0.01}, "2 updates, 1 doubt of the guard; not in doubt at the end."),
+        ([DOUBT, RESTART], {}, "2 updates, 1 restart and 1 doubt of the guard; not in doubt at the end."),
+        ([ALARM, DOUBT], {"alarms": 1}, "2 updates, 1 alarm of the guard; the run ended in doubt, lead -5 %."),
+        ([ALARM, ALARM], {"alarms": 2}, "2 updates, 2 alarms of the guard; not in doubt at the end."),
+        ([WARNING], {"alarms": 1}, "2 updates, 1 alarm of the guard; the run ended in doubt (drift)."),
+        ([ALARM, DOUBT], {"retired": True}, "Adaptation did harm and has ended: the source model predicts."),
+    ],
+)  # fmt: skip
+def test_the_verdict_says_if_the_run_ended_in_doubt(
+    folders: list[Path], tmp_path: Path, events: list[Any], record: dict[str, Any], expected: str
+) -> None:
+    run = shutil.copytree(folders[1], tmp_path / "run")
+    (run / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
+    content = json_of(run / "run.json")
+    content["guard"] = {**content["guard"], "lead": 0.0, **record}
+    (run / "run.json").write_text(json.dumps(content))
+    assert verdicts_of(tmp_path, run) == [f"run: {expected}"]
+
+
+def test_the_verdict_knows_resets_running_runs_scores_and_guards_that_are_off(
+    folders: list[Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(folders[1], tmp_path / "run")
+    (run / "events.jsonl").write_text(json.dumps(DOUBT) + "\n")
+    *before, last = map(json.loads, (run / "predictions.jsonl").read_text().splitlines())
+    (run / "batches.jsonl").write_text(json.dumps({"frame": last["index"], "frames": 1, "source": []}) + "\n")
+    labels = tmp_path / "labels.csv"
+    labels.write_text(f"{last['source']},{last['class']}\n")
+    (known,) = verdicts_of(tmp_path, run, labels=labels)
+    assert known.startswith("run: error 0.0 % (SE") and known.endswith(". The run ended in doubt, lead -5 %.")
+    content = json_of(run / "run.json")
+    content["guard"]["lead"] = 0.1
+    (run / "run.json").write_text(json.dumps({**content, "exit_reason": "running"}))
+    assert verdicts_of(tmp_path, run) == ["run: 2 updates; the run ended in doubt, lead -5 %."]  # it was killed
+    content["options"]["guard"]["action"], content["guard"]["lead"] = "off", -0.25
+    (run / "run.json").write_text(json.dumps(content))
+    assert verdicts_of(tmp_path, run) == [
+        "run: 2 updates; the guard was off, lead -25 %, so whether they help is unknown."
+    ]
+    shutil.copy(folders[1] / "run.json", run)
+    reset = [{**row, "update": 2} for row in before] + [{**last, "update": 0}]  # as --reset-every
+    (run / "predictions.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in reset))
+    assert verdicts_of(tmp_path, run) == ["run: 2 updates, 1 doubt of the guard; not in doubt at the end."]
+
+
+def test_runs_come_before_evaluations_in_verdicts_as_in_charts(folders: list[Path], tmp_path: Path) -> None:
+    first, _, evaluation = folders
+    assert [line.split(":")[0] for line in verdicts_of(tmp_path, evaluation, first)] == ["first", "eval"]
+
+
+def test_charts_of_runs_share_their_axes() -> None:
+    def limits(chart: Chart | None) -> Any:
+        assert chart
+        return {name: (axes.get_xlim(), axes.get_ylim()) for name, axes in chart.axes.items()}
+
+    short = Series(index=[*range(10)], entropy=[6.0, 1.0] * 5, weight=[0.5] * 10)
+    events = [DOUBT, {**DOUBT, "frame": 9, "lead": -0.4}]
+    long = Series(index=[*range(20)], entropy=[2.0, 1.0] * 10, weight=[0.5] * 20, events=events)
+    charts = [over_time(run) for run in (short, long)]
+    alone = [limits(chart)["entropy in nats"] for chart in charts]
+    assert len(draw(["a", "b"], charts)) == 2
+    shared = [limits(chart)["entropy in nats"] for chart in charts]
+    assert shared[0] == shared[1] == (alone[1][0], alone[0][1])
+    low, high = limits(charts[1])["lead in %"][1]
+    assert low < -42 and high > 0  # no dot on an edge, and the models' equality is in view
+    bars = [layers([{"layer": f"norm{number}", "rms": number * size, "max": 1.0} for number in range(count)])
+            for size, count in ((0.01, 4), (0.1, 2))]  # fmt: skip
+    assert draw(["a", "b", "c"], [bars[0], None, bars[1]])[1] == ""
+    (sizes, rows), (other_sizes, other_rows) = (limits(bar)["change"] for bar in bars)
+    assert sizes == other_sizes and rows != other_rows
 
 
 @pytest.fixture
@@ -149,7 +243,7 @@ def test_scores_on_labelled_frames_are_shown(folders: list[Path], tmp_path: Path
     assert remtta_here("report", folders[0], "-o", target, "--labels-file", labels) == 0
     reader = Reader(target.read_text())
     known = "error 0.0 % (SE 0.0) on 1 labelled frame; what the source model predicts is not recorded."
-    assert f"{known} In %:framesnerrorSE" in reader.text and "first: 2 updates, no sign of harm." in reader.text
+    assert f"{known} In %:framesnerrorSE" in reader.text and f"first: {UNKNOWN}" in reader.text
     source = folders[0].parent / "source"
     adapt_tiny(folders[0].parent / "frames", source, "source")
     assert remtta_here("report", source, "-o", target, "--labels-file", labels, "--overwrite") == 0
