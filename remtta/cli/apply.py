@@ -75,9 +75,11 @@ def apply(
         widened = save_weights(target.output, base, dtypes)
         note = f"; {len(widened)} adapted tensors in float32, which the base's dtype would round" if widened else ""
         running.print_message(
-            f"{target.output}: {change.model} with {counted(len(change.tensors), 'adapted tensor')}{note}\n"
-            + _USE.format(f"{_loading_options(base, options)} --checkpoint {shlex.quote(str(target.output))}")
+            f"{target.output}: {change.model} with {counted(len(change.tensors), 'adapted tensor')}{note}"
         )
+        if "checkpoint" in options.loader.takes:
+            words = f"{_loading_options(base, options)} --checkpoint {shlex.quote(str(target.output))}"
+            running.print_message(_USE.format(words))
 
 
 def _own_words(options: ModelOptions) -> list[str]:

@@ -17,6 +17,7 @@ from remtta.errors import CheckpointError, UsageError
 from remtta.models.info import model_info
 from remtta.options import ModelOptions
 from remtta.options.loaders import find_loaders, own_options
+from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, random_images, tiny_vit
 from tests.records import json_of
 from tests.test_extensions import install, of_an_installed_package
@@ -282,3 +283,14 @@ def test_a_missing_package_is_named_before_torch_is_loaded(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=f"{name} needs .*, which is not installed: pip install"):
         ModelOptions(name).check()
+
+
+def test_apply_tells_of_no_checkpoint_to_a_loader_that_takes_none(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "adapted.safetensors"
+    monkeypatch.setattr(type(find_loaders()["demo"]), "takes", ())
+    assert remtta_here("adapt", frames, "--model", "remtta-demo", "-o", tmp_path / "run") == 0
+    assert remtta_here("apply", tmp_path / "run", "-o", target) == 0
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith(f"{target}: remtta-demo with ") and "--checkpoint" not in line
