@@ -32,6 +32,7 @@ from tests.formats.tiny_onnx import write_onnx
 from tests.records import rows_of
 
 NAN = float("nan")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "device"
 
 
 class Device:
@@ -117,8 +118,7 @@ def test_images_of_any_size_have_the_same_views(tmp_path: Path) -> None:
         check_equal(adaptive(model, tmp_path / "adaptive.onnx"), fast(model), stream(20, side=side))
 
 
-def test_a_file_that_takes_pixels_gets_shuffled_pixels(tmp_path: Path) -> None:
-    path = write_onnx(tmp_path / "tiny.onnx", side=38, pooled=False)  # whose views are resized, and so rounded
+def taking_pixels(path: Path) -> Path:
     proto = onnx.load(path)
     proto.graph.input[0].type.tensor_type.elem_type = TensorProto.UINT8
     proto.graph.node[0].input[0] = "values"
@@ -126,7 +126,11 @@ def test_a_file_that_takes_pixels_gets_shuffled_pixels(tmp_path: Path) -> None:
     proto.graph.node.insert(1, helper.make_node("Div", ["pixels", "deviation"], ["values"]))
     proto.graph.initializer.append(helper.make_tensor("deviation", TensorProto.FLOAT, [], [60.0]))
     onnx.save(proto, path)
-    model = load(path)
+    return path
+
+
+def test_a_file_that_takes_pixels_gets_shuffled_pixels(tmp_path: Path) -> None:
+    model = load(taking_pixels(write_onnx(tmp_path / "tiny.onnx", side=38, pooled=False)))  # resizes and rounds views
     device, pipeline = adaptive(model, tmp_path / "adaptive.onnx"), fast(model)
     for images in stream(4, side=38):
         pixels = (255 * images.sigmoid()).to(torch.uint8)
@@ -344,7 +348,7 @@ def test_a_device_needs_neither_remtta_nor_torch(frames: Path, tmp_path: Path) -
         folder.mkdir()
         for number in range(half, half + 6):
             shutil.copy(frames / f"frame_{number}.png", folder / f"{number:02}.png")
-        script = Path(__file__).parents[2] / "examples" / "device" / "classify.py"
+        script = EXAMPLES / "classify.py"
         args = [sys.executable, "-I", "-c", WITHOUT, script, path, folder, "--state", tmp_path / "state.npy"]
         done = subprocess.run(list(map(str, args)), cwd=tmp_path, capture_output=True, text=True, check=True)
         rows += [json.loads(line) for line in done.stdout.splitlines()]
@@ -357,3 +361,52 @@ def test_a_device_needs_neither_remtta_nor_torch(frames: Path, tmp_path: Path) -
     assert [row["label"] for row in rows] == ["abcdefg"[row["class"]] for row in rows]
     assert [row["prob"] for row in rows] == pytest.approx([row["prob"] for row in expected], abs=1e-3)
     assert [row["status"]["images"] for row in rows] == list(range(1, 13))
+
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    """Node.js, which finds onnxruntime-web."""
+    found = shutil.which("node")
+    if not found:
+        pytest.skip("no Node.js")
+    here = Path(__file__).parent
+    if subprocess.run([found, "-p", "require.resolve('onnxruntime-web')"], cwd=here, capture_output=True).returncode:
+        pytest.skip("Node.js finds no onnxruntime-web, neither in NODE_PATH nor in node_modules: npm install it")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("form", "size"), [("bias", 1), ("softmax", 4), ("channels last", 20), ("one at a time", 1), ("pixels", 4)]
+)
+def test_the_example_for_the_web_predicts_as_fast_does(node: str, tmp_path: Path, form: str, size: int) -> None:
+    path = write_onnx(tmp_path / "tiny.onnx", pooled=False, **FORMS.get(form, {}))
+    (tmp_path / "labels.txt").write_text("à\nb\nc\nd\ne\nf\ng", encoding="utf-8")
+    device = tmp_path / "device"
+    device.mkdir()
+    shutil.copy(EXAMPLES / "classifier.mjs", device)
+    options = ["--labels", str(tmp_path / "labels.txt"), "--input-size", "32"]
+    mean, std = torch.zeros(3), 1.0
+    if form == "pixels":
+        taking_pixels(path)
+    else:
+        mean, std = torch.tensor([0.5, 0.4, 0.3]), 0.25
+        options += ["--mean", "0.5", "0.4", "0.3", "--std", "0.25"]
+    assert remtta_here("export", path, "--adaptive", "-o", device / "adaptive.onnx", *options) == 0
+
+    pixels = torch.cat([(255 * images.sigmoid()).to(torch.uint8) for images in stream(size)])
+    rgba = torch.cat([pixels, torch.full_like(pixels[:, :1], 255)], 1).permute(0, 2, 3, 1).numpy()
+    parts = []
+    for half in np.split(rgba, 2):  # the second half in a process of its own, with the state of the first
+        args = [node, str(Path(__file__).with_name("web.cjs")), "classifier.mjs", "adaptive.onnx", "state", str(size)]
+        done = subprocess.run(args, cwd=device, input=half.tobytes(), capture_output=True, check=True)
+        parts.append(json.loads(done.stdout))
+
+    assert [part["images"] for part in parts] == [80, 160] and parts[0]["labels"] == list("àbcdefg")
+    images, model = (pixels / 255 - mean[:, None, None]) / std, load(path, input_size=32)
+    pipeline = fast(model)
+    expected = torch.cat([pipeline(batch).softmax(-1) for batch in images.split(size)])
+    got = torch.tensor([row for part in parts for row in part["probabilities"]])
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+    assert torch.equal(got.argmax(-1), expected.argmax(-1))
+    source = model(images[[0, 80]]).softmax(-1)
+    torch.testing.assert_close(torch.tensor([part["source"] for part in parts]), source, atol=1e-4, rtol=0)
