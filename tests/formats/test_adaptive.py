@@ -376,7 +376,8 @@ def node() -> str:
 
 
 @pytest.mark.parametrize(
-    ("form", "size"), [("bias", 1), ("softmax", 4), ("channels last", 20), ("one at a time", 1), ("pixels", 4)]
+    ("form", "size"),
+    [("bias", 1), ("softmax", 4), ("channels last", 20), ("one at a time", 1), ("quantised", 4), ("pixels", 4)],
 )
 def test_the_example_for_the_web_predicts_as_fast_does(node: str, tmp_path: Path, form: str, size: int) -> None:
     path = write_onnx(tmp_path / "tiny.onnx", pooled=False, **FORMS.get(form, {}))
