@@ -91,7 +91,7 @@ class RunningOptions:
 
             torch.set_num_threads(threads)
 
-    def load_classifier(self, model: ModelOptions, start: Delta | None = None) -> nn.Module:
+    def load_classifier(self, model: ModelOptions, start: Delta | None = None, *, to_check: bool = False) -> nn.Module:
         """Load the model, or the one on which a `start` delta was made, and compile its blocks, if requested; show the
         progress of class embeddings. Raise RemttaError if the model cannot be loaded, or is not the delta's.
         """
@@ -106,6 +106,7 @@ class RunningOptions:
             classifier = load(
                 model,
                 device=self.device,
+                to_check=to_check,
                 on_texts=lambda done, total: show(done, total, "", done / max(1e-9, time.monotonic() - began)),
             )
         if self.compile_model:

@@ -53,6 +53,11 @@ class OnnxLoader(Loader):
 
         return load_onnx(options, self.own_options(options), device)
 
+    def load_to_check(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
+        from remtta.formats.onnx_loading import load_onnx
+
+        return load_onnx(options, self.own_options(options), device, to_check=True)
+
     def write_adapted(self, delta: Delta, options: ModelOptions, output: Path) -> str:
         from remtta.formats.export import adapted_model, save_onnx
 

@@ -57,6 +57,12 @@ class OnnxGraph:
         is_patch = len(stride) == 2 and stride == sizes.get("kernel_shape") and min(stride) >= _LEAST_PATCH
         return (stride[0], stride[1]) if is_patch else (_CONV_PATCH, _CONV_PATCH)
 
+    @property
+    def rounds(self) -> bool:
+        """Whether values are quantised."""
+        operators = [getattr(each, "op_type", "") for each in messages(self.proto.graph)]
+        return any("Quantize" in operator or "QLinear" in operator for operator in operators)
+
     def last_operator(self, output: str) -> tuple[str, str, bool]:
         """Return the operator whose values are an output's, its first input, and whether they are quantised."""
         name, passed = output, [""]

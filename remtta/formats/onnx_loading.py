@@ -30,16 +30,22 @@ _OTHER_TASKS = ("detect", "segment", "pose", "obb")  # of Ultralytics
 _log = logging.getLogger(__name__)
 
 
-def load_onnx(options: ModelOptions, own: OnnxOptions, device: str | torch.device) -> OnnxClassifier:
+def load_onnx(
+    options: ModelOptions, own: OnnxOptions, device: str | torch.device, *, to_check: bool = False
+) -> OnnxClassifier:
     """Load the classifier in an ONNX file. Raise UsageError if a package is missing, or a value does not fit;
     CheckpointError if the file is damaged, or holds no classifier of images.
     """
     providers = _providers(str(device), own.provider)
-    graph = read_graph(Path(str(options.checkpoint)))
+    graph, kind = read_graph(Path(str(options.checkpoint))), OnnxClassifier
+    if ADAPTIVE in graph.metadata:
+        if not to_check:
+            raise CheckpointError(f"{graph.path} adapts itself: run it as it is, or name the file that it was made of")
+        from remtta.formats.adaptive.diagnosis import AdaptiveFile as kind
     config = _known_config(graph)
     stored = {"usual": config["input_size"][1:]} if "input_size" in config else {}
     size = None if options.input_size is None else (options.input_size[0], options.input_size[1])  # JSON has lists
-    model = OnnxClassifier(graph, own.output_name, providers, size, **stored)
+    model = kind(graph, own.output_name, providers, size, **stored)
     if model.provider != providers[0][0]:
         raise UsageError(f"onnxruntime cannot use {providers[0][0]} on this machine; use --provider cpu")
     if stored and options.input_size is None and stored["usual"] != model.image_size:
@@ -84,8 +90,6 @@ def _providers(device: str, name: str | None) -> list[Any]:
 def _known_config(graph: OnnxGraph) -> PretrainedConfig:
     """Return the preprocessing and labels that the file holds, if remtta or Ultralytics wrote it."""
     known = graph.metadata
-    if ADAPTIVE in known:
-        raise CheckpointError(f"{graph.path} adapts itself: run it as it is, or name the file that it was made of")
     if known.get("task") in _OTHER_TASKS:
         raise CheckpointError(f"{graph.path} is a model to {known['task']}, not a classifier of images")
     try:

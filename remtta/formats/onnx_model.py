@@ -5,6 +5,7 @@ It has the interface of a timm model, so that everything that needs no layers tr
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,6 +24,8 @@ from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import UnwrappedModel, classifiers_of
 
 CPU = "CPUExecutionProvider"
+PATCH_SIZE = "patch_size"
+"""Key in the metadata of a file that adapts itself: height and width of the patches that it shuffles."""
 MAX_PIXELS = 2**25
 """Pixels of one call's images, or of two images if a file takes any number; they take 400 MB in float32."""
 
@@ -32,7 +35,7 @@ _AT_ONCE = 4  # images per call on a CPU: more need more memory, and are no fast
 _SOFTMAXES, _SIGMOIDS = ("Softmax", "QLinearSoftmax"), ("Sigmoid", "QLinearSigmoid")
 _LEAST = {2: 6e-8, 4: 1e-30, 8: 1e-30}  # smallest probability, by the bytes of its type
 _LEAST_QUANTISED = 1 / 512  # half a step of 8 bits
-_FINE, _COARSE = 1e-4, 2e-2  # largest difference of a probability in a written file: float32; float16 or int8
+_FINE, COARSE = 1e-4, 2e-2  # largest difference of a probability in a written file: float32; float16 or int8
 
 
 class OnnxClassifier(nn.Module):
@@ -54,6 +57,7 @@ class OnnxClassifier(nn.Module):
     """
 
     onnx_sha256: Tensor
+    _others: Mapping[str, np.ndarray] = {}  # inputs beside the images
 
     def __init__(
         self,
@@ -113,12 +117,12 @@ class OnnxClassifier(nn.Module):
             parts.append([torch.from_numpy(array[: len(part)]).float() for array in returned])
         return [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
 
-    def _call(self, images: Tensor, outputs: Sequence[str]) -> list[np.ndarray]:
+    def _call(self, images: Tensor, outputs: Sequence[str], **others: np.ndarray) -> list[np.ndarray]:
         """Return outputs as they are, for at most as many images as the file takes; with copies if they are fewer."""
         pixels = self.as_input(images)
         whole = pixels[np.arange(self._batch or len(pixels)) % len(pixels)]
         try:
-            return list(self._opened.run(outputs, {self._input: whole}))
+            return list(self._opened.run(outputs, {self._input: whole, **self._others, **others}))
         except Exception as error:  # its own exceptions, which onnxruntime does not expose
             raise CheckpointError(f"onnxruntime cannot run {self.path} on {whole.shape}: {_reason(error)}") from error
 
@@ -178,7 +182,7 @@ class OnnxClassifier(nn.Module):
 
     def _possible_inputs(self) -> list[tuple[bool, list[int | None]]]:
         """Return whether channels are last, and height and width where known, for each form that images may have."""
-        inputs = self._opened.get_inputs()
+        inputs = [each for each in self._opened.get_inputs() if each.name not in self._others]
         kind, shape = (inputs[0].type, inputs[0].shape) if len(inputs) == 1 else ("", [])
         sizes = [side if isinstance(side, int) and side > 0 else None for side in shape or [None] * 4]
         forms = [(1, False, sizes[2:]), (3, True, sizes[1:3])] if len(sizes) == 4 else []
@@ -237,8 +241,8 @@ class OnnxClassifier(nn.Module):
             raise CheckpointError(f"{self.path} ends in a sigmoid: its classes do not exclude one another")
         values = torch.from_numpy(np.stack([first[0], second[0 if self._batch == 1 else 1]])).float().flatten(1)
         sums, is_softmax = values.sum(1), operator in _SOFTMAXES
-        add_to_1 = torch.allclose(sums, torch.ones(2), atol=_COARSE if is_softmax else 1e-3)
-        self._tolerance = _COARSE if quantised or first.itemsize == 2 else _FINE
+        add_to_1 = torch.allclose(sums, torch.ones(2), atol=COARSE if is_softmax else 1e-3)
+        self._tolerance = COARSE if quantised or first.itemsize == 2 else _FINE
         self._least, self.doubt = None, ""
         if (is_softmax and quantised) or (values.min() >= 0 and add_to_1):
             self._least = _LEAST_QUANTISED if quantised else _LEAST[first.itemsize]
@@ -259,7 +263,7 @@ class OnnxClassifier(nn.Module):
         if first.shape[1:] != second.shape[1:]:
             return f"is {first.shape} for one image and {second.shape} for others"
         largest = np.abs(first[np.isfinite(first)]).max(initial=0)
-        if not np.allclose(first, first[:1], rtol=0, atol=_COARSE * largest, equal_nan=True):
+        if not np.allclose(first, first[:1], rtol=0, atol=COARSE * largest, equal_nan=True):
             return f"differs among {len(first)} copies of an image"  # as the rows of (C, B) do
         if operators := graph.selections(name):
             return f"is selected by {' and '.join(operators)}"
@@ -299,9 +303,9 @@ class OnnxClassifier(nn.Module):
             number=1 + int.from_bytes(bytes.fromhex(state_sha256(self))[:3]),
         )
         proto = self._shifted_graph().proto
-        rounds = any("Quantize" in node.op_type or "QLinear" in node.op_type for node in proto.graph.node)
-        tolerance = _COARSE if rounds else self._tolerance  # other batches round otherwise
-        content = OnnxGraph(wrap(proto, classifier), path).content(metadata)
+        graph = OnnxGraph(wrap(proto, classifier), path)
+        tolerance = COARSE if graph.rounds else self._tolerance  # other batches round otherwise
+        content = graph.content({**metadata, PATCH_SIZE: json.dumps(self.patch_size)})
         write_atomically(path, lambda temporary: write_checked(temporary, content, self, classifier, tolerance))
 
     def _shifted_graph(self) -> OnnxGraph:
@@ -369,4 +373,4 @@ class OnnxBackbone(AnyClassifier):
         return self._file.classify_with_features(images)
 
 
-FAMILIES = {OnnxClassifier: OnnxBackbone}
+FAMILIES: dict[type[nn.Module], type[OnnxBackbone]] = {OnnxClassifier: OnnxBackbone}

@@ -18,7 +18,7 @@ from remtta.models.info import ModelInfo, model_info
 from remtta.models.preprocessing import IMAGENET_MEAN, IMAGENET_STD, Preprocessing
 from remtta.models.unwrapping import unwrap_model
 from remtta.pipeline.information import mutual_information
-from remtta.streams.prefetch import DecodedFrame, prefetch
+from remtta.streams.prefetch import prefetch
 from remtta.streams.sources import Stream
 
 MIN_IMAGES = 16  # with fewer, the right preprocessing was missed on corrupted images
@@ -146,9 +146,7 @@ def examine(
         on_batch: Called with the number of predictions so far, and of all: one per image and preprocessing.
     """
     info = model_info(model)
-    frames = _read(stream, limit, info.preprocessing, wait)
-    readable = [frame.image for frame in frames if frame.image is not None]
-    images = torch.stack(readable)
+    images, num_unreadable = read_images(stream, limit, info.preprocessing, wait)
     others = {} if getattr(unwrap_model(model).module, "normalises", False) else NORMALISATIONS  # pixels themselves
     candidates, findings = candidates_of(info.preprocessing, others), list[Finding]()
     for candidate in candidates:
@@ -162,8 +160,8 @@ def examine(
     return Diagnosis(
         info,
         stream.name,
-        num_images=len(readable),
-        num_unreadable=len(frames) - len(readable),
+        num_images=len(images),
+        num_unreadable=num_unreadable,
         findings=findings,
         better=better_than(findings) if are_conclusive(findings) else None,
         support=support_in(model, info.name, refused=refused_methods(model, ["rem", default_method(info.name)])),
@@ -204,8 +202,12 @@ def better_than(findings: Sequence[Finding]) -> Better | None:
     return Better(best, lead, error) if lead > _SIGNIFICANT * error else None
 
 
-def _read(stream: Stream, limit: int, preprocessing: Preprocessing, wait: Callable[[], None]) -> list[DecodedFrame]:
-    """Read frames spread over the source, the first ones if its length is unknown."""
+def read_images(
+    stream: Stream, limit: int, preprocessing: Preprocessing, wait: Callable[[], None]
+) -> tuple[Tensor, int]:
+    """Return images (N, 3, H, W) in uint8, spread over the source, the first ones if its length is unknown, and the
+    number of unreadable ones; raise StreamError if too few can be read.
+    """
     count = stream.num_frames or limit
     numbers = {i * count // limit for i in range(limit)} if count > limit else range(count)
     chosen = (frame for number, frame in enumerate(itertools.islice(stream.frames, count)) if number in numbers)
@@ -213,12 +215,13 @@ def _read(stream: Stream, limit: int, preprocessing: Preprocessing, wait: Callab
         frames = list(prefetch(chosen, preprocessing.transform(), ahead=2 * _BATCH, wait=wait))
     finally:
         stream.close()
-    if (readable := sum(frame.image is not None for frame in frames)) < MIN_IMAGES:
+    readable = [frame.image for frame in frames if frame.image is not None]
+    if len(readable) < MIN_IMAGES:
         reason = next((f"; {frame.source}: {frame.error}" for frame in frames if frame.error), "")
         raise StreamError(
-            f"{stream.name}: {counted(readable, 'readable image')}, but at least {MIN_IMAGES} are needed{reason}"
+            f"{stream.name}: {counted(len(readable), 'readable image')}, but at least {MIN_IMAGES} are needed{reason}"
         )
-    return frames
+    return torch.stack(readable), len(frames) - len(readable)
 
 
 @torch.inference_mode()

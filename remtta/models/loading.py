@@ -79,8 +79,16 @@ def load_model(
 
 
 @torch.random.fork_rng(devices=[])  # the caller's random numbers stay as they are
-def load(options: ModelOptions, *, device: str | torch.device = "cpu", on_texts: OnTexts | None = None) -> nn.Module:
-    """Build a classifier with the options of the command line, as `load_model` does."""
+def load(
+    options: ModelOptions,
+    *,
+    device: str | torch.device = "cpu",
+    on_texts: OnTexts | None = None,
+    to_check: bool = False,
+) -> nn.Module:
+    """Build a classifier with the options of the command line, as `load_model` does; with `to_check`, also one that
+    adapts itself.
+    """
     options = replace(options, name=options.name or DEFAULT_MODEL)
     options.check()
     check_preprocessing(options.mean, options.std, options.interpolation, options.crop_pct, options.input_size)
@@ -88,7 +96,8 @@ def load(options: ModelOptions, *, device: str | torch.device = "cpu", on_texts:
         raise UsageError("--use-ema chooses among the weights of a --checkpoint, and none was given")
     labels, loader = read_labels(options.labels), options.loader
     try:
-        model = loader.load(options, device, on_texts).float().eval()
+        load_any = loader.load_to_check if to_check else loader.load
+        model = load_any(options, device, on_texts).float().eval()
     except OSError as error:
         kind = UsageError if isinstance(error, FileNotFoundError) else CheckpointError
         raise kind(f"{options.name} cannot be loaded: {error}") from error

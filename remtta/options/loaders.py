@@ -71,6 +71,13 @@ class Loader(abc.ABC):
         CheckpointError, ModelError or DownloadError as it does; it reports an OSError in one line.
         """
 
+    def load_to_check(self, options: ModelOptions, device: str | torch.device, on_texts: OnTexts | None) -> nn.Module:
+        """Return what `load` does, for `remtta doctor`, and also a model that adapts itself.
+
+        Its `diagnose(images, wait)` then returns checks (bool) and measurements (float) by name.
+        """
+        return self.load(options, device, on_texts)
+
     def names_classes(self, options: ModelOptions) -> bool:
         """Return whether the classes are any names that --labels gives."""
         return False

@@ -25,7 +25,7 @@ from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing
 from remtta.pipeline.pipeline import Pipeline
 from tests.command import refusal_of, remtta_here
-from tests.conftest import NUM_CLASSES, TINY, raising, random_images, tiny_vit
+from tests.conftest import NUM_CLASSES, TINY, draw_folder, raising, random_images, tiny_vit
 from tests.formats.test_export import delta_at
 from tests.formats.test_onnx import FORMS, load
 from tests.formats.tiny_onnx import write_onnx
@@ -212,7 +212,7 @@ def test_the_file_has_standard_operators_only_and_its_facts(tmp_path: Path) -> N
         written = onnx.load(tmp_path / "adaptive.onnx")
         assert [(each.domain, each.version) for each in written.opset_import] == [("", 17)]
         assert [each.name for each in written.graph.output] == ["logits", "next_state", "status"]
-        assert {entry.key: entry.value for entry in written.metadata_props} == {"frames": "1"}
+        assert {entry.key: entry.value for entry in written.metadata_props} == {"frames": "1", "patch_size": "[8, 8]"}
 
 
 def test_an_older_opset_is_raised(tmp_path: Path) -> None:
@@ -267,11 +267,93 @@ def test_the_command_writes_files_that_no_command_adapts_again(
     facts = device.session.get_modelmeta().custom_metadata_map
     assert json.loads(facts["labels"]) == list("abcdefg") and json.loads(facts["preprocessing"])["mean"] == [0.5] * 3
     assert json.loads(facts["adaptive"])[-1] == "images" and facts["model"] == "tiny.onnx"
-    for args in (["adapt", frames], ["doctor", frames], ["bench"]):
+    for args in (["adapt", frames], ["bench"]):
         line = refusal_of(capfd, *args, "--model", "adaptive.onnx", code=4)
         assert line.endswith("adaptive.onnx adapts itself: run it as it is, or name the file that it was made of")
     line = refusal_of(capfd, "export", "adaptive.onnx", "--adaptive", "-o", "twice.onnx", code=4)
     assert "adapts itself" in line and not Path("twice.onnx").exists()
+
+
+DOCTOR_FORMS: dict[str, dict[str, Any]] = {
+    "bias": {},
+    "softmax": {"end": "Softmax"},
+    "fixed": {"batch": 3},
+    "one": {"batch": 1},
+}
+
+
+@pytest.mark.parametrize("form", DOCTOR_FORMS)
+def test_doctor_finds_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
+    path = write_onnx(tmp_path / "tiny.onnx", pooled=False, **DOCTOR_FORMS[form])
+    assert remtta_here("export", path, "--adaptive", "-o", tmp_path / "adaptive.onnx", "--mean", "0.5") == 0
+    args: list[str | Path] = [
+        "doctor",
+        draw_folder(tmp_path / "frames", range(20)),
+        "--model",
+        tmp_path / "adaptive.onnx",
+    ]
+    capsys.readouterr()
+    assert remtta_here(*args, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    size = 3 if form == "fixed" else 1
+    assert found["works"] and found["images"] == 20 and found["images_seen"] == -(-20 // size) * size
+    assert found["state_keeps_its_size"] and found["state_numbers"] == 4 * 7 + 11
+    assert found["predictions_are_finite"] and found["stored_state_continues_exactly"] and found["nan_leaves_state"]
+    assert found.get("predicts_as_fast") == (None if form == "fixed" else True)
+    assert found["offset_norm"] > 1 and 0 < found["agreement"] < 1 and found["temperature"] == 1
+    assert remtta_here(*args) == 0
+    page = capsys.readouterr().out
+    assert "nan leaves state                yes" in page and page.endswith("\nIt does what it should.\n")
+
+
+BRIGHTNESS = helper.make_node("ReduceMean", ["images"], ["fault"], keepdims=0)
+RANDOM = helper.make_node("RandomUniform", [], ["fault"], shape=[7])
+SLOPE = helper.make_node("Constant", [], ["fault"], value_floats=list(map(float, range(7))))
+INFINITE = helper.make_node("Constant", [], ["fault"], value_float=float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("output", "fault", "failed"),
+    [
+        ("next_state", BRIGHTNESS, {"nan_leaves_state", "images_are_counted", "predicts_as_fast"}),
+        ("status", BRIGHTNESS, {"images_are_counted"}),
+        ("logits", SLOPE, {"predicts_as_fast"}),
+        ("logits", RANDOM, {"predicts_as_fast", "stored_state_continues_exactly"}),
+        ("logits", INFINITE, {"predicts_as_fast", "predictions_are_finite"}),
+    ],
+)
+def test_doctor_finds_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str, fault: onnx.NodeProto, failed: set[str]
+) -> None:
+    path = write_onnx(tmp_path / "tiny.onnx", pooled=False)
+    assert remtta_here("export", path, "--adaptive", "-o", tmp_path / "adaptive.onnx", "--mean", "0.5") == 0
+    proto = onnx.load(tmp_path / "adaptive.onnx")
+    next(node for node in proto.graph.node if output in node.output).output[0] = "right"
+    proto.graph.node.extend([fault, helper.make_node("Add", ["right", "fault"], [output])])
+    onnx.save(proto, tmp_path / "adaptive.onnx")
+    folder = draw_folder(tmp_path / "frames", range(20))
+    capsys.readouterr()
+    assert remtta_here("doctor", folder, "--model", tmp_path / "adaptive.onnx", "--json") == 3
+    found = json.loads(capsys.readouterr().out)
+    assert not found["works"] and {name for name, value in found.items() if value is False} == {"works", *failed}
+
+
+def test_doctor_refuses_what_no_export_writes(frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    load(write_onnx(tmp_path / "tiny.onnx")).save_adaptive(tmp_path / "a.onnx", {"adaptive": "[]"})
+    proto = onnx.load(tmp_path / "a.onnx")
+    proto.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "S"
+    onnx.save(proto, tmp_path / "free.onnx")
+    line = refusal_of(capfd, "doctor", frames, "--model", tmp_path / "free.onnx", code=4)
+    names = "images, state, logits, next_state, status"
+    assert line.endswith(f"has no state of fixed length among its inputs and outputs {names}; export it again")
+    plain = write_onnx(tmp_path / "plain.onnx", metadata={"adaptive": "[]"})
+    line = refusal_of(capfd, "doctor", frames, "--model", plain, code=4)
+    assert line.endswith("inputs and outputs images, logits; export it again")
+    for value in ("", "[8]", "[8, null]"):
+        helper.set_model_props(proto := onnx.load(tmp_path / "a.onnx"), {"adaptive": "[]", "patch_size": value})
+        onnx.save(proto, tmp_path / "size.onnx")
+        line = refusal_of(capfd, "doctor", frames, "--model", tmp_path / "size.onnx", code=4)
+        assert line.endswith("has no valid patch_size in its metadata; export it again")
 
 
 @pytest.mark.filterwarnings("ignore")  # what torch's exporter warns of

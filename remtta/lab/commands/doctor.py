@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -44,6 +45,7 @@ def doctor(
 
     Tries other means, standard deviations and channel orders, without labels. SOURCE should hold clean images, or
     else frames of many conditions. Exit code 3: something else fits better. Also shows how REM masks the model.
+    For a file of remtta export --adaptive, checks instead that it adapts itself as it should (3: it does not).
 
     Examples:
 
@@ -57,12 +59,21 @@ def doctor(
         opened = open_stream(source)  # reports a wrong path at once
         load_torch("remtta.lab.doctor", model)
         from remtta.adapt.image_inputs import warn_of_guess
-        from remtta.lab.doctor import MIN_IMAGES, examine
+        from remtta.lab.doctor import MIN_IMAGES, examine, read_images
+        from remtta.models.info import model_info
 
         limit = stream.limit or _LIMIT
         check(limit >= MIN_IMAGES, "--limit", limit, f"at least {MIN_IMAGES}")
         running.set_threads()
-        classifier = running.load_classifier(model)
+        classifier: Any = running.load_classifier(model, to_check=True)
+        if hasattr(classifier, "diagnose"):  # it adapts itself
+            images, num_unreadable = read_images(opened, limit, model_info(classifier).preprocessing, interrupts.check)
+            checks = classifier.diagnose(images, interrupts.check)
+            failed = [name for name, value in checks.items() if value is False]
+            facts = {"model": model.name, "source": opened.name, "images": len(images), "unreadable": num_unreadable}
+            content = {"works": not failed, **facts, **checks}
+            printed.show(content, lambda: "\n".join(_check_lines({**facts, **checks}, failed)))
+            raise typer.Exit(_DOES_NOT_FIT if failed else 0)
         began = time.monotonic()
         with progress("predicting", "predictions", hidden=running.quiet, rate_unit="predictions") as show:
             found = examine(
@@ -75,6 +86,20 @@ def doctor(
         warn_of_guess(found.info.guessed)
         printed.show(found.as_dict(), lambda: "\n".join(map(printable, _lines(found))))
     raise typer.Exit(_DOES_NOT_FIT if found.better else 0)
+
+
+def _check_lines(found: Mapping[str, object], failed: Sequence[str]) -> list[str]:
+    shown = {True: "yes", False: "no"}
+    rows = [
+        [
+            name.replace("_", " "),
+            shown[value] if isinstance(value, bool) else f"{value:.4g}" if isinstance(value, float) else str(value),
+        ]
+        for name, value in found.items()
+    ]
+    names = " and ".join(name.replace("_", " ") for name in failed)
+    verdict = f"It does not do what it should: {names}. Export it again." if failed else "It does what it should."
+    return [*aligned(rows, left=(0, 1)), "", verdict]
 
 
 def _lines(found: Diagnosis) -> list[str]:
