@@ -87,7 +87,7 @@ class ModelOptions:
     ] = None
     crop_pct: Annotated[
         float | None,
-        model_option("Fraction of the short side that the centre crop keeps.", default=_CHECKPOINTS, common=True),
+        model_option("Fraction of the short side that the center crop keeps.", default=_CHECKPOINTS, common=True),
     ] = None
     own: Annotated[Mapping[str, Any], PassedSettings(own_options)] = field(default_factory=dict)
     """Options that only some loaders have, by name."""

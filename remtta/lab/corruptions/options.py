@@ -47,7 +47,7 @@ class CorruptOptions:
     size: Annotated[
         int | None,
         Option(
-            "Resize the short side to 256/224 of N and crop the centre, N x N.",
+            "Resize the short side to 256/224 of N and crop the center, N x N.",
             metavar="N",
             min=1,
             max=10_000,
