@@ -138,7 +138,8 @@ class LiveSource:
         if self._closed.is_set():
             return True
         if connection.promised > 0 and connection.failed:
-            read = f"{connection.number} of {connection.promised} frames"
+            of = f" of {connection.promised}" if connection.promised > connection.number else ""
+            read = f"{connection.number}{of} frames"
             raise StreamError(f"{self.name} was lost after {read} ({connection.reason}); check it and the network")
         if connection.promised > 0:
             warn_if_cut(self.name, connection.number, connection.promised)

@@ -35,6 +35,7 @@ _TURNS = {90: Image.Transpose.ROTATE_90, 180: Image.Transpose.ROTATE_180, 270: I
 _RESTART_S = 0.5  # times that go back by less are reordered frames
 _WHOLE_FILES = re.compile(r"(https?|s?ftp|file)://", re.IGNORECASE)  # of which FFmpeg knows whether they have ended
 _IN_PARTS = ("hls", "dash")  # formats whose missing parts FFmpeg skips
+_ENDLESS = ("mpjpeg",)  # of cameras, which may state any length
 
 _log = logging.getLogger(__name__)
 
@@ -68,8 +69,11 @@ class Video:
         self.codec = codec.name
         self._rate = float(self._stream.guessed_rate or self._stream.average_rate or 1)
         self.num_frames = self._stream.frames or self._estimated_frames()
+        name = self._container.format.name
+        whole = not live or (bool(_WHOLE_FILES.match(source)) and name not in _IN_PARTS)
+        if live and whole and not self.num_frames and name not in _ENDLESS:
+            self.num_frames = int(self._container.size > 0)  # a file of unknown duration, such as MPEG-TS by http
         self._live = live and not self.num_frames
-        whole = not live or (_WHOLE_FILES.match(source) and self._container.format.name not in _IN_PARTS)
         self._least_s = 0.0 if whole else 0.9 * (self._container.duration or 0) / 1e6 - 2 / self._rate  # if not cut
         self._pictures = self._read()
 
@@ -191,8 +195,8 @@ def _deinterlaced(frames: Iterable[VideoFrame | None]) -> Iterator[VideoFrame | 
         new = (frame.width, frame.height, frame.format.name) if frame else None
         if graph and new != shape:
             yield from _filtered(graph, None)
-            graph = None
-        if frame and not graph and frame.interlaced_frame:
+            graph = shape = None
+        if frame and new != shape and frame.interlaced_frame:
             graph, shape = _deinterlacer(frame), new
         if frame and graph:
             yield from _filtered(graph, frame)
@@ -202,15 +206,24 @@ def _deinterlaced(frames: Iterable[VideoFrame | None]) -> Iterator[VideoFrame | 
         yield from _filtered(graph, None)
 
 
-def _deinterlacer(frame: VideoFrame) -> Graph:
+def _deinterlacer(frame: VideoFrame) -> Graph | None:
+    """Return a filter for frames like this one; None if it takes none of these, as of a few lines."""
+    from av.error import FFmpegError
     from av.filter import Graph
 
     graph = Graph()
-    graph.link_nodes(
+    nodes = (
         graph.add_buffer(width=frame.width, height=frame.height, format=frame.format, time_base=frame.time_base),
         graph.add("bwdif", mode="send_frame", deint="interlaced"),
         graph.add("buffersink"),
-    ).configure()
+    )
+    try:
+        graph.link_nodes(*nodes).configure()
+    except FFmpegError as error:
+        _log.warning(
+            "interlaced frames of %d x %d are left as they are (%s)", frame.width, frame.height, error.strerror
+        )
+        return None
     return graph
 
 

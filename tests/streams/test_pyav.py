@@ -83,6 +83,19 @@ def test_interlaced_frames_are_pictures_of_their_first_field(
     assert max(errors) < 4 < min(weave)  # levels of 255
 
 
+def test_interlaced_frames_of_too_few_lines_are_left_as_they_are(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    pictures = [woven(number)[:6] for number in range(3)]
+    path = write(tmp_path / "a.avi", pictures, "mpeg4", options={**INTERLACED, "b": "4000000"})
+    frames = list(iter_video(str(path)))
+    assert numbers(frames) == [0, 1, 2]
+    assert max(error(frame, picture) for frame, picture in zip(frames, pictures, strict=True)) < 8
+    assert [text for text in caplog.messages if "interlaced" in text] == [
+        "interlaced frames of 128 x 6 are left as they are (Invalid argument)"
+    ]
+
+
 def test_joined_transport_streams_keep_times_that_go_on_and_every_size(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

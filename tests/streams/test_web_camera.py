@@ -168,6 +168,13 @@ def test_a_playlist_whose_server_dies_is_lost(dies: bool, tmp_path: Path) -> Non
             assert len(list(stream.frames)) == 30
 
 
+def test_a_transport_stream_in_a_file_on_a_web_server_is_read_once(tmp_path: Path) -> None:
+    write(tmp_path / "a.ts", [scene(number) for number in range(10)])  # its duration is unknown without its end
+    with serving(partial(_Files, directory=str(tmp_path))) as server:  # type: ignore[arg-type]
+        frames = open_stream(f"http://127.0.0.1:{server.server_port}/a.ts").frames
+        assert len(list(islice(frames, 11))) == 10
+
+
 class _Files(QuietHandler, SimpleHTTPRequestHandler):
     """Serves the files of a folder."""
 
