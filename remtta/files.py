@@ -90,7 +90,8 @@ def check_can_hold(folder: Path, what: str, option: str) -> None:
 
 
 def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_by_then: Path | None = None) -> None:
-    """Raise UsageError before any work if a file has another suffix, or exists, or its folder does not.
+    """Raise UsageError before any work if a file has another suffix, or exists, or its folder, a link's target's, does
+    not.
 
     Args:
         option: The option that names it, for the message: "--output".
@@ -101,9 +102,10 @@ def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_
     if path.exists() and not path.is_file():
         what = "folder" if path.is_dir() else "device or a pipe"
         raise UsageError(f"{option} {path} is a {what}; name a file")
-    will_exist = made_by_then is not None and os.path.realpath(path.parent) == os.path.realpath(made_by_then)
-    if not will_exist and not path.parent.is_dir():
-        raise UsageError(f"{option}: {path.parent}: no such folder; make it first")
+    parent = Path(os.path.realpath(path)).parent if path.is_symlink() else path.parent
+    will_exist = made_by_then is not None and os.path.realpath(parent) == os.path.realpath(made_by_then)
+    if not will_exist and not parent.is_dir():
+        raise UsageError(f"{option}: {parent}: no such folder; make it first")
     if path.exists() and not overwrite:
         raise UsageError(f"{path} exists; choose another {option} or add --overwrite")
 

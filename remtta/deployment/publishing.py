@@ -81,7 +81,7 @@ class ModelPublisher(Callback):
         if options.publish is None:
             return None
         publisher = cls(options.publish, options.publish_every)
-        publisher._check_path(run.folder)
+        publisher._check_path(run.folder, run.source)
         return publisher
 
     def on_start(self, run: Run) -> None:
@@ -99,26 +99,37 @@ class ModelPublisher(Callback):
                 load_of_part("remtta.formats.export:check_packages", what)("onnx")
         elif context.info.provider and not self._as_delta:
             raise UsageError(f"--publish {self._path}: an ONNX file is published as .onnx, or as its delta.safetensors")
-        self._check_path(run.summary.output)
+        self._check_path(run.summary.output, context.stream.name)
         statistics = (context.pipeline.source_record or {}).get("path")
         start = context.start.path if context.start else None
-        self._inputs = [*ModelOptions.from_arguments(**context.info.origin).files, start, statistics]
+        model = ModelOptions.from_arguments(**context.info.origin)
+        self._inputs = [*model.files, start, statistics]
         check_not_input(self._path, "--publish", () if self._has_versions else self._inputs)
         if self._has_versions:
             remove_leftovers(self._path, (_LIST, _WHOLE))
             self._remove_old_versions()
         else:
             target = Path(os.path.realpath(self._path))
+            local, _, place = (model.name or "").partition(":")
+            if local == "local-dir" and target.is_relative_to(os.path.realpath(place)):
+                raise UsageError(
+                    f"--publish {self._path} is in the folder of the model, {place}; choose another folder"
+                )
             remove_leftovers(target.parent, (glob.escape(target.name),))
 
-    def _check_path(self, folder: Path) -> None:
-        """Raise, before any work, if nothing can be written to the path, or it is a file of the run in this folder."""
+    def _check_path(self, folder: Path, source: str) -> None:
+        """Raise, before any work, if nothing can be written to the path, or it is a file of the run in this folder, or
+        the folder of its frames.
+        """
         if self._has_versions:
-            check_can_hold(self._path, "a folder to publish in", "--publish")
+            target = Path(os.path.realpath(self._path))
+            check_can_hold(target, "a folder to publish in", "--publish")
+            if target == Path(os.path.realpath(source)):
+                raise UsageError(f"--publish {self._path} is the folder of the frames; choose another folder")
             return
         check_target(self._path, "--publish", self._path.suffix, overwrite=True, made_by_then=folder)
-        check_can_hold(self._path.parent, "a folder to publish in", "--publish")
         target = Path(os.path.realpath(self._path))
+        check_can_hold(target.parent, "a folder to publish in", "--publish")
         if target.name in OWN_FILES and target.parent == Path(os.path.realpath(folder)):
             raise UsageError(f"--publish {self._path} is a file of the run; choose another name")
 
@@ -173,7 +184,7 @@ class ModelPublisher(Callback):
         return self._state[1] != self._published[1] and self._path.exists()
 
     def _write_version(self) -> None:
-        self._path.mkdir(parents=True, exist_ok=True)
+        os.makedirs(os.path.realpath(self._path), exist_ok=True)  # also through a dangling link
         numbers = [int(each.name) for each in self._path.iterdir() if re.fullmatch("[1-9][0-9]{0,17}", each.name)]
         number = 1 + max(numbers, default=0)
         write_json(self._path / _LIST, {"versions": [*self._versions(), number]})

@@ -1,11 +1,13 @@
 """Published models, also where `remtta.formats` is not installed."""
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from remtta import apply_delta, extensions, load_delta, load_model
@@ -54,8 +56,13 @@ def test_paths_that_cannot_be_published_to_are_refused_before_torch_is_loaded(
 ) -> None:
     (tmp_path / "folder.onnx").mkdir()
     (tmp_path / "file").touch()
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "gone" / "live.safetensors")
+    (tmp_path / "frames_too").symlink_to(frames)
     run = tmp_path / "run"
     for path, text in {
+        tmp_path / "link.safetensors": "gone: no such folder; make it first",
+        frames: "is the folder of the frames; choose another folder",
+        tmp_path / "frames_too": "is the folder of the frames; choose another folder",
         tmp_path / "missing" / "live.onnx": "missing: no such folder; make it first",
         tmp_path / "folder.onnx": "is a folder; name a file",
         tmp_path / "file": "file is a file, so it cannot be a folder to publish in",
@@ -65,6 +72,27 @@ def test_paths_that_cannot_be_published_to_are_refused_before_torch_is_loaded(
     }.items():
         assert text in refusal_of(capfd, "adapt", frames, "--model", "none_such", "-o", run, "--publish", path)
     assert not run.exists()
+
+
+def test_nothing_is_published_beside_the_weights_of_a_local_folder(frames: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "local"
+    folder.mkdir()
+    torch.save(tiny_vit().state_dict(), folder / "pytorch_model.bin")
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 7, "model_args": {**TINY, "num_classes": 7}}
+    (folder / "config.json").write_text(json.dumps({**config, "pretrained_cfg": {"input_size": [3, 32, 32]}}))
+    model = load_model(f"local-dir:{folder}")
+    with pytest.raises(UsageError, match=rf"is in the folder of the model, {folder}; choose another folder"):
+        adapt_tiny(frames, tmp_path / "run", model=model, callbacks=[ModelPublisher(folder / "model.safetensors")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_versions_are_published_through_a_link_to_a_folder_that_does_not_exist_yet(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelPublisher, "_write", lambda self, path: path.write_text("model"))
+    (tmp_path / "link").symlink_to(tmp_path / "models")
+    adapt_tiny(frames, tmp_path / "run", callbacks=[ModelPublisher(tmp_path / "link", "100")])
+    assert (tmp_path / "models" / "1" / "model.onnx").read_text() == "model"
 
 
 def test_the_runs_own_folder_need_not_exist(frames: Path, tmp_path: Path) -> None:
