@@ -135,6 +135,18 @@ def _mtime_ns(path: Path) -> int:
         return 0
 
 
+def is_image(path: Path) -> bool:
+    """Return False for a file whose header is that of no image."""
+    try:
+        with open_image(path):
+            return True
+    except UnidentifiedImageError:
+        return False
+    except Exception as error:  # reported when it is decoded
+        _log.debug("%s: %s", path, error)
+        return True
+
+
 def load_image(path: Path) -> Image.Image:
     """Decode a still to upright RGB.
 

@@ -22,7 +22,16 @@ from remtta.options.model import WEIGHT_SUFFIXES
 from remtta.options.run_options import Buffer, Sort
 from remtta.streams.capture import check_protocol
 from remtta.streams.frames import Frame
-from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, load_image, none_but, sort_files
+from remtta.streams.images import (
+    has_suffix,
+    image_suffixes,
+    is_clutter,
+    is_image,
+    list_files,
+    load_image,
+    none_but,
+    sort_files,
+)
 from remtta.streams.live import LiveSource
 from remtta.streams.path_list import read_paths
 from remtta.streams.video import VIDEO_SUFFIXES, is_video, iter_video
@@ -175,6 +184,8 @@ def _open_existing(name: str, options: StreamOptions) -> Stream:
     if is_model_file(name) or has_suffix(name, WEIGHT_SUFFIXES):
         option = "--model" if is_model_file(name) else "--checkpoint"
         raise UsageError(f"{name} is a file of a model, not of frames; name it with {option}, and frames as the source")
+    if not has_suffix(name, image_suffixes()) and not is_image(Path(name)):
+        raise UsageError(f"{name} is neither an image nor a video that remtta can read; name frames as the source")
     return _path_stream(name, "image", [name], options)
 
 

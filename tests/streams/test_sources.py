@@ -83,6 +83,7 @@ def test_a_path_without_a_file_is_an_unreadable_frame(tmp_path: Path, name: str)
         ("cams.txt", r"cams\.txt is a text file; add --streams if it lists streams"),
         ("a.ONNX", r"a\.ONNX is a file of a model, not of frames; name it with --model, and frames as the source$"),
         ("run/delta.safetensors", "is a file of a model, not of frames; name it with --checkpoint, and frames as"),
+        *((name, f"{name} is neither an image nor a video that remtta can read") for name in ("model.ort", "model")),
         ("list", "list is a pipe; give paths on standard input, with - as the source"),
     ],
 )
@@ -95,6 +96,8 @@ def test_a_name_without_a_source_is_a_usage_error(
     (tmp_path / "run").mkdir()
     for name in ("a.ONNX", "run/delta.safetensors"):
         (tmp_path / name).touch()
+    for name in ("model.ort", "model"):
+        (tmp_path / name).write_bytes(b"\x08\x07\x12\x07pytorch")  # how an ONNX file begins
     os.mkfifo(tmp_path / "list")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=message):
