@@ -12,7 +12,9 @@ from types import ModuleType
 
 _SECRETS = re.compile(
     r"(?i)((?:pas|ps?w|pword|secret|token|signature|cred|auth(?!or))[\w.%-]{0,32}=|"
-    r"(?<![^\W_])(?:p|pin|(?:(?:api|stream)_?)?key|sig|jwt)=)[^&;#]*"
+    r"(?<![^\W_])(?:p|pin|(?:(?:api|stream)_?)?key|sig|jwt)=)[^&;#]*|"
+    r"(streamid=(?:(?:publish|play|read|request):)?)[^&]+|"  # of SRT; may begin with #!::
+    r"((?<![^\W_])live_\d{5,}_)[^\W_]{12,}+(?!\.\w)"  # of Twitch
 )
 _GROUPS = r"(?:\w{4}|[\da-fA-F]{8})(?:-\w{4}){3,}\w*"  # as in stream keys and UUIDs
 _WORDS = re.compile(rf"(?<![^\W_])(?:{_GROUPS}|[a-zA-Z\d]{{12,}})(?![^\W_]|\.\w)")
@@ -135,7 +137,7 @@ def without_password(source: str) -> str:
     if "://" not in source:
         return source
     source = re.sub(r"(?<=://)(?:[^/]*@|[^/:@\[]*:(?!\d*(?:[/?#]|$)).*@)", "***@", source)
-    host = re.match(r".*?://[^/?#]*", source := _SECRETS.sub(r"\1***", source))
+    host = re.match(r".*?://[^/?#]*", source := _SECRETS.sub(r"\1\2\3***", source))
     return host[0] + _WORDS.sub(_without_key, source[host.end() :]) if host else source
 
 
