@@ -10,7 +10,7 @@ from pathlib import Path
 
 from remtta.errors import UsageError, counted, listed
 from remtta.lab.evaluation.class_maps import composed, wnids
-from remtta.lab.evaluation.label_files import read_label_file
+from remtta.lab.evaluation.label_files import read_label_file, whole_number
 from remtta.lab.saved_frames import SAVED_FRAMES, SAVED_NAME, SOURCE
 from remtta.lab.tables import WITHIN
 from remtta.runs.folder import BATCHES, PREDICTIONS, RECORD
@@ -124,6 +124,7 @@ def _summary(outcomes: Sequence[_Outcome]) -> Content:
     summary["frames_of_source"] = len(pairs)
     if pairs:
         gains = [source - run for source, run in pairs]
+        summary |= _error("paired_error", [run for _, run in pairs])
         summary |= _error("source_error", [source for source, _ in pairs])
         summary["gain"] = 100 * sum(gains) / len(pairs)
         summary["gain_se"] = 100 * math.sqrt(sum(map(abs, gains))) / len(pairs)  # as in McNemar's test
@@ -199,10 +200,16 @@ class _Names:
 
     def find(self, text: str) -> _Truth:
         """Return the class of a number or name, without numbers if no prediction has this name."""
-        numbers = {int(text)} if text.isdecimal() else self._numbers.get(composed(text), set())
+        number = whole_number(text)
+        numbers = self._numbers.get(composed(text), set()) if number is None else {number}
         if max(numbers, default=0) >= self._num_classes:
             raise UsageError(f"{self._where}: the model has no class {text}; it has {self._num_classes}, from 0")
         return self._names.get(min(numbers, default=-1), text), frozenset(numbers)
+
+    def suggestion(self, text: str) -> str:
+        """Return a question for the name that differs from a text by case only, or ""."""
+        plain = composed(text).casefold()
+        return next((f"did you mean {name}?" for name in self._numbers if name.casefold() == plain), "")
 
 
 def _truths(
@@ -212,12 +219,13 @@ def _truths(
     truths: dict[int, _Truth] = {}
     missing: dict[str, None] = {}  # in order
     unlabelled, unknown = set[str](), set[str]()
-    by_index = all(item.isdecimal() and not frames.find(item) for item, _ in pairs)
+    by_index = not any(frames.find(item) for item, _ in pairs)
     for item, text in pairs:
         if not text:
             unlabelled.add(item)
             continue
-        found = [int(item)] if by_index else frames.find(item)
+        index = whole_number(item) if by_index else None
+        found = frames.find(item) if index is None else [index]
         if not found or max(found) >= frames.num_frames:
             missing[item] = None
             continue
@@ -233,8 +241,14 @@ def _truths(
             f"{where}: {why}; a line needs source path, file name or index of a frame in {folder}, a tab, its class"
         )
     if all(not numbers for _, numbers in truths.values()):
-        raise UsageError(f'{where}: no prediction of {folder} is "{min(unknown)}"; write class or label as in its rows')
-    told = {"unlabelled": len(unlabelled), "not_in_run": [*missing], "never_predicted": sorted(unknown)}
+        remedy = names.suggestion(min(unknown)) or "write class or label as in its rows"
+        raise UsageError(f'{where}: no prediction of {folder} is "{min(unknown)}"; {remedy}')
+    told = {
+        "unlabelled": len(unlabelled),
+        "not_in_run": [*missing],
+        "never_predicted": sorted(unknown),
+        "suggestions": {name: question for name in sorted(unknown) if (question := names.suggestion(name))},
+    }
     return truths, told
 
 
@@ -243,17 +257,26 @@ def _truths(
 
 def verdict(score: Content) -> str:
     """Return in a sentence whether a run is better than its source model."""
-    frames, source = counted(score["frames"], "labelled frame"), score.get("source_error")
-    error = f"error {score['error']:.1f} % (SE {score['error_se']:.1f}) on {frames}"
-    if source is None:
+    frames = counted(score["frames"], "labelled frame")
+    error = f"error {_with_se(score, 'error')} on {frames}"
+    if "gain" not in score:
         return f"{error}; what the source model predicts is not recorded."
     gain, limit = score["gain"], WITHIN * score["gain_se"]
     found = "better than" if gain > limit else "worse than" if gain < -limit else "not clearly different from"
-    of = "" if score["frames_of_source"] == score["frames"] else f" on {score['frames_of_source']} of them"
+    if score["frames_of_source"] < score["frames"]:
+        error += f"; on {score['frames_of_source']} of them {_with_se(score, 'paired_error')}"
+    certainty = f"SE {score['gain_se']:.1f}" if score["gain_se"] else "no SE: equal on each frame"
     return (
-        f"{error}, source model {source:.1f} % (SE {score['source_error_se']:.1f}){of}: gain {gain:+.1f} points "
-        f"(SE {score['gain_se']:.1f}), {found} the source model."
+        f"{error}, source model {_with_se(score, 'source_error')}: gain {gain:+.1f} points ({certainty}), "
+        f"{found} the source model."
     )
+
+
+def _with_se(score: Content, name: str) -> str:
+    """Return an error with its standard error, without the formula's 0 if all frames or none are wrong."""
+    error, deviation = score[name], score[f"{name}_se"]
+    certainty = f"SE {deviation:.1f}" if deviation else f"no SE: {'all' if error else 'none'} wrong"
+    return f"{error:.1f} % ({certainty})"
 
 
 def time_table(score: Content) -> Table:
@@ -274,13 +297,17 @@ def _table(heading: str, parts: Sequence[Content], names: Sequence[str]) -> Tabl
     if all(part["frames_of_source"] == part["frames"] for part in parts):  # else they are of other frames
         known |= {"source_error": "source", "gain": "gain"}
     form = {"frames": "d", "gain": "+.1f"}
-    cells = ([f"{part[name]:{form.get(name, '.1f')}}" for name in known] for part in parts)
+    cells = (
+        [f"{part[name]:{form.get(name, '.1f')}}" if part[name] or name != "error_se" else "" for name in known]
+        for part in parts
+    )
     return [heading, *known.values()], [[name, *row] for name, row in zip(names, cells, strict=True)]
 
 
 def remarks(score: Content) -> list[str]:
     """Return a line for each thing in the label file or the run that did not count."""
-    missing, unknown = score["not_in_run"], score["never_predicted"]
+    missing, questions = score["not_in_run"], score["suggestions"]
+    unknown = [f"{name} ({questions[name]})" if name in questions else name for name in score["never_predicted"]]
     source = score["frames_of_source"]
     lines = {
         f"without a class: {counted(score['unlabelled'], 'line')}": score["unlabelled"],

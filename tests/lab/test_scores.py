@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from remtta.lab.scores import score_run
+from remtta.lab.scores import score_run, verdict
 from tests.command import refusal_of, remtta_here
 
 NAMES = ("cat", "dog", "tabby, tabby cat", "cow")
@@ -81,6 +81,13 @@ def test_frames_are_found_by_path_name_index_or_as_saved(run: Path, text: str) -
     assert content["by_class"][0]["class"] == "dog" and content["not_in_run"] == []
 
 
+@pytest.mark.parametrize("text", ["index,class\n2,dog\n-1,cat\n1,dog\n", "-1,1.0\n2.0,1.0\n1.0,1\n"])
+def test_indices_beside_a_bad_one_and_those_of_pandas_are_found(run: Path, text: str) -> None:
+    content = score(run, text)
+    assert (content["frames"], content["error"], content["not_in_run"]) == (2, 0, ["-1"])
+    assert content["by_class"][0]["class"] == "dog"
+
+
 def test_what_does_not_count_is_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = run.parent / "labels.tsv"
     lines = [
@@ -91,7 +98,7 @@ def test_what_does_not_count_is_said(run: Path, capsys: pytest.CaptureFixture[st
         "1/1.png\t",
         "other.png\tcat",
         "9\tcat",
-        "1/2.png\tcows",
+        "1/2.png\tDog",
         "broken.png\tcat",
     ]
     labels.write_text("\n".join(lines) + "\n")
@@ -99,13 +106,12 @@ def test_what_does_not_count_is_said(run: Path, capsys: pytest.CaptureFixture[st
     said = capsys.readouterr().out
     assert said.startswith("error 50.0 % (SE 35.4) on 2 labelled frames, source model 50.0 % (SE 35.4): gain +0.0 ")
     assert "without a class: 2 lines\nnot in the run: 2 frames, other.png, 9\n" in said
-    assert (
-        "could not be read in the run: 1 labelled frame\nwrong in any case, as no prediction is of class cows" in said
-    )
+    assert "could not be read in the run: 1 labelled frame\nwrong in any case, as no prediction is of " in said
+    assert said.endswith(" class Dog (did you mean dog?)\n")
     assert remtta_here("score", run, labels, "--json") == 0
     content = json.loads(capsys.readouterr().out)
     told = {name: content[name] for name in ("unlabelled", "not_in_run", "unreadable", "never_predicted")}
-    assert told == {"unlabelled": 2, "not_in_run": ["other.png", "9"], "unreadable": 1, "never_predicted": ["cows"]}
+    assert told == {"unlabelled": 2, "not_in_run": ["other.png", "9"], "unreadable": 1, "never_predicted": ["Dog"]}
 
 
 def test_a_clear_gain_and_a_clear_loss_are_called_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +128,6 @@ def test_a_clear_gain_and_a_clear_loss_are_called_so(tmp_path: Path, capsys: pyt
             "80-99",
             "20",
             f"{100 * truth:.1f}",
-            "0.0",
             f"{100 - 100 * truth:.1f}",
             f"{100 - 200 * truth:+.1f}",
         ] in ([line.split() for line in said.splitlines()])
@@ -136,6 +141,9 @@ def test_a_clear_gain_and_a_clear_loss_are_called_so(tmp_path: Path, capsys: pyt
         ("0/0.png,cat\nframes/0/0.png,dog\n", "frame 0 has two classes, cat and dog"),
         ("0/0.png,4\n", "the model has no class 4; it has 4, from 0"),
         ("0/0.png,horse\n", 'no prediction of .* is "horse"; write class or label as in its rows'),
+        ("0/0.png,Cow\n", '"Cow"; write class'),
+        ("0/0.png,CAT\n", 'no prediction of .* is "CAT"; did you mean cat\\?'),
+        ("\x89PNG\0\1", "labels.csv is not a text file; give a TSV or CSV"),
         ("x.png,cat\n", 'the run has no frame "x.png"; a line needs source path'),
         ("9,cat\n", 'the run has no frame "9"; a line needs source path'),
         ("0/0.png\n", "it gives no frame a class; a line needs source path"),
@@ -171,6 +179,10 @@ def test_an_unknown_source_model_is_said_and_another_run_stands_in(run: Path, tm
     (saved / "source.jsonl").write_text(json.dumps({"index": 1, **prediction(3)}) + "\n")
     content = score(run, text)
     assert (content["frames_of_source"], content["source_error"], content["gain"]) == (1, 100, 0)
+    assert verdict(content).startswith(
+        "error 50.0 % (SE 35.4) on 2 labelled frames; on 1 of them 100.0 % (no SE: all wrong), "
+        "source model 100.0 % (no SE: all wrong): gain +0.0 points (no SE: equal on each frame), "
+    )
 
 
 def test_only_a_run_of_the_source_model_on_the_same_frames_stands_in(

@@ -13,7 +13,9 @@ from remtta.files import read_text
 
 Pair = tuple[str, str]
 
+_SHOWN = 80  # characters of a line in an error
 _DELIMITERS = "\t,; "
+_WHOLE = re.compile(r"(\d+)(\.0*)?")
 _NUMBER = re.compile(r"\d+|n\d{8}")  # a class's number or wnid, which a space may separate from the item
 _CLASS_COLUMN = re.compile(r"(true|image|img)?(class|label|category|target)(id|index|number|name)?")
 
@@ -32,24 +34,32 @@ def read_label_file(file: Path, option: str, is_item: Callable[[str], bool], *, 
     Raises:
         UsageError: If the file cannot be read, a line does not have both, or an item has two classes.
     """
-    lines = [line.strip() for line in read_text(file, option, "surrogateescape").split("\n") if line.strip()]
+    text = read_text(file, option, "surrogateescape")
+    if "\0" in text:
+        raise UsageError(f"{option}: {file} is not a text file; give a TSV or CSV of paths and classes, in UTF-8")
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
     header = _header(lines[0]) if lines and not any(is_item(item) for item, _ in _ways(lines[0])) else None
     pairs: list[Pair] = []
     for line in lines[header is not None :] or [""]:
         beside = list(_ways_beside(line, header, partial)) if header and (header.columns > 2 or partial) else []
         ways = beside if header and header.columns > 2 else [*beside, *_ways(line, partial)]
         if not ways:
-            raise UsageError(f'{option}: {file} needs lines such as frames/1.png,3, got "{line}"')
+            raise UsageError(f'{option}: {file} needs lines such as frames/1.png,3, got "{line:.{_SHOWN}}"')
         pairs.append(next((way for way in ways if is_item(way[0])), ways[0]))
     if header is None and not partial and len(pairs) > 1 and [is_item(item) for item, _ in pairs[:2]] == [False, True]:
         raise UsageError(
-            f'{option}: {file} begins with "{lines[0]}", which names no image; if it is a header, call the column of '
-            "classes class or label"
+            f'{option}: {file} begins with "{lines[0]:.{_SHOWN}}", which names no image; if it is a header, call the '
+            "column of classes class or label"
         )
     last_class = {item: name for item, name in pairs if name}
     if repeated := next((item for item, name in pairs if name and last_class[item] != name), None):
         raise UsageError(f"{option}: {file} lists {repeated} with two classes")
     return pairs
+
+
+def whole_number(text: str) -> int | None:
+    """Return the number that a text is, also as pandas writes it in columns with missing values: 3.0."""
+    return int(number[1]) if (number := _WHOLE.fullmatch(text)) else None
 
 
 def _ways(line: str, partial: bool = False) -> Iterator[Pair]:

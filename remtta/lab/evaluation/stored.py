@@ -21,7 +21,7 @@ from remtta.errors import FrameError, StreamError, UsageError
 from remtta.lab.corruptions.parameters import SEVERITIES
 from remtta.lab.evaluation.class_maps import composed, numbered_once, restricted_set, wnids
 from remtta.lab.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, wanted_domains
-from remtta.lab.evaluation.label_files import read_label_file
+from remtta.lab.evaluation.label_files import read_label_file, whole_number
 from remtta.streams.images import is_clutter, natural_key
 from remtta.streams.pillow import formats
 
@@ -200,8 +200,9 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     """
     entries = read_label_file(file, "--labels-file", lambda image: os.path.isfile(root / image))
     numbers = wnids(num_classes) | numbered_once([composed(name) for name in names or ()])
-    labels = [int(label) if label.isdecimal() else numbers.get(composed(label), -1) for _, label in entries]
-    for (_, text), label in zip(entries, labels, strict=True):
+    class_texts = [label for _, label in entries]
+    labels = [numbers.get(composed(text), -1) if (n := whole_number(text)) is None else n for text in class_texts]
+    for text, label in zip(class_texts, labels, strict=True):
         if not 0 <= label < num_classes:
             raise UsageError(
                 f'--labels-file: {file}: the model has no class "{text}"; it has {num_classes} classes, from 0; '
@@ -211,12 +212,12 @@ def open_list(file: Path, root: Path, num_classes: int, names: Sequence[str] | N
     if missing := [source for source in sources if not Path(source).is_file()]:
         raise UsageError(f"--labels-file: {len(missing)} images of {file} are missing, such as {missing[0]}")
     domain = Domain(file.stem, None, sources, np.array(labels[:limit], dtype=np.int64))
-    class_texts, class_numbers = [label for _, label in entries], sorted(set(labels))
+    class_numbers = sorted(set(labels))
     return Dataset(
         root=root,
         layout=f"images listed in {file}",
         domains=[domain],
-        classes=" or ".join(sorted({"number" if text.isdecimal() else "class name" for text in class_texts})),
+        classes=" or ".join(sorted({"class name" if whole_number(text) is None else "number" for text in class_texts})),
         class_numbers=class_numbers,
         sizes=image_sizes(sources),
         restricted_to=restricted_set(class_texts) if len(class_numbers) < num_classes else None,

@@ -193,6 +193,7 @@ def test_a_list_gives_the_images_their_classes_and_the_order(tmp_path: Path) -> 
         "File;Class ID\na, b.png;1\nc.png;2\n",
         "a, b.png;1\r\nc.png;2\r\n",
         "1,a, b.png\n2,c.png\n",
+        "a, b.png\t1.0\nc.png\t2.0\n",
         "2 c.png\n1\ta, b.png\n",
         'id,split,target,file\n0,val,1,"a, b.png"\n1,val,2,c.png\n',
         "\ufeffname 1;a, b.png\n2;c.png\n",

@@ -155,7 +155,7 @@ def test_the_verdict_knows_resets_running_runs_scores_and_guards_that_are_off(
     labels = tmp_path / "labels.csv"
     labels.write_text(f"{last['source']},{last['class']}\n")
     (known,) = verdicts_of(tmp_path, run, labels=labels)
-    assert known.startswith("run: error 0.0 % (SE") and known.endswith(". The run ended in doubt, lead -5 %.")
+    assert known.startswith("run: error 0.0 % (no SE") and known.endswith(". The run ended in doubt, lead -5 %.")
     content = json_of(run / "run.json")
     content["guard"]["lead"] = 0.1
     (run / "run.json").write_text(json.dumps({**content, "exit_reason": "running"}))
@@ -242,12 +242,15 @@ def test_scores_on_labelled_frames_are_shown(folders: list[Path], tmp_path: Path
     labels.write_text(f"{row['source']},{row['class']}\n")
     assert remtta_here("report", folders[0], "-o", target, "--labels-file", labels) == 0
     reader = Reader(target.read_text())
-    known = "error 0.0 % (SE 0.0) on 1 labelled frame; what the source model predicts is not recorded."
+    known = "error 0.0 % (no SE: none wrong) on 1 labelled frame; what the source model predicts is not recorded."
     assert f"{known} In %:framesnerrorSE" in reader.text and f"first: {UNKNOWN}" in reader.text
     source = folders[0].parent / "source"
     adapt_tiny(folders[0].parent / "frames", source, "source")
     assert remtta_here("report", source, "-o", target, "--labels-file", labels, "--overwrite") == 0
-    assert "source: error 0.0 % (SE 0.0) on 1 labelled frame, source model 0.0 %" in Reader(target.read_text()).text
+    assert (
+        "source: error 0.0 % (no SE: none wrong) on 1 labelled frame, source model 0.0 %"
+        in Reader(target.read_text()).text
+    )
 
 
 def test_what_cannot_be_reported_is_reported(
