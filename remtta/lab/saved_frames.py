@@ -16,6 +16,7 @@ from remtta.errors import UsageError, counted
 from remtta.files import read_text, remove_leftovers, to_json, write_atomically, writing
 from remtta.options.option import output_option
 from remtta.runs.callbacks import BatchReport, Callback, PlannedRun
+from remtta.runs.folder import PREDICTIONS
 from remtta.runs.reading import Row, read_rows
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ class SavedFrames(Callback):
 
     def on_batch(self, report: BatchReport) -> None:
         readable = {frame.index: frame.image for frame in report.frames if frame.image is not None}
-        if not self._begun:
-            self._begin(report.summary, report.summary.num_predicted - len(readable))
+        if not self._begun and report.frames:
+            self._begin(report.summary, min(frame.index for frame in report.frames))
         for index, image in readable.items():
             if self._add(index):
                 write_atomically(saved_path(self._folder, index), partial(_write_png, image), durable=False)
@@ -113,8 +114,8 @@ class SavedFrames(Callback):
         path = self._folder / SOURCE
         write_atomically(path, lambda temporary: temporary.write_text(text, encoding="ascii"), durable=False)
 
-    def _begin(self, summary: RunSummary, num_before: int) -> None:
-        """Find the frames that an earlier part of the run saved; remove those of another run."""
+    def _begin(self, summary: RunSummary, first: int) -> None:
+        """Find the frames that an earlier part of the run, before `first`, saved; remove those of another run."""
         self._begun = True
         with writing(self._folder):
             self._folder.mkdir(exist_ok=True)
@@ -127,13 +128,17 @@ class SavedFrames(Callback):
                     self._add(int(name[1]))
         if (path := self._folder / SOURCE).is_file():
             self._by_source = {row["index"]: row for row in read_rows(path)}
-        if len(self._sample) < min(self._count, num_before):
-            _log.warning("%d earlier frames were not saved, so the sample is not uniform over the run", num_before)
+        rows = read_rows(self._folder.parent / PREDICTIONS) if summary.num_resumed else ()
+        predicted = {row["index"] for row in rows if "class" in row}
+        sample = heapq.nsmallest(self._count, predicted | self._indices, key=self._hash)
+        if any(index < first and index not in self._indices for index in sample):
+            _log.warning(
+                "an earlier part of the run did not save its frames, so the sample is not uniform over the run"
+            )
 
     def _add(self, index: int) -> bool:
         """Return whether a frame is now in the sample and was not before; remove the one that it replaces, if any."""
-        digest = hashlib.blake2b(f"{self._seed} {index}".encode(), digest_size=8).digest()
-        entry = -int.from_bytes(digest), index
+        entry = -self._hash(index), index
         if index in self._indices:
             return False
         self._indices.add(index)
@@ -144,6 +149,9 @@ class SavedFrames(Callback):
         self._indices.remove(replaced)
         saved_path(self._folder, replaced).unlink(missing_ok=True)
         return replaced != index
+
+    def _hash(self, index: int) -> int:
+        return int.from_bytes(hashlib.blake2b(f"{self._seed} {index}".encode(), digest_size=8).digest())
 
 
 def saved_path(folder: Path, index: int) -> Path:

@@ -95,7 +95,17 @@ def test_a_sample_that_began_late_is_warned_of(tmp_path: Path, caplog: pytest.Lo
     with Interrupts() as interrupts:
         adapt_tiny(frames, tmp_path / "run", callbacks=[StopAfter(1)], interrupts=interrupts)
     adapt_tiny(open_stream(frames), tmp_path / "run", callbacks=[SavedFrames(2)], resume=True)
-    assert "3 earlier frames were not saved, so the sample is not uniform over the run" in caplog.text
+    assert "an earlier part of the run did not save its frames, so the sample is not uniform over" in caplog.text
+
+
+def test_a_sample_that_paused_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    frames, run = draw_folder(tmp_path / "frames", range(20)), tmp_path / "run"
+    for callbacks in ([SavedFrames(3), StopAfter(1)], [StopAfter(2)]):
+        with Interrupts() as interrupts:
+            adapt_tiny(frames, run, options=BOTH, callbacks=callbacks, interrupts=interrupts, resume=True)
+            assert len(list((run / "saved_frames").glob("*.png"))) == 3
+    adapt_tiny(frames, run, options=BOTH, callbacks=[SavedFrames(3)], resume=True)
+    assert "not uniform" in caplog.text
 
 
 def test_with_latency_the_update_is_as_without_the_sample(tmp_path: Path) -> None:
