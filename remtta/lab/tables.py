@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remtta.errors import unknown
+from remtta.errors import UsageError, unknown
 from remtta.lab.corruptions.parameters import CORRUPTIONS, parts_of
 from remtta.lab.evaluation.variants import CIFAR, MethodVariant
 from remtta.runs.reading import aligned, printable
@@ -68,7 +68,8 @@ class Column(NamedTuple):
 def table_columns(
     domains: Iterable[str], phases: Iterable[str], *, ranked: bool, chosen: Sequence[str] | None = None
 ) -> list[Column]:
-    """Return the columns of the main table, or those chosen, in their order; raise UsageError if one is unknown.
+    """Return the columns of the main table, or those chosen, in their order; raise UsageError if one is unknown
+    or repeated.
 
     Args:
         domains: Names of the domains that methods adapt to.
@@ -90,8 +91,11 @@ def table_columns(
         return [*of_domains, *others]
     known = {**{column.name: [column] for column in (*others, *of_domains)}, "domains": of_domains}
     if missing := [name for name in chosen if name not in known]:
-        raise unknown("column", missing[0], ["domains", *known])
-    return [column for name in chosen for column in known[name]]
+        raise unknown("column", missing[0], dict.fromkeys(["domains", *known]))
+    columns = [column for name in chosen for column in known[name]]
+    if repeated := [column.name for place, column in enumerate(columns) if column in columns[:place]]:
+        raise UsageError(f'--columns has "{repeated[0]}" twice (domains are all of them); name each column once')
+    return columns
 
 
 def _columns(results: Content, chosen: Sequence[str] | None) -> list[Column]:

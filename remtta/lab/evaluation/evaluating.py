@@ -51,6 +51,7 @@ from remtta.models.preprocessing import Preprocessing
 from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import is_timm_model
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
+from remtta.runs.manifest import environment
 from remtta.runs.reading import read_rows, reading
 from remtta.runs.saving import load_position, save_state
 
@@ -222,7 +223,8 @@ class _Evaluation:
                 unchanged = [list(settings["methods"]), settings["options"]["seeds"]]
                 if unchanged == [list(context.methods), list(context.options.seeds)]:
                     _log.info("the evaluation in %s is complete", self._folder)
-                    write_tables(self._folder, earlier, context.options.columns)
+                    present = {"environment": environment(context.info.device)}  # its command stands above the table
+                    write_tables(self._folder, earlier | present, context.options.columns)
                     return earlier
                 progress = EvaluationProgress.of_completed(self._folder, earlier)
             elif progress.current:

@@ -50,11 +50,13 @@ def test_the_tables_of_a_complete_evaluation_can_be_made_with_other_columns(
     assert results["environment"]["command"] == ["/bin/remtta", "eval", "https://***@host/c", *sys.argv[3:]]
     assert "% remtta eval 'https://***@host/c' --columns gain,fog\n" in (run / "table.tex").read_text()
     assert (run / "table.md").read_text().startswith(f"| {header} ")
-    capfd.readouterr()
+    assert '--columns has "fog" twice' in refusal_of(capfd, *command, "--columns", "domains,fog")
+    monkeypatch.setattr(sys, "argv", ["/bin/remtta", "eval", "c", "--resume", "--columns", "gain,fog"])
     assert remtta_here(*command, "--columns", "gain,fog") == 0
     assert capfd.readouterr().out.splitlines()[0].split() == ["error", "in", "%", "source", "fast"]
     assert (run / "table.md").read_text().startswith("| error in % | gain | fog |\n")
     assert r"Error in \% & Gain & Fog \\" in (run / "table.tex").read_text()
+    assert "% remtta eval c --resume --columns gain,fog\n" in (run / "table.tex").read_text()
     assert json_of(run / "results.json") == results
 
 

@@ -113,6 +113,8 @@ def test_chosen_columns_are_all_that_the_table_has(tmp_path: Path) -> None:
         assert rf"\begin{{tabular}}{{l{'r' * len(header)}}}" in latex_table(results, chosen)
     with pytest.raises(UsageError, match=r'unknown column "top5"; did you mean|choose domains, mean, '):
         table_rows(results, ("top5",))
+    with pytest.raises(UsageError, match=r"; choose domains, mean, se, gain, ece, speed, fog, my_own$"):
+        table_rows(results, ("zzz",))
 
 
 def results_for_latex(tmp_path: Path) -> dict[str, Any]:
