@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ _MAX_BYTES = 5_000_000
 _PLOT, _PLOT_TEXT = "running_error.png", "Error of each method over the images, with the start of each domain"
 _THUMBNAIL_SIZE, _PLOT_SIZE = (160, 160), (1200, 4800)  # at most so many pixels wide and high
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class _Run:
@@ -37,12 +40,12 @@ class _Run:
     content: Content
     series: Series
     facts: Facts
-    score: Content | None  # on labelled frames
+    score: Content | UsageError | None  # on labelled frames, or why there is none
 
 
 def write_report(folders: Sequence[Path], output: Path, labels: Path | None = None) -> None:
     """Write one page on runs and evaluations, which needs neither network nor other files. Raise UsageError if a folder
-    holds neither, the labels are not of a run's frames, or the page would be too large; RemttaError if a file is
+    holds neither, the labels are of no run's frames, or the page would be too large; RemttaError if a file is
     damaged; OutputError if the page cannot be written; an existing page is left unchanged.
 
     Args:
@@ -62,9 +65,9 @@ def write_report(folders: Sequence[Path], output: Path, labels: Path | None = No
             if kind == RECORD:
                 content = describe_run(folder)
                 series = read_series(folder, (content.get("predictions") or {}).get("predicted", 0))
-                score = None if labels is None else score_run(folder, labels, option="--labels-file")
+                score = None if labels is None else _score_or_error(folder, labels)
                 runs.append(_Run(name, content, series, _facts(content, series), score))
-                known = None if score is None or "gain" not in score else verdict(score)
+                known = verdict(score) if isinstance(score, dict) and "gain" in score else None
                 verdicts[kind].append(f"{name}: {_verdict(content, series, known)}")
             else:
                 content = describe_evaluation(folder)
@@ -73,6 +76,11 @@ def write_report(folders: Sequence[Path], output: Path, labels: Path | None = No
                     f"{name}: {(results and outcome(results)) or 'No comparison with the source model.'}"
                 )
                 evaluations += _evaluation(name, folder, content, results)
+    refused = {run.name: run.score for run in runs if isinstance(run.score, UsageError)}
+    if refused and len(refused) == len(runs):
+        raise next(iter(refused.values()))
+    for name, error in refused.items():
+        _log.warning("%s has no score: %s", name, error)
     with reading(folders[0] if len(folders) == 1 else f"one of {', '.join(map(str, folders))}"):
         lines = (f'<p class="verdict">{_text(line)}</p>' for each in verdicts.values() for line in each)
         body = [*lines, *_run_sections(runs), *evaluations]
@@ -81,6 +89,14 @@ def write_report(folders: Sequence[Path], output: Path, labels: Path | None = No
     if len(page) > _MAX_BYTES:
         raise UsageError(f"the page would take {len(page) / 1e6:.1f} MB, and the limit is 5; give fewer runs")
     write_atomically(output, lambda temporary: temporary.write_bytes(page))
+
+
+def _score_or_error(folder: Path, labels: Path) -> Content | UsageError:
+    """Return the score of a run, or why the labels do not fit it, as they may fit other runs."""
+    try:
+        return score_run(folder, labels, option="--labels-file")
+    except UsageError as error:
+        return error
 
 
 # --- Sections --------------------------------------------------------------------------------------------------------
@@ -171,8 +187,10 @@ def _chart_sections(runs: Sequence[_Run]) -> Iterator[str]:
     yield _section("Changed layers", _layers([run for run in runs if "delta" in run.content]))
 
 
-def _score(name: str, score: Content) -> str:
-    """Return a run's errors on labelled frames, also in tables."""
+def _score(name: str, score: Content | UsageError) -> str:
+    """Return a run's errors on labelled frames, also in tables, or why there are none."""
+    if isinstance(score, UsageError):
+        return f"<div><h3>{_text(name)}</h3><p>{_text(str(score))}</p></div>"
     tables = "".join(_table(*table, css_class="numbers") for table in (time_table(score), class_table(score)))
     notes = "".join(f"<p>{_text(line)}.</p>" for line in remarks(score))
     return f"<div><h3>{_text(name)}</h3><p>{_text(verdict(score))} In %:</p>{tables}{notes}</div>"

@@ -236,7 +236,9 @@ def test_classes_are_those_before_smoothing_and_videos_are_not_pictured(tmp_path
     assert series.by_model == ({"2": 2}, {"2": 2}) and series.unsure == [still]
 
 
-def test_scores_on_labelled_frames_are_shown(folders: list[Path], tmp_path: Path) -> None:
+def test_scores_on_labelled_frames_are_shown(
+    folders: list[Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     labels, target = tmp_path / "labels.csv", tmp_path / "x.html"
     row = json.loads((folders[0] / "predictions.jsonl").read_text().splitlines()[0])
     labels.write_text(f"{row['source']},{row['class']}\n")
@@ -244,6 +246,15 @@ def test_scores_on_labelled_frames_are_shown(folders: list[Path], tmp_path: Path
     reader = Reader(target.read_text())
     known = "error 0.0 % (no SE: none wrong) on 1 labelled frame; what the source model predicts is not recorded."
     assert f"{known} In %:framesnerrorSE" in reader.text and f"first: {UNKNOWN}" in reader.text
+    labels.write_text(f"{row['source']},{row['label']}\n")
+    assert remtta_here("report", *folders, "-o", target, "--labels-file", labels, "--overwrite") == 0
+    text = Reader(target.read_text()).text
+    assert f"second has no score: --labels-file: {labels}: no prediction of" in capfd.readouterr().err
+    assert f"{known} In %:" in text and f"second--labels-file: {labels}: no prediction of {folders[1]} is" in text
+    assert "no prediction of" in refusal_of(
+        capfd, "report", folders[1], "-o", tmp_path / "y.html", "--labels-file", labels
+    )
+    labels.write_text(f"{row['source']},{row['class']}\n")
     source = folders[0].parent / "source"
     adapt_tiny(folders[0].parent / "frames", source, "source")
     assert remtta_here("report", source, "-o", target, "--labels-file", labels, "--overwrite") == 0
