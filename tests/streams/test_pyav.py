@@ -12,7 +12,7 @@ import pytest
 from av.stream import Disposition
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
-from remtta.errors import FrameError
+from remtta.errors import FrameError, UsageError
 from remtta.streams.frames import Frame, Gap
 from remtta.streams.sources import open_stream
 from remtta.streams.video import iter_video
@@ -219,7 +219,8 @@ def test_videos_are_known_by_their_content(name: str, tmp_path: Path) -> None:
     stream = open_stream(tmp_path / name)
     assert stream.kind == "video" and len(list(stream.frames)) == 3
     (tmp_path / "list.dat").write_text("a")
-    assert open_stream(tmp_path / "list.dat").kind == "image"
+    with pytest.raises(UsageError, match="list.dat is neither an image nor a video that remtta can read"):
+        open_stream(tmp_path / "list.dat")
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems refuse such names")

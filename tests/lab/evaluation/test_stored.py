@@ -166,8 +166,7 @@ def test_archives_of_folders_are_no_stream(name: str, tmp_path: Path) -> None:
     shutil.rmtree(root)
     with pytest.raises(UsageError, match=r"no images .*, but tar files, not CCC's: unpack them"):
         open_tree(tmp_path)
-    with tarfile.open(archive) as tar:
-        tar.extractall(tmp_path, filter="data")
+    write_tree(tmp_path, ["fog"])  # as unpacked; Python 3.11.3 cannot filter what it extracts
     assert open_tree(tmp_path, domains=["fog"]).layout == "ImageNet-C tree"
 
 
