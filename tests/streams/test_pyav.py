@@ -219,7 +219,7 @@ def test_videos_are_known_by_their_content(name: str, tmp_path: Path) -> None:
     stream = open_stream(tmp_path / name)
     assert stream.kind == "video" and len(list(stream.frames)) == 3
     (tmp_path / "list.dat").write_text("a")
-    with pytest.raises(UsageError, match="list.dat is neither an image nor a video that remtta can read"):
+    with pytest.raises(UsageError, match="is neither an image nor a video that remtta can read"):
         open_stream(tmp_path / "list.dat")
 
 
