@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import logging
 import re
@@ -151,6 +150,8 @@ class SavedFrames(Callback):
         return replaced != index
 
     def _hash(self, index: int) -> int:
+        import hashlib  # not for help: OpenSSL takes a while to load
+
         return int.from_bytes(hashlib.blake2b(f"{self._seed} {index}".encode(), digest_size=8).digest())
 
 
