@@ -59,7 +59,7 @@ class OnnxGraph:
 
     @property
     def rounds(self) -> bool:
-        """Whether values are quantised."""
+        """True if values are quantised."""
         operators = [getattr(each, "op_type", "") for each in messages(self.proto.graph)]
         return any("Quantize" in operator or "QLinear" in operator for operator in operators)
 

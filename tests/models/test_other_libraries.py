@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, DeiTImageProcessorPil, ViTImageProcessorPil
 
 from remtta.backbones.lookup import backbone_of
@@ -106,16 +106,19 @@ PROCESSORS: dict[str, tuple[str, Any]] = {
 def test_images_become_what_transformers_makes_of_them(kind: str, tmp_path: Path) -> None:
     family, processor = PROCESSORS[kind]
     ours = preprocessing_of(load_model(saved(TRANSFORMERS[family](), tmp_path, processor)))
-    _check_pixels(ours, processor)
+    made, expected = _pixels(ours, processor)
+    torch.testing.assert_close(made, expected, atol=1e-4, rtol=1e-4)
 
 
-def _check_pixels(ours: Preprocessing, processor: Any) -> None:
-    """Check that images of several shapes, also with odd margins, become what a processor of transformers makes."""
-    for width, height in ((50, 50), (33, 66), (401, 200), (80, 50), (73, 64)):
-        image = draw_image(width, width, height)
-        expected = torch.from_numpy(np.stack(processor(image)["pixel_values"]))
-        made = ours.normalise(ours.transform()(image).unsqueeze(0))
-        torch.testing.assert_close(made, expected.float(), atol=1e-4, rtol=1e-4)
+def _pixels(ours: Preprocessing, processor: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Return what a preprocessing and a processor of transformers make of images of several shapes, some of which
+    leave odd margins.
+    """
+    images = [
+        draw_image(width, width, height) for width, height in ((50, 50), (33, 66), (401, 200), (80, 50), (73, 64))
+    ]
+    expected = [torch.from_numpy(np.stack(processor(image)["pixel_values"])).float() for image in images]
+    return [ours.normalise(ours.transform()(image).unsqueeze(0)) for image in images], expected
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,8 @@ def test_what_a_file_leaves_out_is_as_in_transformers(name: str, content: dict[s
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(saved_file), encoding="utf-8")
     settings = dict(image_settings(tmp_path, "vit", (32, 32)))
     ours = Preprocessing(tuple(settings.pop("input_size")[1:]), **settings)
-    _check_pixels(ours, getattr(transformers, f"{name}ImageProcessorPil")(**content))
+    made, expected = _pixels(ours, getattr(transformers, f"{name}ImageProcessorPil")(**content))
+    torch.testing.assert_close(made, expected, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

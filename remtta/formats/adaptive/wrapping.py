@@ -38,7 +38,7 @@ _ORDERS = 64  # of patches: views in a batch that are shuffled differently, thos
 
 @dataclass(frozen=True)
 class Classifier:
-    """What the classifier in an ONNX file takes and returns.
+    """The inputs and outputs of the classifier in an ONNX file.
 
     Attributes:
         input: Name of the images.
