@@ -94,10 +94,13 @@ def folder_of(options: ModelOptions) -> Path:
 
 def read_config(options: ModelOptions) -> Mapping[str, Any]:
     """Return the config.json of a model's folder if transformers saved it; else nothing, as timm reads its own."""
-    if not (options.name or "").startswith(_PREFIX):
-        return {}
+    return config_in(folder_of(options)) if (options.name or "").startswith(_PREFIX) else {}
+
+
+def config_in(folder: Path) -> Mapping[str, Any]:
+    """Return the config.json in a folder if transformers saved it, else nothing."""
     try:
-        config = json.loads((folder_of(options) / "config.json").read_text(encoding="utf-8"))
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         return {}  # reported by timm
     saved = isinstance(config, dict) and "architecture" not in config and {"model_type", "architectures"} & set(config)

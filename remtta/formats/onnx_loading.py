@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from remtta.errors import CheckpointError, UsageError, first_line, needed
-from remtta.formats.loaders import OnnxOptions
+from remtta.formats.loaders import OnnxOptions, config_in
 from remtta.formats.onnx_graph import OnnxGraph, read_graph
 from remtta.formats.onnx_model import CPU, MAX_PIXELS, OnnxClassifier
+from remtta.formats.transformers_processors import PREPROCESSOR, are_placeholders, image_settings, labels_in
 from remtta.models.metadata import PretrainedConfig
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import ModelOptions
@@ -88,7 +89,9 @@ def _providers(device: str, name: str | None) -> list[Any]:
 
 
 def _known_config(graph: OnnxGraph) -> PretrainedConfig:
-    """Return the preprocessing and labels that the file holds, if remtta or Ultralytics wrote it."""
+    """Return the preprocessing and labels that the file holds, if remtta or Ultralytics wrote it; else those in files
+    of transformers beside it, as Optimum writes them.
+    """
     known = graph.metadata
     if known.get("task") in _OTHER_TASKS:
         raise CheckpointError(f"{graph.path} is a model to {known['task']}, not a classifier of images")
@@ -103,7 +106,18 @@ def _known_config(graph: OnnxGraph) -> PretrainedConfig:
             return _config({**values, "input_size": size}, [names[number] for number in range(len(names))])
     except (ValueError, TypeError, LookupError, SyntaxError, RecursionError, MemoryError) as error:
         raise _damaged(graph, first_line(error)) from error
-    return {}
+    folder = graph.path.parent
+    if not (folder / PREPROCESSOR).is_file():
+        return {}
+    try:
+        config = dict(image_settings(folder, "", (1, 1)))
+        if saved := config_in(folder):
+            labels = labels_in(folder / "config.json", saved)
+            config["label_names"] = None if are_placeholders(labels) else labels
+    except CheckpointError as error:  # the model itself may be usable
+        _log.warning("%s", error)
+        return {}
+    return config
 
 
 def _config(preprocessing: Mapping[str, Any], labels: object) -> PretrainedConfig:

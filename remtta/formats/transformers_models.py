@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,8 +15,7 @@ from timm.models.swin_transformer import SwinTransformer
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 
-Config = Mapping[str, Any]
-Size = tuple[int, int]
+from remtta.formats.transformers_processors import Config, Size, pair
 
 
 @dataclass(frozen=True)
@@ -28,14 +27,6 @@ class Family:
     defaults: Config  # of config.json
     supported: Config = field(default_factory=dict)  # the values that timm's model supports, by option
     fixed_size: bool = False  # whether transformers rejects images of a size other than image_size
-
-
-def pair(value: int | Sequence[int] | Mapping[str, int]) -> Size:
-    """Return height and width from both (by name or in this order) or from one number."""
-    if isinstance(value, Mapping):
-        value = (value["height"], value["width"])
-    height, width = (value, value) if isinstance(value, int) else value
-    return int(height), int(width)
 
 
 def _norm(config: Config) -> Callable[..., nn.Module]:

@@ -237,3 +237,24 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("importlib.import_module", raising(ImportError("no")))
     with pytest.raises(UsageError, match=r'onnxruntime, which is not installed: pip install .*"onnxruntime'):
         load(path)
+
+
+def test_preprocessing_and_labels_that_optimum_wrote_beside_the_file(tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "model.onnx", side="S")
+    mean, std = (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)
+    processor = {"image_processor_type": "ViTImageProcessor", "image_mean": mean, "image_std": std, "size": 24}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    labels = [f"sign {number}" for number in range(NUM_CLASSES)]
+    config = {"model_type": "vit", "id2label": {str(number): label for number, label in enumerate(labels)}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    info = model_info(load(path))
+    assert info.preprocessing.input_size == (24, 24)
+    assert (info.preprocessing.mean, info.preprocessing.std) == (mean, std)
+    assert info.labels == labels
+
+
+def test_unusable_preprocessing_beside_the_file_is_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_onnx(tmp_path / "model.onnx")
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    assert model_info(load(path, mean=(0.5,) * 3)).preprocessing.mean == (0.5,) * 3
+    assert "preprocessor_config.json is not a readable preprocessing config" in caplog.text

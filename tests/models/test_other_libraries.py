@@ -14,7 +14,7 @@ from transformers import BitImageProcessorPil, ConvNextImageProcessorPil, DeiTIm
 
 from remtta.backbones.lookup import backbone_of
 from remtta.errors import CheckpointError, UsageError
-from remtta.formats.transformers_folders import image_settings
+from remtta.formats.transformers_processors import image_settings
 from remtta.models.checkpoints import checkpoint_dtypes
 from remtta.models.info import labels_of, model_info
 from remtta.models.loading import load_model
