@@ -21,8 +21,10 @@ WITHIN = 2
 SAME = "≈"
 """Precedes an error or gain that does not differ significantly from the source model's."""
 
-AGAIN = ("unseen", "revisit")
-"""Phases of an evaluation that test again without updates."""
+PARTS = {"first": "first 50", "unseen": "unseen", "revisit": "revisit"}
+"""Parts of an evaluation with errors of their own, and their headers: the first images of each condition, and phases
+that test again without updates.
+"""
 
 _NUMBER = re.compile(rf"{SAME}?(?P<text>(?P<value>[+-]?[\d.]+)( ± [\d.]+)?)")
 _ROUNDING = 1e-9  # percentage points; differences of means may be off by so much
@@ -66,14 +68,14 @@ class Column(NamedTuple):
 
 
 def table_columns(
-    domains: Iterable[str], phases: Iterable[str], *, ranked: bool, chosen: Sequence[str] | None = None
+    domains: Iterable[str], parts: Iterable[str], *, ranked: bool, chosen: Sequence[str] | None = None
 ) -> list[Column]:
     """Return the columns of the main table, or those chosen, in their order; raise UsageError if one is unknown
     or repeated.
 
     Args:
         domains: Names of the domains that methods adapt to.
-        phases: Those of `AGAIN` that the evaluation has.
+        parts: Those of `PARTS` that the evaluation has.
         ranked: Whether it has top-5 errors.
         chosen: Names of domains or of other columns; "domains" are all of them.
     """
@@ -84,7 +86,7 @@ def table_columns(
         Column("gain", "gain", _gain, max),
         *[Column("top5", "top-5 error", lambda content: f"{content['top5']:.1f}", min)] * ranked,
         Column("ece", "ECE %", lambda content: f"{100 * content['ece']:.1f}", min),
-        *(Column(phase, phase, partial(_mean_of, phase=phase), min) for phase in phases),
+        *(Column(part, PARTS[part], partial(_mean_of, part=part), min) for part in parts),
         Column("speed", "images/s", _rate),
     ]
     if not chosen:
@@ -100,9 +102,9 @@ def table_columns(
 
 def _columns(results: Content, chosen: Sequence[str] | None) -> list[Column]:
     contents = list(results["methods"].values())
-    phases = [phase for phase in AGAIN if phase in contents[0]]
+    parts = [part for part in PARTS if part in contents[0]]
     ranked = all("top5" in content for content in contents)
-    return table_columns(contents[0]["error"], phases, ranked=ranked, chosen=chosen)
+    return table_columns(contents[0]["error"], parts, ranked=ranked, chosen=chosen)
 
 
 def table_rows(results: Content, chosen: Sequence[str] | None = None) -> Table:
@@ -176,8 +178,9 @@ def _gain(content: Content) -> str:
     return "" if content["gain"] is None else f"{significance_mark(content)}{content['gain']:+z.1f}"
 
 
-def _mean_of(content: Content, phase: str) -> str:
-    return f"{content[phase]['mean']:.1f}"
+def _mean_of(content: Content, part: str) -> str:
+    """Return the mean error of a part, with the sign of insignificance if it is of the same images as the source's."""
+    return f"{significance_mark(content[part])}{content[part]['mean']:.1f}"
 
 
 def _rate(content: Content) -> str:

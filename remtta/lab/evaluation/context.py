@@ -90,6 +90,10 @@ class EvaluationContext:
         }
         return from_json(to_json(settings))
 
+    def batch_size(self, name: str) -> int:
+        """Return the images per batch of a method."""
+        return self.variants[name].batch_size or self.options.batch_size
+
     @contextlib.contextmanager
     def pipeline(self, name: str) -> Iterator[Pipeline]:
         """Build a method with the additions of its name and its source statistics; restore the model afterwards."""

@@ -146,8 +146,8 @@ def evaluate(
         info = model_info(model, preprocessing, base_sha256)
         numbers = range(info.num_classes) if restricted_to is None else restricted_to
         adapted = dict.fromkeys(domain.name for domain in dataset.domains if domain.name not in options.unseen)
-        phases = [*["unseen"] * bool(options.unseen), *["revisit"] * options.revisit]
-        table_columns(adapted, phases, ranked=len(numbers) > TOP, chosen=options.columns)  # refuses unknown ones
+        parts = ["first", *["unseen"] * bool(options.unseen), *["revisit"] * options.revisit]
+        table_columns(adapted, parts, ranked=len(numbers) > TOP, chosen=options.columns)  # refuses unknown ones
         context = EvaluationContext(model, info, dataset, variants, configs, options, numbers, num_classes, delta)
         context.check()
         return _Evaluation(context, Path(output), interrupts or Interrupts(), progress).execute(source_data)
@@ -157,7 +157,7 @@ def _config(variant: MethodVariant, given: MethodConfig | Mapping[str, Any] | No
     """Return the config of a row, in fp32 unless told otherwise, so that rows compare."""
     if not isinstance(given, MethodConfig):
         given = {**variant.defaults, **(given or {})}
-    config = settings_of(variant.method, given, batch_size=batch_size)
+    config = settings_of(variant.method, given, batch_size=variant.batch_size or batch_size)
     return replace(config, precision="fp32") if config.precision == "auto" else config
 
 
@@ -230,7 +230,7 @@ class _Evaluation:
             elif progress.current:
                 name, seed = progress.current
                 variants = [context.variants[method] for method in methods]
-                is_next = progress.remaining(variants, context.options.seeds)[:1] == [(name, seed)]
+                is_next = progress.remaining(variants, context.options)[:1] == [(name, seed)]
                 if not is_next or settings["methods"].get(name) != now["methods"].get(name):
                     progress.drop_current()
                     state = {}
@@ -260,7 +260,7 @@ class _Evaluation:
         """Run the trials that remain, the first one from `state` if it was interrupted; return the results."""
         options, variants = self._context.options, [self._context.variants[name] for name in methods]
         has_events = any(variant.is_guarded for variant in variants)
-        trials = progress.remaining(variants, options.seeds)
+        trials = progress.remaining(variants, options)
         with TrialWriter(self._folder, progress, save_every_s=options.save_every_s, has_events=has_events) as writer:
             while trials and (self._pickled is None or progress.current):  # finish here what was begun here
                 progress.current = trials.pop(0)

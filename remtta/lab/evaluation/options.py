@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from remtta.errors import UsageError, check, unknown
 from remtta.options.option import (
@@ -20,8 +20,12 @@ from remtta.options.option import (
 )
 from remtta.options.run_options import DEFAULT_BATCH_SIZE, MAX_SEED, GuardOptions
 
-SCENARIOS = ("continual", "episodic", "gradual", "recurring", "mixed", "label-shift", "time-constrained")
+SCENARIOS = ("continual", "episodic", "gradual", "recurring", "mixed", "walk", "label-shift", "time-constrained")
 """Orders in which an evaluation visits its domains."""
+
+SampledOrder = Literal["one-class", "two-classes", "three-classes", "other-classes", "switch", "long-tail"]
+"""Orders with only some of the images, which the seed decides."""
+Order = Literal["shuffled", "stored", "runs-5", "runs-25", "runs-100", SampledOrder]
 
 Resize = Literal["auto", "always", "never"]
 ClassOrder = Literal["name", "number"]
@@ -111,8 +115,9 @@ class EvalOptions:
 
     Scenarios: "continual" (reset only at the start), "episodic" (reset at each domain), "gradual" (severities 1 to 5
     and back in each corruption), "recurring" (all domains repeatedly), "mixed" (all domains shuffled together),
-    "label-shift", or "time-constrained". Except in "mixed", batches never span domains; tests without updates use the
-    weights as they are, whatever `reset_every`. `guard` applies to methods named with +guard. Progress is saved every
+    "walk" (conditions change every 50 images, severities rise and fall), "label-shift", or "time-constrained". Except
+    in "mixed" and "walk", batches never span domains; tests without updates use the weights as they are, whatever
+    `reset_every`. `guard` applies to methods named with +guard. Progress is saved every
     `save_every_s` seconds.
     """
 
@@ -143,9 +148,11 @@ class EvalOptions:
         Fixed(),
     ] = (0,)
     order: Annotated[
-        Literal["shuffled", "stored"] | None,
+        Order | None,
         protocol_option(
-            "Order of the images within a domain.", default="stored for arrays and image lists, else shuffled"
+            "Order of the images within a domain.",
+            default="stored for arrays and image lists, else shuffled",
+            more="evaluation.md#orders",
         ),
         Fixed(),
     ] = None
@@ -194,7 +201,7 @@ class EvalOptions:
     columns: Annotated[
         tuple[str, ...] | None,
         output_option(
-            "Columns of the tables: domains or names of some, mean, se, gain, top5, ece, unseen, revisit, speed.",
+            "Columns of the tables: domains or some, mean, se, gain, top5, ece, first, unseen, revisit, speed.",
             metavar="A,B",
             default="all",
             more="evaluation.md#results",
@@ -229,10 +236,15 @@ class EvalOptions:
             raise UsageError("--overwrite replaces an evaluation and --resume continues it; choose one")
         if self.dirichlet is not None and not math.isinf(self.imbalance):
             raise UsageError("--dirichlet and --imbalance are two kinds of label shift; leave one out")
-        if self.order == "stored" and self.shuffles:
+        if self.order not in (None, "shuffled") and self.shuffles:
             raise UsageError(f"--scenario {self.scenario} draws its own order of the images; leave --order out")
 
     @property
     def shuffles(self) -> bool:
         """True if the scenario's own order replaces that of the images."""
-        return self.scenario in ("mixed", "label-shift")
+        return self.scenario in ("mixed", "walk", "label-shift")
+
+    @property
+    def samples(self) -> bool:
+        """True if the order has only some of the images, which the seed decides."""
+        return self.order in get_args(SampledOrder)

@@ -16,7 +16,7 @@ from remtta.files import write_atomically, write_json
 from remtta.lab.evaluation.context import EvaluationContext
 from remtta.lab.evaluation.tally import TOP, Tallies, Tally, errors_by_round, mean_and_std, padded_sum, tally_rows
 from remtta.lab.evaluation.trial_writer import TrialRecord
-from remtta.lab.tables import AGAIN, LATEX, TABLE, latex_table, markdown_table
+from remtta.lab.tables import LATEX, PARTS, TABLE, latex_table, markdown_table
 from remtta.runs.folder import PREDICTIONS, RESULTS
 from remtta.runs.manifest import environment
 
@@ -71,6 +71,7 @@ def summarise(
     """
     methods: dict[str, Results] = {}
     adapted: dict[str, list[Outcomes]] = {}
+    firsts: dict[str, list[Outcomes]] = {}
     for name, records in itertools.groupby(trials, key=lambda trial: trial.method):
         seeds = {str(trial.seed): _one_seed(tallies, trial, order, num_classes > TOP) for trial in records}
         adapted[name] = [_outcomes(tallies, name, int(seed), "adapt", order) for seed in seeds]
@@ -82,8 +83,11 @@ def summarise(
             "class_error": _class_errors(method_total),
             "seeds": seeds,
         }
+        firsts[name] = [_outcomes(tallies, name, int(seed), "first", order) for seed in seeds]
     for name, content in methods.items():
         content |= _gains(methods, adapted, name)
+        if "gain_by_domain" in content:
+            content["first"] |= _gains_on(adapted["source"], firsts[name])
     return methods
 
 
@@ -116,7 +120,7 @@ def _one_seed(tallies: Tallies, trial: TrialRecord, order: Sequence[str], ranked
     if ranked:
         content["top5_error"] = {domain: summary["top5_error"] for domain, summary in domains.items()}
         content["top5"] = mean_and_std(list(content["top5_error"].values()))[0]
-    for phase in AGAIN:
+    for phase in PARTS:
         if again := _outcomes(tallies, trial.method, trial.seed, phase, order):
             content[phase] = _errors(again)
     if "unseen" in content:
@@ -132,7 +136,7 @@ def _errors(outcomes: Outcomes) -> Results:
 def _over_seeds(seeds: Sequence[Results]) -> Results:
     first, seconds = seeds[0], sum(seed["timing"]["seconds"] for seed in seeds)
     content = _averaged(seeds, _AVERAGED)
-    for phase in (phase for phase in AGAIN if phase in first):
+    for phase in (phase for phase in PARTS if phase in first):
         content[phase] = _averaged([seed[phase] for seed in seeds], list(first[phase]))
     content |= {name: first[name] for name in ("config", "models_held", "trainable_parameters", "adapted")}
     for name in ("forwards_per_image", "backwards_per_image"):
@@ -175,6 +179,16 @@ def _gains(methods: Mapping[str, Results], adapted: Mapping[str, Sequence[Outcom
         "gain_by_domain": {domain: source["error"][domain] - content["error"][domain] for domain in domains},
         "gain_by_domain_se": {domain: paired_standard_error(*pair, [domain]) for domain in domains},
     }
+
+
+def _gains_on(source: Sequence[Outcomes], parts: Sequence[Outcomes]) -> Results:
+    """Return the gains over the source model on the images of a part, by seed, of all that the source predicted."""
+    gains = {}
+    for domain in parts[0]:
+        differences = [_differences(*pair) for pair in _paired(source, parts, domain)]
+        gains[domain] = 100 * float(np.mean([values.sum() / max(1, count) for values, count in differences]))
+    error = paired_standard_error(source, parts, list(gains))
+    return {"gain": float(np.mean(list(gains.values()))), "gain_se": error, "gain_by_domain": gains}
 
 
 def _paired(firsts: Sequence[Outcomes], seconds: Sequence[Outcomes], domain: str) -> Iterator[tuple[Tally, Tally]]:

@@ -16,6 +16,7 @@ from remtta.errors import UsageError, listed
 from remtta.lab.corruptions.parameters import SEVERITIES
 from remtta.lab.evaluation.domains import Dataset, Domain
 from remtta.lab.evaluation.options import EvalOptions
+from remtta.lab.evaluation.orders import NUM_CLASSES, ORDERS
 from remtta.lab.evaluation.trial_writer import TrialProgress
 from remtta.pipeline.pipeline import BETWEEN_UPDATES, Pipeline
 from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
@@ -24,7 +25,8 @@ from remtta.streams.batches import Batch
 Phase = Literal["adapt", "unseen", "revisit"]
 GRADUAL_SEVERITIES = (*SEVERITIES, *reversed(SEVERITIES[:-1]))
 _RECURRING_VISITS = 20  # per domain, in PeTTA's protocol of recurring domains (Hoang et al., NeurIPS 2024)
-_DOMAIN_SEED, _MIXED_SEED = 1, 2
+_DOMAIN_SEED, _MIXED_SEED, _CLASS_SEED = 1, 2, 3
+_STEP = 50  # images of a condition in a walk
 _SHOWN = 5
 _TIMED_BATCHES = 3  # timed per side of the measured cost ratio
 
@@ -42,7 +44,7 @@ class Visit:
 
 def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit]:
     """Return the visits of one trial; raise UsageError if an unseen domain is not in the dataset, all domains are
-    unseen, or the gradual scenario lacks severities.
+    unseen, the gradual scenario lacks severities, or an order of few classes lacks images.
     """
     scenario, names = options.scenario, [domain.name for domain in dataset.domains]
     if unknown := [name for name in options.unseen if name not in names]:
@@ -53,29 +55,63 @@ def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit
     if not seen:
         raise UsageError("--unseen leaves no domain to adapt to")
 
+    classes = _stream_classes(dataset, options, seed)
+
     def visit(number: int, repetition: int = 0, phase: Phase = "adapt") -> Visit:
-        positions = _image_order(dataset.domains[number], options, seed, repetition)
+        positions = _image_order(dataset.domains[number], options, classes, seed, repetition)
         items = np.stack([np.full_like(positions, number), positions], axis=1)
         return Visit(items, reset=scenario == "episodic" and phase == "adapt", phase=phase)
 
     order = _gradual_order(dataset.domains, seen) if scenario == "gradual" else seen
     rounds = options.visits or _RECURRING_VISITS if scenario == "recurring" else 1
     visits = [visit(number, repetition) for repetition in range(rounds) for number in order]
-    if scenario == "mixed":
-        items = np.concatenate([visit.items for visit in visits])
-        visits = [Visit(np.random.default_rng([seed, _MIXED_SEED]).permutation(items))]
+    if scenario in ("mixed", "walk"):
+        rng, items = np.random.default_rng([seed, _MIXED_SEED]), [visit.items for visit in visits]
+        mixed = scenario == "mixed"
+        visits = [Visit(rng.permutation(np.concatenate(items)) if mixed else _walk(dataset.domains, items, rng))]
     visits += [visit(number, phase="unseen") for number in unseen]
     return visits + [visit(number, phase="revisit") for number in seen if options.revisit]
 
 
-def _image_order(domain: Domain, options: EvalOptions, seed: int, repetition: int) -> np.ndarray:
+def _stream_classes(dataset: Dataset, options: EvalOptions, seed: int) -> np.ndarray:
+    """Return the classes that every domain has, in the random order in which a stream of few classes takes them."""
+    every = set.intersection(*(set(domain.labels.tolist()) for domain in dataset.domains))
+    if len(every) < (needed := NUM_CLASSES.get(options.order or "", 0)):
+        raise UsageError(
+            f"--order {options.order} needs {needed} of the classes to have images in every domain, and {len(every)} "
+            "have; choose another order, or --domains"
+        )
+    return np.random.default_rng([seed, _CLASS_SEED]).permutation(sorted(every))
+
+
+def _image_order(domain: Domain, options: EvalOptions, classes: np.ndarray, seed: int, repetition: int) -> np.ndarray:
     """Return the positions of a domain's images in the order in which they come."""
     rng = np.random.default_rng([seed, _DOMAIN_SEED, *domain.title.encode(), *([repetition] if repetition else [])])
     if options.scenario == "label-shift":
         if options.dirichlet is not None:
             return dirichlet_order(domain.labels, options.dirichlet, rng)
         return imbalanced_order(domain.labels, options.imbalance, rng)
+    if order := ORDERS.get(options.order or ""):
+        return order(domain.labels, classes, rng)
     return np.arange(len(domain.labels)) if options.order == "stored" else rng.permutation(len(domain.labels))
+
+
+def _walk(domains: Sequence[Domain], visits: Sequence[np.ndarray], rng: np.random.Generator) -> np.ndarray:
+    """Return the items of all visits, each once, in steps of 50 images of a condition.
+
+    Corruptions come in random order, again and again, each time with severities rising and falling.
+    """
+    by_name: dict[str, list[list[np.ndarray]]] = {}  # the steps at each severity
+    for items in sorted(visits, key=lambda items: domains[items[0, 0]].severity or 0):
+        steps = [items[start : start + _STEP] for start in range(0, len(items), _STEP)]
+        by_name.setdefault(domains[items[0, 0]].name, []).append(steps)
+    passages = []
+    for name in sorted(by_name):
+        for number in range(0, max(map(len, by_name[name])), 2):
+            up = [steps[number : number + 1] for steps in by_name[name]]
+            down = [steps[number + 1 : number + 2] for steps in reversed(by_name[name])]
+            passages.append([step for steps in up + down for step in steps])
+    return np.concatenate([step for number in rng.permutation(len(passages)) for step in passages[number]])
 
 
 def _gradual_order(domains: Sequence[Domain], numbers: Sequence[int]) -> list[int]:

@@ -16,6 +16,7 @@ from remtta.runs.reading import Row, read_rows
 
 ECE_BINS = 15
 TOP = 5
+FIRST = 50  # images of a condition, on which a method has hardly adapted to it
 
 _ROWS_AT_ONCE = 4000
 _EDGES = np.linspace(0, 1, ECE_BINS + 1, dtype=np.float32)
@@ -126,7 +127,8 @@ Tallies = dict[TallyKey, Tally]
 
 
 def tally_rows(path: Path, *, by_path: bool = False) -> Tallies:
-    """Count the outcomes in a file of rows, reading it in chunks.
+    """Count the outcomes in a file of rows, reading it in chunks; the first images of a condition also on their own, in
+    the phase "first".
 
     Images with the same `image_name` count as one image under several corruptions, unless `by_path`.
     """
@@ -138,12 +140,17 @@ def tally_rows(path: Path, *, by_path: bool = False) -> Tallies:
         for row in chunk:
             key = TallyKey(row["method"], row["seed"], row["phase"], row["domain"], row.get("severity"))
             groups.setdefault(key, []).append(row)
+        for key, group in list(groups.items()):
+            seen = len(tallies[key]) if key in tallies else 0
+            if key.phase == "adapt" and seen < FIRST:
+                groups[key._replace(phase="first")] = group[: FIRST - seen]
         for key, group in groups.items():
             tally = Tally.of(group, image_numbers, by_path=by_path)
             tallies[key] = Tally.total([tallies[key], tally]) if key in tallies else tally
     if not image_numbers:  # an array holds its severities in sequence: count its rows from the first one of each
-        for tally in tallies.values():
-            first = np.flatnonzero(tally.num_predictions)[0]
+        starts = {key: np.flatnonzero(tally.num_predictions)[0] for key, tally in tallies.items()}
+        for key, tally in tallies.items():
+            first = starts[key._replace(phase="adapt") if key.phase == "first" else key]
             for name in ("num_predictions", "wrong", "class_sums"):
                 setattr(tally, name, getattr(tally, name)[first:])
     return tallies

@@ -30,7 +30,7 @@ class TimeLeft:
         name, context, other = progress.current[0], self._context, seconds - in_method
         per_pass = in_method / context.passes[name]
         here = (self._images - progress.position.frames) * (other + per_pass * self._passes[name])
-        trials = progress.remaining(context.variants.values(), context.options.seeds)
+        trials = progress.remaining(context.variants.values(), context.options)
         later = [name for name, seed in trials if (name, seed) != progress.current]
         return _shown(here + self._of_trials(later, progress.finished, per_pass, other))
 

@@ -78,7 +78,7 @@ class Trial(LoopCallback):
         self._form = RowFormat(context.info.labels, context.numbers, exact=True)
         self._outcomes: _Outcomes = {}
         self._times: list[tuple[float, int, float]] = []  # after the first batches, with images and the method's time
-        reading = RunOptions(batch_size=context.options.batch_size, on_error=context.options.on_error)
+        reading = RunOptions(batch_size=context.batch_size(name), on_error=context.options.on_error)
         self._stream_batches = Batches(None, reading, context.info.preprocessing)
         self._position, options = writer.progress.position, context.options
         hurries = options.scenario == "time-constrained"
@@ -127,10 +127,10 @@ class Trial(LoopCallback):
         """Log which run of how many this is, and what its seed decides."""
         context, progress = self._context, self._writer.progress
         variants = [context.variants[name] for name in context.methods]
-        number, left = len(progress.finished), len(progress.remaining(variants, context.options.seeds))
-        stored = context.options.order == "stored"
-        order = f"images in stored order, seed {self._seed}" if stored else f"images shuffled by seed {self._seed}"
-        _log.info("run %d of %d: %s, %s", number + 1, number + left, self._name, order)
+        number, left = len(progress.finished), len(progress.remaining(variants, context.options))
+        kind = context.options.order
+        order = "images shuffled by" if kind == "shuffled" else f"images in {kind} order,"
+        _log.info("run %d of %d: %s, %s seed %d", number + 1, number + left, self._name, order, self._seed)
 
     def on_prediction(self, result: BatchResult) -> None:
         """Write the rows of a batch, and the guard's decisions."""
@@ -233,7 +233,7 @@ class Trial(LoopCallback):
         with writing(path):
             path.parent.mkdir(exist_ok=True)
         whole = whole_tensors(tensors, context.model, context.numbers, context.num_classes)
-        config, size, frames = context.methods[name], context.options.batch_size, self._position.frames_in_delta
+        config, size, frames = context.methods[name], context.batch_size(name), self._position.frames_in_delta
         save_delta(path, delta_of(context.info, name, config, size, (whole, updates), frames))
 
     def _record(self) -> TrialRecord:

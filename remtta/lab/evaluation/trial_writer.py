@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, cast
 
 from remtta.errors import UsageError
+from remtta.lab.evaluation.options import EvalOptions
 from remtta.lab.evaluation.variants import MethodVariant
 from remtta.runs.folder import EVENTS, PREDICTIONS
 from remtta.runs.loop import Counts, Snapshot
@@ -83,18 +84,19 @@ class EvaluationProgress:
             self.current = self.current and (self.current[0], self.current[1])
             self.finished = [TrialRecord.from_json(cast(dict[str, Any], record)) for record in self.finished]
 
-    def remaining(self, variants: Iterable[MethodVariant], seeds: Sequence[int]) -> list[tuple[str, int]]:
+    def remaining(self, variants: Iterable[MethodVariant], options: EvalOptions) -> list[tuple[str, int]]:
         """Return method and seed of the trials that are not finished, in the order in which they run; the source model
-        runs once, since a seed would only change the order of its images.
+        runs once, unless a seed changes more than the order of its images.
         """
+        runs_once = {variant.name: variant.is_plain_source and not options.samples for variant in variants}
         finished = {(trial.method, trial.seed) for trial in self.finished}
         done = {name for name, _ in finished}
         return [
-            (variant.name, seed)
-            for variant in variants
-            if not (variant.is_plain_source and variant.name in done)
-            for seed in (seeds[:1] if variant.is_plain_source else seeds)
-            if (variant.name, seed) not in finished
+            (name, seed)
+            for name, once in runs_once.items()
+            if not (once and name in done)
+            for seed in (options.seeds[:1] if once else options.seeds)
+            if (name, seed) not in finished
         ]
 
     def drop_current(self) -> None:

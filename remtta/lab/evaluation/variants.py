@@ -1,4 +1,4 @@
-"""Methods as an evaluation names them, `[LABEL=]METHOD[@cifar][+guard][+both][+smooth]`, and their settings."""
+"""Methods as an evaluation names them, `[LABEL=]METHOD[@cifar][+guard][+both][+smooth][+batchN]`; their settings."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ benchmark; all for batches of 200 but MEMO's.
 
 _NAME = re.compile(r"(?:(?P<label>.*)=)?(?P<method>[^@+]*)(?:@(?P<settings>[^+]*))?(?P<suffixes>.*)", re.DOTALL)
 _SUFFIXES = ("guard", "both", "smooth")
+_BATCH = re.compile(r"batch([1-9]\d*)")
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class MethodVariant:
         guard: Whether a guard is added to a method that has none by default.
         ensemble: Whether predictions are averaged with the source model's.
         smooth: Whether predictions are smoothed over ordered frames.
+        batch_size: Images per batch; None: as for the other rows.
     """
 
     name: str
@@ -52,6 +54,7 @@ class MethodVariant:
     guard: bool = False
     ensemble: bool = False
     smooth: bool = False
+    batch_size: int | None = None
 
     @classmethod
     def parse(cls, name: str) -> MethodVariant:
@@ -59,16 +62,21 @@ class MethodVariant:
         parts = _NAME.fullmatch(name)
         assert parts is not None  # it fits any text
         _, *suffixes = parts["suffixes"].split("+")
+        sizes = [int(size[1]) for suffix in suffixes if (size := _BATCH.fullmatch(suffix))]
         for suffix in suffixes:
-            if suffix not in _SUFFIXES:
-                raise unknown("suffix", f"+{suffix}", [f"+{known}" for known in _SUFFIXES])
+            if suffix not in _SUFFIXES and not _BATCH.fullmatch(suffix):
+                raise unknown("suffix", f"+{suffix}", [f"+{known}" for known in (*_SUFFIXES, "batchN")])
             if suffixes.count(suffix) > 1:
                 raise UsageError(f"{name}: +{suffix} is there twice; leave one out")
+        if len(sizes) > 1:
+            raise UsageError(f"{name} has two batch sizes; leave one out")
         cifar = parts["settings"] is not None
         if cifar and (parts["settings"] != "cifar" or parts["method"] not in CIFAR):
             known = ", ".join(method for method in CIFAR if method in METHOD_TABLE)
             raise UsageError(f"{name}: @cifar, for settings for CIFAR, goes with {known}")
-        return cls(name, parts["method"], parts["label"], cifar, *(suffix in suffixes for suffix in _SUFFIXES))
+        guard, ensemble, smooth = (suffix in suffixes for suffix in _SUFFIXES)
+        batch_size = sizes[0] if sizes else None
+        return cls(name, parts["method"], parts["label"], cifar, guard, ensemble, smooth, batch_size)
 
     @property
     def defaults(self) -> Mapping[str, object]:
@@ -128,7 +136,7 @@ class MethodsOptions:
         method_option(
             f"Methods to compare, of {', '.join(METHOD_SUMMARIES)}. tent@cifar has the papers' settings for CIFAR; "
             "rem+guard adds the guard, rem+both averages with the source model, rem+smooth smooths over ordered "
-            "frames; LABEL=rem adds a row with its own settings (--set LABEL.KEY=VALUE).",
+            "frames, rem+batch4 has batches of 4; LABEL=rem adds a row with its own settings (--set LABEL.KEY=VALUE).",
             metavar="A,B",
             default="source,remtta; for an ONNX file source,fast",
             complete=METHOD_SUMMARIES,
@@ -159,7 +167,9 @@ class MethodsOptions:
             applying = {key: value for key, value in self.shared.given.items() if key in known}
             used |= applying.keys()
             configs[name] = method_config(
-                variant.method, {**variant.defaults, **applying, **own[name]}, batch_size=batch_size
+                variant.method,
+                {**variant.defaults, **applying, **own[name]},
+                batch_size=variant.batch_size or batch_size,
             )
         if unused := sorted(self.shared.given.keys() - used):
             raise UsageError(f"none of {', '.join(own)} has {', '.join(map(flag_of, unused))}")

@@ -67,9 +67,8 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
     assert (tmp_path / "run" / "deltas" / "rem_seed3.safetensors").is_file()
     table = markdown_table(results)
     assert table == (tmp_path / "run" / "table.md").read_text()
-    assert table.startswith(
-        "| error in % | gaussian_noise | mean | SE | gain | top-5 error | ECE % | unseen | revisit | images/s |\n"
-    )
+    columns = "gaussian_noise | mean | SE | gain | top-5 error | ECE % | first 50 | unseen | revisit | images/s"
+    assert table.startswith(f"| error in % | {columns} |\n")
     efficiency = table.split("\n\n")[-1].splitlines()
     assert efficiency[0] == (
         "| efficiency | parameters | forward passes | backward passes | models held | s per 1,000 images |"
@@ -81,6 +80,20 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
         ["| supervised", "192", "1", "0.333", "1"],
     ]
     assert " ± " in plain_table(results)
+
+
+def test_rows_have_batches_of_their_own_size_on_the_same_images(tree: Dataset, tmp_path: Path) -> None:
+    """With an order that the seed draws images for, the source model runs with every seed, on the same ones."""
+    names = ["source", "remtta", "remtta+batch7"]
+    results = evaluate_tiny(tree, tmp_path / "run", names, order="one-class", seeds=(0, 1), batch_size=25)["methods"]
+    updates = {name: [seed["updates"] for seed in results[name]["seeds"].values()] for name in names}
+    assert updates == {"source": [0, 0], "remtta": [4, 4], "remtta+batch7": [16, 16]}  # 50 images of two domains
+    rows = rows_of(tmp_path / "run")
+    shown: dict[tuple[str, int], list[str]] = {(name, seed): [] for name in names for seed in (0, 1)}
+    for row in rows:
+        shown[row["method"], row["seed"]].append(row["source"])
+    assert shown["source", 0] == shown["remtta", 0] == shown["remtta+batch7", 0] != shown["remtta", 1]
+    assert shown["source", 1] == shown["remtta", 1]
 
 
 def test_gradual_counts_all_severities_of_a_corruption(tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from remtta.errors import UsageError
 from remtta.lab.evaluation.domains import Dataset
-from remtta.lab.evaluation.options import EvalOptions
+from remtta.lab.evaluation.options import EvalOptions, Order
+from remtta.lab.evaluation.orders import ORDERS
 from remtta.lab.evaluation.scenarios import Visit, dirichlet_order, imbalanced_order, plan_visits
 from tests.lab.evaluation.trees import open_tree, write_tree
 
@@ -109,3 +112,66 @@ def test_recurring_domains_come_again_in_another_order_of_images(tmp_path: Path)
     assert all(sorted(visit.items[:, 1]) == list(range(21)) for visit in visits)
     assert np.array_equal(visits[0].items, plan_visits(dataset, EvalOptions(), 0)[0].items)
     assert len(plan_visits(dataset, EvalOptions(scenario="recurring"), 0)) == 40
+
+
+def streams(dataset: Dataset, seed: int = 0, **options: Any) -> list[np.ndarray]:
+    """Return the labels in the order of each visit."""
+    visits = plan_visits(dataset, EvalOptions(**options), seed)
+    return [np.array([dataset.domains[number].labels[place] for number, place in visit.items]) for visit in visits]
+
+
+def test_orders_by_class_are_what_their_names_say(tmp_path: Path) -> None:
+    dataset = open_tree(write_tree(tmp_path / "c", ["fog", "snow"], each=30, size=4))
+    for length in (5, 25):
+        for labels in streams(dataset, order=f"runs-{length}"):
+            ends = [0, *(np.flatnonzero(np.diff(labels)) + 1), len(labels)]
+            assert len(labels) == 7 * 30
+            assert set(np.diff(ends)) <= ({5, 10, 15, 20} if length == 5 else {5, 10, 25, 30, 50, 55})
+    for number, name in enumerate(("one-class", "two-classes", "three-classes"), 1):
+        first, second = streams(dataset, order=name)
+        assert len(set(first)) == number and set(first) == set(second)
+        assert len(first) == max(50, number * 30)  # the images of one class come again
+    found = [set(labels) for labels in streams(dataset, order="other-classes")]
+    assert [len(each) for each in found] == [2, 2] and found[0] != found[1]
+    for labels in streams(dataset, order="switch"):
+        assert len(labels) == 100 and len(set(labels[:50])) > 4 and len(set(labels[50:])) == 1
+    tails = [np.bincount(labels, minlength=7) for labels in streams(dataset, order="long-tail")]
+    assert [tail.sum() for tail in tails] == [42, 42]
+    assert all(tail.max() >= 12 and tail.min() <= 2 for tail in tails) and tails[0].argmax() == tails[1].argmax()
+
+
+def test_the_seed_decides_the_classes_of_a_stream(tmp_path: Path) -> None:
+    dataset = open_tree(write_tree(tmp_path / "c", ["fog", "snow"], each=1))
+    assert len({streams(dataset, seed, order="one-class")[0][0] for seed in range(8)}) > 2
+    again = [plan_visits(dataset, EvalOptions(order="switch", scenario="episodic"), 1) for _ in range(2)]
+    assert all(np.array_equal(a.items, b.items) and a.reset for a, b in zip(*again, strict=True))
+
+
+def test_orders_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    write_tree(tmp_path / "c", ["fog"], classes=["class_a", "class_b", "class_c"], each=1)
+    root = write_tree(tmp_path / "c", ["snow"], classes=["class_d", "class_e", "class_f", "class_g"], each=1)
+    dataset = open_tree(root)
+    with pytest.raises(UsageError, match="--order one-class needs 1 of the classes to have images in every domain, an"):
+        plan_visits(dataset, EvalOptions(order="one-class"), 0)
+    for scenario in ("mixed", "walk", "label-shift"):
+        with pytest.raises(UsageError, match=f"--scenario {scenario} draws its own order of the images; leave --order"):
+            EvalOptions(scenario=scenario, order="switch")
+
+
+def test_the_orders_that_options_name_are_there() -> None:
+    assert set(get_args(Order)) == {"shuffled", "stored", *ORDERS}
+
+
+def test_a_walk_goes_from_condition_to_condition_and_shows_each_image_once(tmp_path: Path) -> None:
+    levels = (1, 2, 3)
+    dataset = open_tree(write_tree(tmp_path / "c", ["fog", "snow"], levels, each=25, size=4), severities=levels)
+    [walk] = plan_visits(dataset, EvalOptions(scenario="walk"), 0)
+    assert len(walk.items) == len(set(map(tuple, walk.items.tolist()))) == 6 * 7 * 25
+    conditions = [dataset.domains[number] for number in walk.items[:, 0]]
+    steps = [(domain.name, domain.severity) for domain in conditions]
+    steps = [steps[place] for place in range(len(steps)) if place == 0 or steps[place] != steps[place - 1]]
+    # 175 images of a condition are three steps of 50 and one of 25: two passages up and down, severity 3 twice in each.
+    for (name, severity), (following, level) in pairwise(steps):
+        assert abs(severity - level) == 1 if name == following else severity == level == 1
+    assert sum(level == 3 for _, level in steps) == 4
+    assert [level for _, level in steps[:3]] == [1, 2, 3] and len(set(walk.items[:250, 0])) == 3

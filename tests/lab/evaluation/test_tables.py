@@ -65,7 +65,7 @@ def test_a_difference_within_its_standard_error_is_marked(tmp_path: Path) -> Non
     assert outcome(results_of(tmp_path, rows_from("a", a))) == ""
     assert outcome(results_of(tmp_path, rows_from("source", source), rows_from("supervised", b))) == ""
     header, rows = table_rows(results)
-    assert header == ["error in %", "my_fog", "mean", "SE", "gain", "ECE %", "images/s"]
+    assert header == ["error in %", "my_fog", "mean", "SE", "gain", "ECE %", "first 50", "images/s"]
     assert [row[1:5] for row in rows] == [
         ["50.0", "50.0", "12.5", "+0.0"],
         ["≈31.2", "≈31.2", "11.6", "≈+18.8"],
@@ -99,6 +99,24 @@ def test_a_gain_of_rounding_errors_is_none(tmp_path: Path) -> None:
         assert outcome(results).startswith("No method has fewer errors")
 
 
+def test_the_first_images_of_each_condition_are_counted_on_their_own(tmp_path: Path) -> None:
+    """Of sixty images, the method has the first twenty and the last ten wrong; with the second seed from the end."""
+    shown = rows_from("a", "0" * 20 + "1" * 30 + "0" * 10)
+    trials = rows_from("source", "0" * 30 + "1" * 30), shown, [row | {"seed": 1} for row in reversed(shown)]
+    methods = results_of(tmp_path, *trials)["methods"]
+    assert methods["source"]["first"]["mean"] == 60 and "gain" not in methods["source"]["first"]
+    # Seed 0: 20 of 50 wrong, the source 30. Seed 1, from the end: 10 + 10 of 50, the source 20 of them.
+    first = methods["a"]["first"]
+    assert [seed["first"]["mean"] for seed in methods["a"]["seeds"].values()] == [40, 40]
+    assert (first["mean"], first["error"]) == (40, {"my_fog": 40})
+    assert first["gain"] == first["gain_by_domain"]["my_fog"] == pytest.approx((20 + 0) / 2)
+    assert first["gain_se"] > 0
+    assert table_rows({"methods": methods}, ["first"]) == (
+        ["error in %", "first 50"],
+        [["source", "60.0"], ["a", "≈40.0"]],
+    )
+
+
 def test_chosen_columns_are_all_that_the_table_has(tmp_path: Path) -> None:
     trials = [rows_from(name, "0011", domain) for name in ("source", "a") for domain in ("fog", "mean", "my_own")]
     results = results_of(tmp_path, *(trials[0] + trials[1] + trials[2], trials[3] + trials[4] + trials[5]))
@@ -113,7 +131,7 @@ def test_chosen_columns_are_all_that_the_table_has(tmp_path: Path) -> None:
         assert rf"\begin{{tabular}}{{l{'r' * len(header)}}}" in latex_table(results, chosen)
     with pytest.raises(UsageError, match=r'unknown column "top5"; did you mean|choose domains, mean, '):
         table_rows(results, ("top5",))
-    with pytest.raises(UsageError, match=r"; choose domains, mean, se, gain, ece, speed, fog, my_own$"):
+    with pytest.raises(UsageError, match=r"; choose domains, mean, se, gain, ece, first, speed, fog, my_own$"):
         table_rows(results, ("zzz",))
 
 

@@ -117,5 +117,5 @@ def test_images_of_a_list_may_have_the_same_names_in_several_folders(by_path: bo
         {"domain": "list", "source": f"{camera}/frames/1.png", "class": number, **RIGHT}
         for number, camera in enumerate("ab")
     ]
-    [tally] = tally_of(tmp_path, *images, by_path=by_path).values()
+    [tally, _] = tally_of(tmp_path, *images, by_path=by_path).values()
     assert tally.num_predictions.tolist() == ([1, 1] if by_path else [2])

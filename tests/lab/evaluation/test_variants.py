@@ -8,12 +8,12 @@ from remtta.methods.table import METHOD_TABLE, method_config
 
 
 def test_a_name_is_a_method_with_a_label_and_suffixes_in_any_order() -> None:
-    names = ["rem", "rem+guard", "a=tent@cifar+smooth+guard+both", "remtta+smooth", "b=fast"]
+    names = ["rem", "rem+guard", "a=tent@cifar+smooth+guard+both", "remtta+batch4+smooth", "b=fast"]
     assert list(parse_variants(names).values()) == [
         MethodVariant("rem", "rem"),
         MethodVariant("rem+guard", "rem", guard=True),
         MethodVariant(names[2], "tent", "a", cifar=True, guard=True, ensemble=True, smooth=True),
-        MethodVariant("remtta+smooth", "remtta", smooth=True),
+        MethodVariant("remtta+batch4+smooth", "remtta", smooth=True, batch_size=4),
         MethodVariant("b=fast", "fast", "b"),
     ]
 
@@ -34,6 +34,9 @@ def test_a_variant_has_the_guard_and_the_prediction_of_its_method_or_those_added
         (["rem+none"], r"unknown suffix .*\+none"),
         (["rem+"], "unknown suffix"),
         (["rem+guard+guard"], r"rem\+guard\+guard: \+guard is there twice"),
+        (["rem+batchN"], r"unknown suffix .*\+batchN"),
+        (["rem+batch0"], "unknown suffix"),
+        (["rem+batch1+batch4"], r"rem\+batch1\+batch4 has two batch sizes; leave one out"),
         (["+guard"], "unknown method"),
         (["rem@cifar"], "rem@cifar: @cifar, for settings for CIFAR, goes with tent, "),
         (["tent@imagenet"], "tent@imagenet: @cifar, for settings for CIFAR, goes with tent, "),
@@ -62,3 +65,9 @@ def test_settings_of_a_method_apply_to_its_rows_and_those_of_a_label_to_one() ->
     assert [(config.lr, config.steps) for config in configs.values()] == [(1e-3, 2), (0.5, 2), (1e-3, 1)]
     with pytest.raises(UsageError, match=r"--set b.lr=1: write METHOD.KEY=VALUE with a method of --methods \(tent@"):
         MethodsOptions(names, pairs=["b.lr=1"]).configs(batch_size=64)
+
+
+def test_a_row_has_the_rate_of_its_own_batch_size() -> None:
+    names = ("remtta", "remtta+batch4", "remtta+batch16")
+    rates = [config.lr for config in MethodsOptions(names).configs(batch_size=4).values()]
+    assert rates[0] == rates[1] < rates[2]
