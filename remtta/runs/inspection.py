@@ -44,7 +44,12 @@ class LayerChange(TypedDict):
 
 _MAX_COMMON = _MAX_CLASSES = 5
 
-_RARE_COUNTS = {"not_adapted": "only predicted", "dropped": "dropped for newer ones", "gaps": "gaps"}
+_RARE_COUNTS = {
+    "not_adapted": "only predicted",
+    "in_order": "that --smooth auto would smooth",
+    "dropped": "dropped for newer ones",
+    "gaps": "gaps",
+}
 
 
 def kind_of(folder: Path) -> str:

@@ -33,7 +33,6 @@ from remtta.options.run_options import RENAMED
 from remtta.pipeline.accuracy import Estimator
 from remtta.pipeline.guard import guard_for
 from remtta.pipeline.pipeline import Pipeline
-from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import Latencies
 from remtta.runs.folder import RECORD, check_same_settings
 from remtta.runs.loop import Counts, RunExclusively
@@ -124,7 +123,7 @@ class RunManifest:
                 "skipped": summary.num_skipped,
                 "updates": summary.num_updates,
                 "not_adapted": progress.not_adapted,
-                **({"smoothed": progress.smoothed} if context.pipeline.find(Smoother) else {}),
+                **({"smoothed": progress.smoothed} if summary.smooths else {"in_order": summary.in_order}),
                 **self.live_counts,
             },
             "timing": {

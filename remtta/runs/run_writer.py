@@ -15,6 +15,7 @@ from remtta.errors import counted
 from remtta.methods.losses import entropy
 from remtta.methods.source import CenteredSource, Source
 from remtta.pipeline.events import log_event
+from remtta.pipeline.smoothing import FilterState
 from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.folder import BATCHES, EVENTS, PREDICTIONS
 from remtta.runs.loop import BatchResult, LoopCallback
@@ -44,6 +45,7 @@ class RunWriter(LoopCallback):
         self._events: RowWriter | None = None
         self._batches: RowWriter | None = None
         self._written: list[Row] = []
+        self._order = None if summary.smooths else FilterState.initial(context.info.num_classes)
         self._added = b""  # lines that the latest batch added to the file
         self.summary = summary
         self.started = time.monotonic()  # when the run began, minus the duration of its earlier parts
@@ -107,6 +109,10 @@ class RunWriter(LoopCallback):
             if frame.error and self._context.options.on_error == "skip":
                 _log.warning("skipped frame %d, %s: %s", frame.index, frame.source, frame.error)
         self._record.latencies.add(result.prediction_seconds, len(batch.readable))
+        if self._order is not None:
+            for order in self._order.after(result.prediction.logits):
+                self._order = order
+                self.summary.in_order += order.ordered
         if batch.frames:
             first, last, summary, logits = batch.frames[0], batch.frames[-1], self.summary, result.prediction.logits
             summary.progress.last = [last.source, last.number]

@@ -19,6 +19,8 @@ from remtta.runs.reading import Row, shown_estimates
 if TYPE_CHECKING:
     from remtta.pipeline.pipeline import Pipeline
 
+_ENOUGH_IN_ORDER = 0.25  # share of frames for which smoothing is worth a line
+
 
 @dataclass
 class RunProgress(Counts):
@@ -69,6 +71,7 @@ class RunSummary:
     entropy: float | None = None  # mean entropy of the last batch's predictions, in nats
     estimates: Mapping[str, float] = field(default_factory=dict)  # of the last frames' accuracy, by model
     smooths: bool = False  # whether predictions are smoothed over ordered frames
+    in_order: int = 0  # frames that would have been otherwise, since the run began or resumed
 
     def count_unsaved(self, rows: Iterable[Row]) -> None:
         """Count rows that an earlier part wrote after its last save."""
@@ -145,6 +148,7 @@ class RunSummary:
             "answered_by_source": self.progress.by_source,
             "answered_by_both": self.progress.by_both,
             "smoothed": self.progress.smoothed,
+            "in_order": self.in_order,
             "images_per_s": round(self.images_per_s, 2),
             "estimate": dict(self.estimates) or None,
         }
@@ -157,6 +161,7 @@ class RunSummary:
         by_source = f"{counted(progress.by_source, 'frame')} predicted by the source"
         unrelated = "none, as no relation between successive frames was found"
         smoothed = counted(progress.smoothed, "frame") if progress.smoothed else unrelated
+        in_order = f"{self.in_order} of {counted(self.num_predicted, 'frame')}"
         lead = 100 * (self.doubted_lead or 0.0)
         lines = {
             f"{counted(self.num_frames, 'frame')}, {self.num_predicted} predicted, {self.num_skipped} skipped, "
@@ -167,6 +172,8 @@ class RunSummary:
             "try --method fast (docs/guard.md)": self.doubted_lead is not None,
             f"predicted by both models: {counted(progress.by_both, 'frame')}": progress.by_both,
             f"smoothed over time: {smoothed}": self.smooths,
+            f"classes persist from frame to frame, in {in_order}: --smooth auto combines their predictions "
+            "(docs/estimates.md)": self.in_order >= _ENOUGH_IN_ORDER * self.num_predicted > 0,
             f"estimated accuracy of the last frames: {shown_estimates(self.estimates)}": self.estimates,
             **{str(path): path.exists() for path in (self.output / PREDICTIONS, self.output / DELTA)},
             f"continue with --output {self.output} --resume": self.signum,

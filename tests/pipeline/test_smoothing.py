@@ -139,10 +139,15 @@ def test_a_run_records_the_frames_that_it_smooths_and_continues_bit_for_bit(tmp_
     assert [row.get("raw", row)["class"] for row in rows] == [row["class"] for row in alone]
     assert len({(tmp_path / name / "delta.safetensors").stat().st_size for name in ("whole", "plain")}) == 1
     assert f"smoothed over time: {summary.progress.smoothed} frames" in summary.report()
-    assert "frames before" not in plain.report()
+    counted = summary.progress.smoothed
+    told = f"classes persist from frame to frame, in {counted} of 60 frames: --smooth auto combines their predictions"
+    assert told in plain.report() and "classes persist" not in summary.report()
+    assert record_of(tmp_path / "plain")["counts"]["in_order"] == plain.figures()["in_order"] == counted
     unordered = sorted(frames.iterdir(), key=lambda path: int(path.stem) * 7 % 60)
     report = run("unordered", unordered).report()
     assert "smoothed over time: none, as no relation between successive frames was found" in report
+    plain = run("plain unordered", unordered, smooth="off")
+    assert plain.in_order == 0 and "classes persist" not in plain.report()
     stop_after(5, frames, tmp_path / "parts", "tent", model=decisive_vit(), options=options)
     adapt_tiny(frames, tmp_path / "parts", "tent", model=decisive_vit(), options=options, resume=True)
     assert (tmp_path / "parts/predictions.jsonl").read_bytes() == (tmp_path / "whole/predictions.jsonl").read_bytes()
