@@ -25,7 +25,7 @@ from remtta.models.checkpoints import load_checkpoint
 from remtta.models.info import read_labels
 from remtta.models.tensor_files import CHECKSUM, read_tensors, save_tensors, state_sha256
 from remtta.options.option import option_fields, read_pairs, read_size, read_value
-from remtta.streams.images import natural_key
+from remtta.streams.listing import natural_key
 from tests.conftest import tiny_vit
 from tests.streams.pipes import paths_in
 

@@ -23,12 +23,12 @@ from remtta.options import GuardOptions, RunOptions
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.folder import RECORD, check_folder, run_folder
-from remtta.runs.manifest import RunContext
 from remtta.runs.pipe import RowPipe
 from remtta.runs.reading import read_record
+from remtta.runs.record import RunContext
 from remtta.runs.run import Run
 from remtta.runs.summary import RunSummary
-from remtta.streams.images import log_ignored
+from remtta.streams.listing import log_ignored
 from remtta.streams.sources import Source, Stream, open_stream
 
 _FEWEST_UPDATES = 4
@@ -193,6 +193,6 @@ def log_context(context: RunContext) -> None:
     _log.debug("preprocessing: %s", info.preprocessing)
     _log.debug("base weights: sha256 %s, on %s", info.sha256, info.device)
     if not method.norms_only and not options.save_full and not method.delta_refusal:
-        megabytes = sum(tensor.nbytes for tensor in pipeline.committed[0].values()) / 1e6
+        megabytes = sum(tensor.nbytes for tensor in pipeline.committed.delta.values()) / 1e6
         text = "%s changes every weight, so no %s is written; --save-full writes one of %.0f MB"
         _log.warning(text, context.method, DELTA, megabytes)

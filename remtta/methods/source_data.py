@@ -16,7 +16,8 @@ from torch import Tensor
 from remtta.errors import StreamError, UsageError
 from remtta.methods.table import METHOD_TABLE
 from remtta.models.preprocessing import Preprocessing
-from remtta.streams.images import image_suffixes, list_files
+from remtta.streams.images import image_suffixes
+from remtta.streams.listing import list_files
 from remtta.streams.prefetch import DecodedFrame, prefetch
 from remtta.streams.sources import open_stream
 

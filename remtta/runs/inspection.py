@@ -17,7 +17,7 @@ from remtta.files import is_locked
 from remtta.options.loaders import is_model_file
 from remtta.runs.folder import PREDICTIONS, RECORD, RESULTS, STREAM_GROUP
 from remtta.runs.reading import aligned, read_object, read_rows, reading, shown_estimates
-from remtta.streams.images import natural_key
+from remtta.streams.listing import natural_key
 
 Facts = dict[str, str]
 """Lines of text by their heading."""

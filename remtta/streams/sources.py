@@ -10,30 +10,21 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Never
+from typing import Any
 from urllib.request import url2pathname
 
-from remtta.errors import FrameError, StreamError, UsageError, counted, without_password
+from remtta.errors import StreamError, UsageError, counted, without_password
 from remtta.options import LiveOptions, StreamOptions
 from remtta.options.loaders import is_model_file
 from remtta.options.model import WEIGHT_SUFFIXES
 from remtta.options.run_options import Buffer, Sort
 from remtta.streams.capture import check_protocol
 from remtta.streams.frames import Frame
-from remtta.streams.images import (
-    has_suffix,
-    image_suffixes,
-    is_clutter,
-    is_image,
-    list_files,
-    load_image,
-    none_but,
-    sort_files,
-)
+from remtta.streams.images import has_suffix, image_suffixes, is_image
+from remtta.streams.listing import is_clutter, list_files, none_but, sort_files
 from remtta.streams.live import LiveSource
-from remtta.streams.path_list import read_paths
+from remtta.streams.paths import frames_at, read_paths
 from remtta.streams.video import VIDEO_SUFFIXES, is_video, iter_video
 
 _MAX_CAMERA = 9999
@@ -130,10 +121,6 @@ def open_with(source: Source, options: StreamOptions, *, wait_at_start: bool = F
     return stream
 
 
-def _fail(error: Exception) -> Never:
-    raise error
-
-
 def open_source(source: Source, options: StreamOptions) -> Stream:
     """Open a source of frames; `options.live` are ignored unless it is a camera or a network stream."""
     if isinstance(source, int):
@@ -143,13 +130,13 @@ def open_source(source: Source, options: StreamOptions) -> Stream:
     if not isinstance(source, (str, os.PathLike)):
         paths = (os.fspath(_checked_path(path)) for path in (source if isinstance(source, Iterable) else [source]))
         if isinstance(source, Iterator):  # it may wait for a path, and never end
-            return _slice(Stream("paths", "paths", _frames_at(paths)), options)
+            return _slice(Stream("paths", "paths", frames_at(paths)), options)
         return _path_stream("paths", "paths", list(paths), options)
     name = os.fspath(source)
     if options.null and name != "-":
         raise UsageError(f"-0 is for paths on standard input (-), and the source is {without_password(name)}")
     if name == "-":
-        return _slice(Stream("-", "paths", _frames_at(read_paths(0, options.null))), options)
+        return _slice(Stream("-", "paths", frames_at(read_paths(0, options.null))), options)
     if name.lower().startswith("file://") and not os.path.exists(name):
         name = url2pathname(name[len("file://") :].removeprefix("localhost"))
     if os.path.exists(name):  # unlike Path.exists, False for "" and for names that are too long
@@ -229,7 +216,7 @@ def _folder_files(folder: Path, sort: Sort) -> tuple[list[str], Mapping[str, int
 def _path_stream(name: str, kind: str, paths: list[str], options: StreamOptions) -> Stream:
     stills = not any(is_video(path) for path in paths)
     total = len(paths[:: options.frame_stride][: options.limit]) if stills else None
-    return _slice(Stream(name, kind, _frames_at(paths), total), options)
+    return _slice(Stream(name, kind, frames_at(paths), total), options)
 
 
 def _live_stream(kind: str, address: str | int, name: str, options: StreamOptions) -> Stream:
@@ -242,14 +229,3 @@ def _slice(stream: Stream, options: StreamOptions) -> Stream:
     stride, limit = options.frame_stride, options.limit
     stop = None if limit is None else (limit - 1) * stride + 1  # do not read past the last frame
     return replace(stream, frames=itertools.islice(stream.frames, 0, stop, stride), options=options)
-
-
-def _frames_at(paths: Iterable[str]) -> Iterator[Frame]:
-    for path in paths:
-        if not is_video(path) or not os.path.isfile(path):
-            yield Frame(path, partial(load_image, Path(path)))
-            continue
-        try:
-            yield from iter_video(path)
-        except StreamError as error:  # one bad video among many is one unreadable frame
-            yield Frame(path, partial(_fail, FrameError(str(error).removeprefix(path).lstrip(": "))))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-from remtta.streams.path_list import read_paths
+from remtta.streams.paths import read_paths
 
 T = TypeVar("T")
 

@@ -14,7 +14,8 @@ from remtta.errors import FrameError
 from remtta.options.run_options import Sort
 from remtta.streams import pillow
 from remtta.streams.decoding_memory import PictureMemory
-from remtta.streams.images import image_suffixes, list_files, load_image, natural_key, sort_files, to_rgb
+from remtta.streams.images import image_suffixes, load_image, to_rgb
+from remtta.streams.listing import list_files, natural_key, sort_files
 from tests.conftest import draw_image
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)

@@ -15,7 +15,8 @@ from PIL import Image, _imaging
 
 from remtta.errors import FrameError, UsageError
 from remtta.streams import pillow
-from remtta.streams.images import image_suffixes, list_files, load_image
+from remtta.streams.images import image_suffixes, load_image
+from remtta.streams.listing import list_files
 from remtta.streams.pillow import load_plugins
 from remtta.streams.sources import open_stream
 from tests.command import remtta_here

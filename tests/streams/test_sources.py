@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from remtta.errors import FrameError, UsageError
-from remtta.streams.path_list import read_paths
+from remtta.streams.paths import read_paths
 from remtta.streams.sources import Stream, open_stream
 from tests.conftest import draw_image
 from tests.streams.pipes import in_time, paths_in

@@ -21,7 +21,8 @@ from remtta.lab.corruptions import corrupt
 from remtta.lab.corruptions.blur import MAX_SIDE
 from remtta.lab.corruptions.options import JPEG_QUALITY, CorruptOptions
 from remtta.lab.corruptions.parameters import parameter_set_of
-from remtta.streams.images import image_suffixes, list_files, load_image, log_ignored, none_but
+from remtta.streams.images import image_suffixes, load_image
+from remtta.streams.listing import list_files, log_ignored, none_but
 
 _SHORT_SIDE_TO_CROP = 256 / 224  # as ImageNet-C's images were prepared
 _MAX_ASPECT_RATIO = 8  # otherwise a line one pixel high would be resized to millions of pixels

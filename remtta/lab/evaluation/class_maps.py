@@ -15,7 +15,7 @@ from remtta.errors import UsageError, counted, listed
 from remtta.files import read_text
 from remtta.lab.evaluation.options import ClassOrder
 from remtta.models.imagenet import read_info, wnids_of
-from remtta.streams.images import natural_key
+from remtta.streams.listing import natural_key
 
 _RESTRICTED_SETS = {"ImageNet-R": "imagenet_r_synsets.txt", "ImageNet-A": "imagenet_a_synsets.txt"}
 _SHOWN = 4

@@ -17,7 +17,8 @@ from PIL import Image
 
 from remtta.errors import FrameError, UsageError, counted
 from remtta.lab.corruptions.parameters import HOLD_OUTS, STANDARD
-from remtta.streams.images import load_image, natural_key
+from remtta.streams.images import load_image
+from remtta.streams.listing import natural_key
 from remtta.streams.pillow import open_image
 
 THREE_D = (

@@ -22,7 +22,7 @@ from remtta.lab.corruptions.parameters import SEVERITIES
 from remtta.lab.evaluation.class_maps import composed, numbered_once, restricted_set, wnids
 from remtta.lab.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, image_sizes, wanted_domains
 from remtta.lab.evaluation.label_files import read_label_file, whole_number
-from remtta.streams.images import is_clutter, natural_key
+from remtta.streams.listing import is_clutter, natural_key
 from remtta.streams.pillow import formats
 
 LABELS = "labels.npy"

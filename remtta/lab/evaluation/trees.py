@@ -21,7 +21,8 @@ from remtta.lab.evaluation.domains import DEFAULT_SEVERITY, Dataset, Domain, ima
 from remtta.lab.evaluation.options import ClassOrder
 from remtta.lab.evaluation.stored import LABELS
 from remtta.lab.evaluation.tally import image_name
-from remtta.streams.images import has_suffix, image_suffixes, is_clutter, list_files, log_ignored, natural_key, none_but
+from remtta.streams.images import has_suffix, image_suffixes
+from remtta.streams.listing import is_clutter, list_files, log_ignored, natural_key, none_but
 
 ClassFolders = dict[str, Path]
 Tree = dict[str, dict[int | None, ClassFolders]]

@@ -1,14 +1,20 @@
-"""Paths on standard input."""
+"""Paths on standard input, and the frames at paths."""
 
 from __future__ import annotations
 
 import codecs
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Never
 
-from remtta.errors import UsageError
+from remtta.errors import FrameError, StreamError, UsageError
 from remtta.files import UTF16_MARKS
+from remtta.streams.frames import Frame
+from remtta.streams.images import load_image
+from remtta.streams.video import is_video, iter_video
 
 _PIPE_CHUNK_BYTES = 65_536
 _MAX_PATH_BYTES = 32_768  # well over any system's limit
@@ -68,3 +74,19 @@ def _check_separator(path: bytes, null_separated: bool) -> None:
     if len(path) > _MAX_PATH_BYTES:
         advice = "do they end in newline? Then leave -0 out" if null_separated else "write one per line"
         raise UsageError(f"a path on standard input is longer than {_MAX_PATH_BYTES} bytes; {advice}")
+
+
+def frames_at(paths: Iterable[str]) -> Iterator[Frame]:
+    """Yield the frames of images and videos; one bad video among many is one unreadable frame."""
+    for path in paths:
+        if not is_video(path) or not os.path.isfile(path):
+            yield Frame(path, partial(load_image, Path(path)))
+            continue
+        try:
+            yield from iter_video(path)
+        except StreamError as error:
+            yield Frame(path, partial(_fail, FrameError(str(error).removeprefix(path).lstrip(": "))))
+
+
+def _fail(error: Exception) -> Never:
+    raise error
