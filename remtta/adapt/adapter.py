@@ -33,7 +33,7 @@ from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.events import log_event
 from remtta.pipeline.precision import Resolved, set_precision
 from remtta.runs.loop import load_whole
-from remtta.runs.manifest import delta_of
+from remtta.runs.record import delta_of
 
 _FROZEN, _FRAMES, _PRECISION = "frozen", "frames", "precision"
 _SHARED = (
@@ -219,10 +219,10 @@ class Adapter:
         with self.exclusive():
             committed, size = self.pipeline.committed, self.options.batch_size
             if refusal := self.pipeline.method.delta_refusal or (
-                not committed[0] and f"{self._name} changes no weights"
+                not committed.delta and f"{self._name} changes no weights"
             ):
                 raise UsageError(f"there is no delta to save: {refusal}")
-            delta = delta_of(self.info, self._name, self.config, size, committed, self.pipeline.frames_in_delta)
+            delta = delta_of(self.info, self._name, self.config, size, committed)
             save_delta(path, delta, overwrite=overwrite)
 
     def __repr__(self) -> str:

@@ -77,7 +77,7 @@ def vitals(run: Run) -> dict[str, object]:
         "updates": summary.num_updates,
         "last_frame": summary.last_frame,
         "lag_s": summary.lag_s,
-        "guard": guard.verdict if guard else None,
+        "guard": guard.state if guard else None,
         "guard_alarms": guard.status.total_alarms if guard else None,
         "estimate": summary.estimates or None,
         **run.record.live_counts,

@@ -156,7 +156,7 @@ class ModelPublisher(Callback):
         """Publish the model, unless it has not changed or the guard doubts it; log a failure, for another attempt."""
         pipeline, state = self._run.context.pipeline, self._state
         is_pending = pipeline.total_alarms != state[1]  # with --latency, weights are restored after this batch's report
-        doubted = is_pending or (pipeline.guard is not None and pipeline.guard.verdict == "doubt")
+        doubted = is_pending or (pipeline.guard is not None and pipeline.guard.state == "doubt")
         if state == self._published or doubted:
             return
         self._tried_at = time.monotonic()
@@ -211,11 +211,11 @@ class ModelPublisher(Callback):
 
     def _write(self, path: Path) -> None:
         from remtta.deltas.delta import apply_delta, save_delta, save_weights
-        from remtta.runs.manifest import delta_of
+        from remtta.runs.record import delta_of
 
-        context, frames = self._run.context, self._run.summary.progress.frames_in_delta
+        context = self._run.context
         size, adapted = context.options.batch_size, context.pipeline.method.model
-        delta = delta_of(context.info, context.method, context.config, size, context.pipeline.committed, frames)
+        delta = delta_of(context.info, context.method, context.config, size, context.pipeline.committed)
         if self._as_delta:
             save_delta(path, delta)
             return

@@ -123,7 +123,7 @@ class Guard:
         return drift > self.options.most_drift and self.alarm("weights far from the source's", drift=drift)
 
     @property
-    def verdict(self) -> str:
+    def state(self) -> str:
         """Judgment of the adapted weights: "trust", "doubt", or "retired" once adaptation has ended."""
         return "retired" if self.status.disabled else "doubt" if self.status.doubting else "trust"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from remtta.errors import UsageError
 from remtta.methods.base import Method
 from remtta.methods.settings.base import MethodConfig
-from remtta.models.weights import Committed, count_in, within
+from remtta.models.weights import count_in, within
 from remtta.pipeline.centering import LogitCentering
 from remtta.pipeline.forward import adapted_logits, ensemble, shifted, shuffled_logits, source_logits
 from remtta.pipeline.guard import Guard
@@ -24,6 +24,14 @@ BETWEEN_UPDATES = "between updates"
 _BATCHES, _CENTERING, _GUARD = "pace.batches", "centering.", "guard."
 
 T = TypeVar("T", bound=PredictionTransform)
+
+
+class Adaptation(NamedTuple):
+    """What a pipeline has learned; later updates do not modify these tensors."""
+
+    delta: Mapping[str, Tensor]  # adapted minus source weights
+    num_updates: int
+    num_frames: int  # that the weights have learned from, those of a starting delta included
 
 
 class Pipeline:
@@ -256,19 +264,16 @@ class Pipeline:
     # The adaptation state that is saved and reset together.
 
     @property
-    def committed(self) -> Committed:
-        """Delta and number of updates as of the last update; later updates do not modify them.
-
-        The head's bias holds the adapted model's offset.
-        """
+    def committed(self) -> Adaptation:
+        """What was learned as of the last update; the head's bias holds the adapted model's offset."""
         delta, num_updates = self.method.model.weights.committed
         if not self.method.delta_refusal:
             delta = self.method.model.shift_biases(delta, self.centering.offsets["adapted"])
-        return delta, num_updates
+        return Adaptation(delta, num_updates, self.frames_in_delta)
 
     def delta(self) -> dict[str, Tensor]:
         """Return adapted minus source weights, by parameter name; adding them restores the adapted ones exactly."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.committed[0].items()}
+        return {name: tensor.detach().cpu().clone() for name, tensor in self.committed.delta.items()}
 
     def load_delta(self, delta: Mapping[str, Tensor], num_updates: int = 0, num_frames: int = 0) -> None:
         """Start from source plus delta, the result of updates by these frames, with nothing else learned; raise

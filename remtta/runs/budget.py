@@ -12,8 +12,8 @@ from itertools import accumulate
 from torch import Tensor
 
 from remtta.errors import UsageError
+from remtta.runs.hints import RateCheck
 from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
-from remtta.runs.rate import RateCheck
 from remtta.runs.summary import RunProgress
 from remtta.streams.batches import Batch
 from remtta.streams.fitness import fingerprint, unlearnable_frames

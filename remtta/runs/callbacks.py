@@ -24,7 +24,7 @@ class BatchReport:
     frames: Sequence[DecodedFrame]  # its frames, including unreadable ones, without those that were reported early
     rows: Sequence[Row]  # the row of each of these frames in `predictions.jsonl`
     lines: bytes  # all that was added to `predictions.jsonl`: nothing for rows that a resumed run had written before
-    guard: str | None  # the guard's verdict on the adapted weights: "trust", "doubt" or "retired"; None without a guard
+    guard: str | None  # the guard's state: "trust", "doubt" or "retired"; None without a guard
     summary: RunSummary  # the counts so far
 
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from remtta.errors import DeltaError, NotFiniteError, UsageError
 from remtta.interrupts import Interrupts
 from remtta.models.info import ModelInfo
-from remtta.models.weights import Committed
-from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.pipeline import Adaptation, Pipeline
 from remtta.pipeline.prediction import Prediction, Update
 from remtta.streams.batches import Batch
 
@@ -136,8 +135,7 @@ class AdaptationLoop:
         self._before: Snapshot | None = None  # the end of the last finished batch, if it was copied
         self._counts_before: Counts | None = None  # the counts there, if early predictions have advanced the loop's
         self._early_seconds = 0.0  # spent on early predictions of the next batch's frames
-        self.committed: tuple[Committed, int]  # as of the last finished batch, with the number of frames in the delta
-        self._set_committed()
+        self.committed = pipeline.committed  # as of the last finished batch
 
     def run(self, batches: Iterable[Batch]) -> None:
         """Process batches; raise Stopped on a signal (save `snapshot` then), NotFiniteError for outputs like NaN."""
@@ -195,7 +193,7 @@ class AdaptationLoop:
         prediction = replace(prediction, logits=prediction.logits.cpu())
         if not torch.isfinite(prediction.logits).all():
             # Neither state nor weights are worth saving, so `snapshot` must give none.
-            self._before, self._in_batch, self.committed = None, True, (({}, 0), 0)
+            self._before, self._in_batch, self.committed = None, True, Adaptation({}, 0, 0)
             raise NotFiniteError(
                 f"the model's outputs are not finite numbers from frame {batch.frames[0].index} on; "
                 "use a lower --lr, or check the checkpoint"
@@ -246,12 +244,9 @@ class AdaptationLoop:
         counts.updates += update.num_steps
         counts.not_adapted += len(result.excluded)
         self._policy.finished(result)
-        self._set_committed()
+        self.committed = self.pipeline.committed
         self._in_batch, self._before, self._counts_before = False, None, None
         self._callback.on_batch_end(result)
-
-    def _set_committed(self) -> None:
-        self.committed = self.pipeline.committed, self.counts.frames_in_delta
 
     # Between two batches.
 
@@ -268,13 +263,13 @@ class AdaptationLoop:
                 self.pipeline.frames_in_delta = self.counts.frames_in_delta
             except ValueError as error:
                 raise other_version(path) from error
-            self._set_committed()
+            self.committed = self.pipeline.committed
 
     def start_new_stream(self) -> None:
         """Restore the source weights for an independent stream."""
         self.pipeline.start_new_stream()
         self.counts.frames_in_delta = self.counts.frames_since_reset = 0
-        self._set_committed()
+        self.committed = self.pipeline.committed
 
 
 def load_whole(state: Mapping[str, Tensor], pipeline: Pipeline) -> None:

@@ -20,11 +20,11 @@ from remtta.pipeline.smoothing import Smoother
 from remtta.runs.budget import LearnableFrames, TimeBudget
 from remtta.runs.callbacks import Callback, following
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
+from remtta.runs.hints import RateCheck
 from remtta.runs.loop import AdaptationLoop
-from remtta.runs.manifest import RunContext, RunManifest, check_same_run
 from remtta.runs.pipe import ReaderGone
-from remtta.runs.rate import RateCheck
 from remtta.runs.reading import Row, read_rows
+from remtta.runs.record import RunContext, RunRecord, check_same_run
 from remtta.runs.run_writer import RunWriter
 from remtta.runs.saving import Saver, load_position
 from remtta.runs.summary import GuardStop, RunProgress, RunSummary
@@ -48,7 +48,7 @@ class Run:
         self._folder = RunFolder(folder, overwrite=options.overwrite, resume=options.resume)
         progress = RunProgress(frames_in_delta=context.start.frames if context.start else 0)
         self.summary = RunSummary(folder, progress, smooths=context.pipeline.find(Smoother) is not None)
-        self.record = RunManifest(context, self.summary)
+        self.record = RunRecord(context, self.summary)
         self._writer = RunWriter(context, self.summary, self.record, callbacks)
         rate = None
         if context.stream.live:

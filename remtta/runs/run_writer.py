@@ -18,15 +18,13 @@ from remtta.pipeline.events import log_event
 from remtta.pipeline.smoothing import FilterState
 from remtta.runs.callbacks import BatchReport, Callback
 from remtta.runs.folder import BATCHES, EVENTS, PREDICTIONS
+from remtta.runs.hints import hint_at_stride
 from remtta.runs.loop import BatchResult, LoopCallback
-from remtta.runs.manifest import RunContext, RunManifest
 from remtta.runs.reading import Row
+from remtta.runs.record import RunContext, RunRecord
 from remtta.runs.rows import RowFormat, batch_row, prediction_rows
 from remtta.runs.summary import RunSummary
 from remtta.runs.writer import RowWriter
-from remtta.streams.fitness import near_equal
-
-_VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 
 _log = logging.getLogger("remtta")
 
@@ -37,7 +35,7 @@ class RunWriter(LoopCallback):
     """
 
     def __init__(
-        self, context: RunContext, summary: RunSummary, record: RunManifest, callbacks: Sequence[Callback]
+        self, context: RunContext, summary: RunSummary, record: RunRecord, callbacks: Sequence[Callback]
     ) -> None:
         self._context, self._record, self._callbacks = context, record, callbacks
         self._form = RowFormat(context.info.labels, topk=context.options.topk, logits=context.options.logits)
@@ -136,15 +134,16 @@ class RunWriter(LoopCallback):
         for event in self._context.pipeline.events():
             self.write_event(frames[0].index, event)
             log_event(event, f"frame {frames[0].index}: ")
-        self._hint_at_stride(result)
+        method = self._context.pipeline.method
+        if frames[0].index == 0 and method.adapts and method.config.adapt_every == 1:
+            hint_at_stride(self._context.stream.name, result.batch.readable)
         self._note_progress()
 
     def deliver(self, result: BatchResult) -> None:
         """Report a batch to the callbacks."""
         guard = self._context.pipeline.guard
         rows = [row for row in self._written if "gap" not in row]
-        verdict = guard.verdict if guard else None
-        report = BatchReport(result.batch.frames, rows, self._added, verdict, self.summary)
+        report = BatchReport(result.batch.frames, rows, self._added, guard.state if guard else None, self.summary)
         for callback in self._callbacks:
             callback.on_batch(report)
 
@@ -169,19 +168,6 @@ class RunWriter(LoopCallback):
         if self._context.start is None and keeps and type(method) in (Source, CenteredSource):
             source = prediction.raw_adapted  # the source model's, too
         return batch_row(result, self._written, self._form, offset=offset, raw=raw, source=source)
-
-    def _hint_at_stride(self, result: BatchResult) -> None:
-        """Name --frame-stride once, where the first batch of a video is of near-equal frames."""
-        method = self._context.pipeline.method
-        learns = method.adapts and method.config.adapt_every == 1
-        if learns and result.batch.frames[0].index == 0 and (rate := near_equal(result.batch.readable)):
-            _log.info(
-                "the frames of %s are nearly the same from one to the next (%.0f per second); --frame-stride %d gives "
-                "more varied batches, in less time",
-                self._context.stream.name,
-                rate,
-                max(2, round(rate / _VARIED_PER_S)),
-            )
 
     def _note_progress(self) -> None:
         """Store the sizes of the files, without lines still expected from the earlier run, and the running time."""

@@ -19,7 +19,7 @@ from remtta.errors import DeltaError, RemttaError, UsageError
 from remtta.models.tensor_files import UNREADABLE, read_tensors, save_tensors
 from remtta.runs.folder import STATE
 from remtta.runs.loop import AdaptationLoop, other_version
-from remtta.runs.manifest import RunContext, RunManifest, delta_of
+from remtta.runs.record import RunContext, RunRecord, delta_of
 from remtta.runs.summary import RunSummary
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class SaveRhythm:
 class Saver:
     """Saves a run's state, delta and record, periodically and at the end."""
 
-    def __init__(self, context: RunContext, summary: RunSummary, record: RunManifest, loop: AdaptationLoop) -> None:
+    def __init__(self, context: RunContext, summary: RunSummary, record: RunRecord, loop: AdaptationLoop) -> None:
         self._context, self._summary, self._record, self._loop = context, summary, record, loop
         self._rhythm, self._num_saves = SaveRhythm(), 0  # num_saves: updates // save_every at the last check
         self._saved_frames = 0
@@ -125,14 +125,13 @@ class Saver:
                 save_state(self._summary.output / STATE, asdict(progress), state)
 
     def _save_delta(self) -> None:
-        committed, frames = self._loop.committed
-        context = self._context
-        if not committed[0] or not (context.pipeline.method.norms_only or context.options.save_full):
+        committed, context = self._loop.committed, self._context
+        if not committed.delta or not (context.pipeline.method.norms_only or context.options.save_full):
             return
-        delta = delta_of(context.info, context.method, context.config, context.options.batch_size, committed, frames)
+        delta = delta_of(context.info, context.method, context.config, context.options.batch_size, committed)
         try:
             save_delta(self._summary.output / DELTA, delta)
         except DeltaError as error:  # the outputs will not be finite either, and stop the run
             _log.warning("%s; the delta saved before stays", error)
         else:
-            _log.debug("saved the delta after %d updates", committed[1])
+            _log.debug("saved the delta after %d updates", committed.num_updates)

@@ -83,7 +83,7 @@ class RunSummary:
         """Note the guard's alarms, and its doubt."""
         self.num_alarms, self.doubted_lead = pipeline.total_alarms, None
         guard = pipeline.guard
-        if guard and guard.watches and guard.verdict == "doubt" and math.isfinite(guard.status.lead):
+        if guard and guard.watches and guard.state == "doubt" and math.isfinite(guard.status.lead):
             self.doubted_lead = round(guard.status.lead, 4)
 
     def end(self, reason: BaseException) -> None:

@@ -28,7 +28,7 @@ from remtta.models.tensor_files import state_sha256
 from remtta.options import RunOptions
 from remtta.pipeline.build import AdaptationConfig
 from remtta.runs.folder import STREAM_GROUP
-from remtta.runs.manifest import RunManifest
+from remtta.runs.record import RunRecord
 from remtta.runs.summary import RunSummary
 from remtta.streams.frames import Frame
 from remtta.streams.sources import Stream, open_stream
@@ -172,14 +172,14 @@ def test_a_stop_predicts_the_frames_that_wait_in_every_stream(tmp_path: Path, mo
 def test_a_last_record_that_cannot_be_written_fails_its_stream(
     folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(record: RunManifest) -> None:
+    def full(record: RunRecord) -> None:
         content = record.content()
         if content["source"]["name"].endswith("yard") and content["exit_reason"] == "completed":
             raise OutputError("no space left")
         write(record)
 
-    write = RunManifest.write
-    monkeypatch.setattr(RunManifest, "write", full)
+    write = RunRecord.write
+    monkeypatch.setattr(RunRecord, "write", full)
     summary = adapt_site(folders, tmp_path)
     assert summary.streams["yard"].exit_reason == "error: no space left"
     assert json_of(tmp_path / STREAM_GROUP)["exit_reason"] == f"error: 1 of {len(folders)} streams failed"

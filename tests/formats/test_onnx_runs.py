@@ -241,7 +241,7 @@ def test_a_checkpoint_of_torch_has_the_adapted_weights(made: Path, tmp_path: Pat
 
 
 def test_a_doubted_model_is_not_published(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("remtta.pipeline.guard.Guard.verdict", "doubt")
+    monkeypatch.setattr("remtta.pipeline.guard.Guard.state", "doubt")
     publish(made, tmp_path / "live.safetensors", model=tiny_vit(), guard=GuardOptions("rollback"))
     assert not (tmp_path / "live.safetensors").exists()
 

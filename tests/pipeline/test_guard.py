@@ -73,7 +73,7 @@ def test_harm_is_undone_until_adaptation_ends() -> None:
     predictions = run(pipeline, 60)
     events = pipeline.events()
     assert [event["event"] for event in events].count("rollback") == 2
-    assert events[-1]["event"] == guard.verdict == "retired"
+    assert events[-1]["event"] == guard.state == "retired"
     assert pipeline.disabled and pipeline.total_alarms == 3
     assert {event["lr_scale"] for event in events if event["event"] == "rollback"} == {0.5, 0.25}
     with torch.no_grad():

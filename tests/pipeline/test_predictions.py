@@ -312,7 +312,7 @@ def test_a_doubt_ends_within_its_patience() -> None:
     events = detector.events()
     assert [event["event"] for event in events] == ["doubt", "restart"] * 2
     assert {event["lr_scale"] for event in events} == {1} and detector.status.total_alarms == 0
-    assert detector.verdict == "trust"
+    assert detector.state == "trust"
     assert "back to the source weights" in describe(events[1]) and events[1]["lead"] < -0.04
     for _ in range(2):
         detector.compare(source, behind, drift=0.01)

@@ -19,8 +19,8 @@ from remtta.options import GuardOptions
 from remtta.pipeline.prediction import Prediction
 from remtta.runs.budget import Latencies, TimeBudget
 from remtta.runs.folder import PREDICTIONS
+from remtta.runs.hints import RateCheck
 from remtta.runs.loop import BatchResult
-from remtta.runs.rate import RateCheck
 from remtta.runs.summary import RunSummary
 from remtta.streams.batches import Batch
 from remtta.streams.frames import Frame, Gap

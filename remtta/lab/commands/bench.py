@@ -40,7 +40,7 @@ def bench(
         load_torch("remtta.lab.bench", bench.model)
         from remtta.lab.bench import as_json, processor, run_bench
         from remtta.models.loading import select_device
-        from remtta.runs.manifest import environment
+        from remtta.runs.record import environment
 
         options = replace(bench, device=running.device, threads=running.threads)
         measured = run_bench(options)

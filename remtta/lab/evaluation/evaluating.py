@@ -51,8 +51,8 @@ from remtta.models.preprocessing import Preprocessing
 from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import is_timm_model
 from remtta.runs.folder import EVENTS, PREDICTIONS, RESULTS, check_free
-from remtta.runs.manifest import environment
 from remtta.runs.reading import read_rows, reading
+from remtta.runs.record import environment
 from remtta.runs.saving import load_position, save_state
 
 TRIALS = ".runs"  # trials run by workers, each an evaluation in a folder of its own

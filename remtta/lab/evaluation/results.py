@@ -18,7 +18,7 @@ from remtta.lab.evaluation.tally import TOP, Tallies, Tally, errors_by_round, me
 from remtta.lab.evaluation.trial_writer import TrialRecord
 from remtta.lab.tables import LATEX, PARTS, TABLE, latex_table, markdown_table
 from remtta.runs.folder import PREDICTIONS, RESULTS
-from remtta.runs.manifest import environment
+from remtta.runs.record import environment
 
 MAX_CLASSES = 1000  # listed individually in results.json
 

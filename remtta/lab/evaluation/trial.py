@@ -32,8 +32,8 @@ from remtta.pipeline.few_classes import VIEW_EVERY
 from remtta.pipeline.pipeline import Pipeline
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.loop import AdaptationLoop, BatchResult, LearningPolicy, LoopCallback
-from remtta.runs.manifest import delta_of, guard_record
 from remtta.runs.reading import Row, read_rows
+from remtta.runs.record import delta_of, guard_record
 from remtta.runs.rows import RowFormat, prediction_rows
 from remtta.streams.batches import Batch, Batches
 from remtta.streams.frames import Frame
@@ -226,15 +226,15 @@ class Trial(LoopCallback):
 
     def _save_delta(self) -> None:
         context, method, name = self._context, self._pipeline.method, self._name
-        tensors, updates = self._pipeline.committed
-        if not tensors or not method.norms_only:  # a delta of all weights is as large as the model
+        committed = self._pipeline.committed
+        if not committed.delta or not method.norms_only:  # a delta of all weights is as large as the model
             return
         path = delta_path(self._writer.folder, name, self._seed)
         with writing(path):
             path.parent.mkdir(exist_ok=True)
-        whole = whole_tensors(tensors, context.model, context.numbers, context.num_classes)
-        config, size, frames = context.methods[name], context.batch_size(name), self._position.frames_in_delta
-        save_delta(path, delta_of(context.info, name, config, size, (whole, updates), frames))
+        whole = whole_tensors(committed.delta, context.model, context.numbers, context.num_classes)
+        config, size = context.methods[name], context.batch_size(name)
+        save_delta(path, delta_of(context.info, name, config, size, committed._replace(delta=whole)))
 
     def _record(self) -> TrialRecord:
         position, method = self._position, self._pipeline.method

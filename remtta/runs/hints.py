@@ -1,9 +1,14 @@
-"""Check that a method keeps up with a live source."""
+"""Hints at options that suit a stream better."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
 
 from remtta.runs.loop import BatchResult
 from remtta.streams.prefetch import DecodedFrame
@@ -13,6 +18,11 @@ _FASTER = {"--method remtta --adapt-every 2": 2.0, "--method fast": 1.0}
 _FRAMES_MEASURED, _BATCHES_MEASURED, _SECONDS_MEASURED = 8, 2, 5.0
 _SETTLING_S = 2.0  # after an opening, where frames that were read to detect the codec arrive all at once
 _SLOWER = 0.9  # below this share of its rate, a source is too fast
+
+_MIN_PAIRS = 3  # of neighbouring frames
+_NEAR_EQUAL = 3.0  # of 255: what noise and slow motion change from frame to frame
+_SLOW_VIDEO_S = 0.15  # between frames
+_VARIED_PER_S = 3  # frames of a video that --frame-stride is to leave, roughly
 
 _log = logging.getLogger("remtta")
 
@@ -67,3 +77,24 @@ class RateCheck:
             if forward > rate * passes:
                 return f"{options} --latency --realtime would (about {forward / passes:.1f} frames/s)"
         return f"use a smaller model, or --frame-stride {math.ceil(self._stride * rate / speed)}"
+
+
+def hint_at_stride(source: str, frames: Sequence[DecodedFrame]) -> None:
+    """Name --frame-stride if the readable frames of a video's first batch hardly differ from one to the next."""
+    timed = [frame for frame in frames if frame.time_s is not None]
+    pairs = [(a, b) for a, b in pairwise(timed) if a.source == b.source and b.number == (a.number or 0) + 1]
+    if len(pairs) < _MIN_PAIRS:
+        return
+    seconds = median((b.time_s or 0) - (a.time_s or 0) for a, b in pairs)
+    if 0 < seconds < _SLOW_VIDEO_S and median(_difference(a, b) for a, b in pairs) < _NEAR_EQUAL:
+        text = (
+            "the frames of %s are nearly the same from one to the next (%.0f per second); --frame-stride %d gives more "
+            "varied batches, in less time"
+        )
+        _log.info(text, source, 1 / seconds, max(2, round(1 / seconds / _VARIED_PER_S)))
+
+
+def _difference(before: DecodedFrame, after: DecodedFrame) -> float:
+    """Return the mean absolute difference of two frames, in levels of 255."""
+    assert before.image is not None and after.image is not None
+    return float(np.abs(before.image.numpy().astype(np.int16) - after.image.numpy()).mean())

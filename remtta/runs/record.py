@@ -26,13 +26,12 @@ from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.renamed import current_record
 from remtta.models.info import ModelInfo
 from remtta.models.tensor_files import json_sha256
-from remtta.models.weights import Committed
 from remtta.options import GuardOptions, RunOptions
 from remtta.options.option import fixed_fields
 from remtta.options.run_options import RENAMED
 from remtta.pipeline.accuracy import Estimator
 from remtta.pipeline.guard import guard_for
-from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.pipeline import Adaptation, Pipeline
 from remtta.runs.budget import Latencies
 from remtta.runs.folder import RECORD, check_same_settings
 from remtta.runs.loop import Counts, RunExclusively
@@ -60,25 +59,22 @@ class RunContext:
         return self.pipeline.method.config
 
 
-def delta_of(
-    info: ModelInfo, method: str, config: MethodConfig, batch_size: int, committed: Committed, frames: int
-) -> Delta:
-    """Return the delta of an adaptation, with its origin; `frames` were used in its updates."""
-    tensors, updates = committed
+def delta_of(info: ModelInfo, method: str, config: MethodConfig, batch_size: int, committed: Adaptation) -> Delta:
+    """Return the delta of an adaptation, with its origin."""
     return Delta(
-        tensors={name: tensor.cpu() for name, tensor in tensors.items()},
+        tensors={name: tensor.cpu() for name, tensor in committed.delta.items()},
         model=info.name,
         base_sha256=info.sha256,
         method=method,
         hyperparameters={**config.used(), "batch_size": batch_size},
-        frames=frames,
-        updates=updates,
+        frames=committed.num_frames,
+        updates=committed.num_updates,
         model_options=info.options,
         preprocessing=info.preprocessing.as_dict(),
     )
 
 
-class RunManifest:
+class RunRecord:
     """Writes `run.json`."""
 
     def __init__(self, context: RunContext, summary: RunSummary) -> None:
