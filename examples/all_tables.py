@@ -105,9 +105,23 @@ def figures_of(results: Mapping[str, Any]) -> dict[str, Any]:
             "worst_domain": max(losses, key=lambda domain: losses[domain]) if losses else None,
             "worse": sum(loss > 0 for loss in losses.values()),
             **({"unseen": round(content["unseen"]["mean"], 1)} if "unseen" in content else {}),
+            **({"first": first_figures(content["first"])} if "first" in content else {}),
+            "passes": round(content["forwards_per_image"] + content["backwards_per_image"], 1),
+            "ms": round(1000 / content["timing"]["images_per_s"], 1) if content["timing"]["images_per_s"] else None,
+            "mib": round(content["timing"]["peak_memory_bytes"] / 2**20),
             "seconds": round(content["timing"]["seconds"]),
         }
     return found
+
+
+def first_figures(first: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the figures of the first images of each condition."""
+    gains = first.get("gain_by_domain", {})
+    return {
+        "error": round(first["mean"], 1),
+        "gain": round(first["gain"], 1) if gains else None,
+        "worst": round(max(0.0 - gain for gain in gains.values()), 1) if gains else None,
+    }
 
 
 def gain_errors(rows: Iterable[Mapping[str, Any]], frames: int) -> dict[str, float]:
@@ -127,12 +141,9 @@ def markdown(table: Mapping[str, Any], cases: Mapping[str, Any]) -> str:
     if all("printed" in entry for entry in cases.values()):
         parts = [f"{case}:\n\n{entry['printed']}\n`{entry['command']}`\n" for case, entry in cases.items()]
         return "\n".join([f"### {table['title']}\n", *parts])
-    lines = [
-        f"### {table['title']}",
-        "",
-        "| | method | error | gain | worst domain, and how many are worse |",
-        "|---|---|---|---|---|",
-    ]
+    header = ["", "method", "error", "gain", "worst domain, and how many are worse", "first 50: gain, worst"]
+    header += ["passes", "ms per frame"]
+    lines = [f"### {table['title']}", "", f"| {' | '.join(header)} |", "|---" * len(header) + "|"]
     for case, entry in cases.items():
         for number, (name, row) in enumerate(entry["methods"].items()):
             unseen = f", unseen {row['unseen']:.1f}" if "unseen" in row else ""
@@ -140,6 +151,9 @@ def markdown(table: Mapping[str, Any], cases: Mapping[str, Any]) -> str:
             gained = row["gain"] is not None and row["worst"] is not None
             cells.append(f"{row['gain']:+.1f} ± {row['gain_se']:.1f}" if gained else "")
             cells.append(f"{row['worst']:+.1f} {row['worst_domain']}, {row['worse']}" if gained else "")
+            first = row.get("first", {"gain": None})
+            cells.append(f"{first['gain']:+.1f}, {first['worst']:+.1f}" if first["gain"] is not None else "")
+            cells += [str(row.get(name) or "") for name in ("passes", "ms")]
             lines.append(f"| {' | '.join(cells)} |")
     notes = [
         f"*{case}*: {entry['images']} images, {entry['seconds'] / 60:.0f} min, {entry['date']}, remtta "

@@ -119,3 +119,14 @@ def test_images_of_a_list_may_have_the_same_names_in_several_folders(by_path: bo
     ]
     [tally, _] = tally_of(tmp_path, *images, by_path=by_path).values()
     assert tally.num_predictions.tolist() == ([1, 1] if by_path else [2])
+
+
+def test_the_first_images_of_an_array_keep_their_places(tmp_path: Path) -> None:
+    rows = [
+        {"domain": "fog", "severity": 5, "source": f"c/fog.npy[{row}]", "class": int(row < 40010), **RIGHT}
+        for row in (*range(40010, 40060), *range(40000, 40010))  # the first of the severity come last
+    ]
+    whole, first = tally_of(tmp_path, *rows).values()
+    assert (len(whole), len(first)) == (60, 50)
+    assert first.num_predictions.tolist() == [0] * 10 + [1] * 50
+    assert paired_standard_error([{"fog": whole}], [{"fog": first}], ["fog"]) == 0  # the same predictions
