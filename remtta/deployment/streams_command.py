@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from remtta.cli.adapt_command import AdaptCommand, AdaptRunner
+from remtta.cli.adapt import AdaptCommand, AdaptRunner
 from remtta.cli.progress import progress
 from remtta.cli.running import RunningOptions
 from remtta.deployment.group_callback import GroupCallback
