@@ -34,7 +34,7 @@ class TentDiverse(Tent):
     def loss(self, images: Tensor, center: Center) -> LossOutput:
         views, entropy, count = super().loss(images, center)
         mean = self._mean(views[0].softmax(-1)).clamp_min(1e-12)  # its logarithm has a gradient
-        return views, entropy + self.config.diversity * (mean * mean.log()).sum(), count
+        return LossOutput(views, entropy + self.config.diversity * (mean * mean.log()).sum(), count)
 
     def after_batch(self, views: Tensor) -> bool:
         self.buffers["mean"] = self._mean(views[0].softmax(-1))  # saved with the run's state

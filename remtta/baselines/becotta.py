@@ -90,7 +90,7 @@ class BECoTTA(SideNetworks[BECoTTAConfig]):
         logits = center(self.logits(images))
         entropies = entropy(logits)
         confident = entropies.detach() < self.margin
-        return logits.unsqueeze(0), entropies[confident].mean(), int(confident.sum())
+        return LossOutput(logits.unsqueeze(0), entropies[confident].mean(), int(confident.sum()))
 
     def warm_up_loss(self, images: Tensor, labels: Tensor, generator: torch.Generator) -> Tensor:
         views = torch.cat(self._views(images))

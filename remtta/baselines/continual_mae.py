@@ -97,7 +97,7 @@ class ContinualMAE(Method[ContinualMAEConfig]):
         truth = hog_patches(self.model.pixels.to_pixels(images), self._tokens.patch_size)
         agree = -(plain.softmax(-1) * center(logits).log_softmax(-1)).sum(-1).mean()
         describe = F.mse_loss(described.float()[masked], truth[masked])
-        return plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images)
+        return LossOutput(plain.unsqueeze(0), agree + self.config.hog_weight * describe, len(images))
 
     def _most_uncertain(self, tokens: Tensor, positions: Sequence[Any], seeds: Tensor) -> Tensor:
         """Return the patches (B, N) that vary most under dropout of the tokens (B, P + N, D)."""

@@ -90,7 +90,7 @@ class CoTTA(Teacher[CoTTAConfig]):
     def loss(self, images: Tensor, center: Center, teacher: Tensor) -> LossOutput:
         teacher = center(teacher)
         loss = symmetric_cross_entropy(center(self.run(self.student, images)), teacher).mean()
-        return teacher.unsqueeze(0), loss, len(images)
+        return LossOutput(teacher.unsqueeze(0), loss, len(images))
 
     def after_step(self) -> None:
         move_towards(self.model.weights.parameters, self.student, self.config.teacher_decay)
@@ -166,7 +166,7 @@ class PETAL(CoTTA, SourceStatistics[CoTTAConfig]):
 
     def loss(self, images: Tensor, center: Center, teacher: Tensor) -> LossOutput:
         views, loss, count = super().loss(images, center, teacher)
-        return views, loss + self.config.posterior_weight * self._distance(), count
+        return LossOutput(views, loss + self.config.posterior_weight * self._distance(), count)
 
     def _distance(self) -> Tensor:
         """Return half the squared Mahalanobis distance of the student's weights from the source's posterior."""

@@ -49,12 +49,12 @@ class DeYO(Method[DeYOConfig]):
         entropies = entropy(logits)
         certain = (entropies.detach() < self.config.entropy_margin * self.log_classes).nonzero().squeeze(1)
         if not len(certain):
-            return logits.unsqueeze(0), entropies.mean(), 0
+            return LossOutput(logits.unsqueeze(0), entropies.mean(), 0)
         drop = self._probability_drop(images[certain], center, logits.detach()[certain])
         counts = drop > self.config.plpd_margin
         counted = entropies[certain[counts]]
         weights = (self.config.weight_margin * self.log_classes - counted.detach()).exp() + drop[counts].exp()
-        return logits.unsqueeze(0), (weights * counted).mean(), int(counts.sum())
+        return LossOutput(logits.unsqueeze(0), (weights * counted).mean(), int(counts.sum()))
 
     @torch.no_grad()
     def _probability_drop(self, images: Tensor, center: Center, logits: Tensor) -> Tensor:

@@ -65,7 +65,7 @@ class ETA(Method[ETAConfig]):
         selected = self._selected(logits.detach())
         entropies = self.entropy(logits[selected])
         weights = (self._margin - entropies.detach()).exp()
-        return logits.unsqueeze(0), (weights * entropies).mean(), int(selected.sum())
+        return LossOutput(logits.unsqueeze(0), (weights * entropies).mean(), int(selected.sum()))
 
     def _selected(self, logits: Tensor) -> Tensor:
         selected = self.entropy(logits) < self._margin
@@ -150,7 +150,7 @@ class EATA(ETA, SourceStatistics[ETAConfig]):
         source = self.model.weights.source
         fisher = self.statistics
         terms = [(fisher[name] * (weight - source[name]).square()).sum() for name, weight in self.trained.items()]
-        return views, loss + self.config.fisher_weight * torch.stack(terms).sum(), count
+        return LossOutput(views, loss + self.config.fisher_weight * torch.stack(terms).sum(), count)
 
 
 @dataclass(frozen=True)

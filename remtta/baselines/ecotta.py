@@ -116,7 +116,7 @@ class EcoTTA(SideNetworks[EcoTTAConfig]):
         confident = entropies.detach() < self.margin
         if confident.any():
             terms.append(entropies[confident].mean())
-        return logits.unsqueeze(0), torch.stack(terms).sum(), len(images)
+        return LossOutput(logits.unsqueeze(0), torch.stack(terms).sum(), len(images))
 
 
 class _MetaNetwork(nn.Module):

@@ -35,4 +35,4 @@ class PseudoLabel(Method[PseudoLabelConfig]):
         confidence, guess = logits.detach().softmax(-1).max(-1)
         confident = confidence > self.config.threshold
         loss = F.cross_entropy(logits[confident], guess[confident])
-        return logits.unsqueeze(0), loss, int(confident.sum())
+        return LossOutput(logits.unsqueeze(0), loss, int(confident.sum()))

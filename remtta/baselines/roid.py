@@ -80,7 +80,7 @@ class ROID(Method[ROIDConfig]):
         losses = soft_likelihood_ratio(logits[selected], self.config.clip)
         losses = losses + symmetric_cross_entropy(center(self.model.logits(views)), logits[selected])
         batch_size = self.buffers[_BATCH_SIZE].clamp_(min=len(images))
-        return logits.unsqueeze(0), (weights[selected] * losses).sum() / batch_size, int(selected.sum())
+        return LossOutput(logits.unsqueeze(0), (weights[selected] * losses).sum() / batch_size, int(selected.sum()))
 
     @torch.no_grad()
     def _image_weights(self, logits: Tensor) -> Tensor:

@@ -135,7 +135,7 @@ class RoTTA(Teacher[RoTTAConfig]):
             student = center(self.run({**self.student, **self._student_statistics}, views))
         ages = self.buffers[_AGES][self.buffers[_LABELS] >= 0].to(images)
         losses = F.cross_entropy(student, teacher.softmax(-1), reduction="none")
-        return teacher.unsqueeze(0), (losses * (-ages / self.config.memory).sigmoid()).mean(), len(images)
+        return LossOutput(teacher.unsqueeze(0), (losses * (-ages / self.config.memory).sigmoid()).mean(), len(images))
 
     def after_step(self) -> None:
         move_towards(self.model.weights.parameters, self.student, self.config.teacher_decay)

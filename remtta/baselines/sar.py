@@ -73,7 +73,7 @@ class SAR(Method[SARConfig]):
         certain = entropies < self._margin
         for before in certain_before:  # images that were confident before the step up
             certain = certain & before
-        return logits.unsqueeze(0), entropies[certain].mean(), int(certain.sum())
+        return LossOutput(logits.unsqueeze(0), entropies[certain].mean(), int(certain.sum()))
 
     def compute_gradients(self, images: Tensor, center: Center, *targets: Tensor) -> Tensor:
         views = super().compute_gradients(images, center)

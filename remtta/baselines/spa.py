@@ -84,7 +84,7 @@ class SPA(WithPredictor[SPAConfig]):
                 p, log_q = plain[unsure].softmax(-1), logits[unsure].log_softmax(-1)
                 terms.append(F.kl_div(log_q, p, reduction="batchmean"))
         loss = torch.stack(terms).sum() if terms else plain.new_zeros(())
-        return torch.stack([plain, *views]), loss, len(images) if terms else 0
+        return LossOutput(torch.stack([plain, *views]), loss, len(images) if terms else 0)
 
     def noised(self, images: Tensor) -> Tensor:
         """Return images (B, 3, H, W) mixed with the same noise, clipped to valid pixels."""

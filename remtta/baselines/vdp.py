@@ -85,7 +85,7 @@ class VDP(Method[VDPConfig]):
         logits = center(self.model.logits(self._prompted(images, self.trained)))
         held = (self._sensitivity * (self.trained[_AGNOSTIC] - self._teacher[_AGNOSTIC]).square()).sum()
         loss = symmetric_cross_entropy(logits, teacher).mean() + self.config.homeostasis * held
-        return teacher.unsqueeze(0), loss, len(images)
+        return LossOutput(teacher.unsqueeze(0), loss, len(images))
 
     @torch.no_grad()
     def before_step(self) -> None:

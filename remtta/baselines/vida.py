@@ -115,7 +115,7 @@ class ViDA(Teacher[ViDAConfig]):
     def loss(self, images: Tensor, center: Center, teacher: Tensor) -> LossOutput:
         teacher = center(teacher)
         student = self.run({**self.student, **self._folded(self.trained, self._new_scales)}, images)
-        return teacher.unsqueeze(0), symmetric_cross_entropy(center(student), teacher).mean(), len(images)
+        return LossOutput(teacher.unsqueeze(0), symmetric_cross_entropy(center(student), teacher).mean(), len(images))
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -42,4 +42,4 @@ class ZeroSiam(WithPredictor[ZeroSiamConfig]):
         log_p, log_q = logits.detach().log_softmax(-1), predicted.log_softmax(-1)
         apart = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
         losses = entropy(predicted) + self.config.alignment_weight * apart
-        return logits.detach().unsqueeze(0), losses.mean(), len(images)
+        return LossOutput(logits.detach().unsqueeze(0), losses.mean(), len(images))

@@ -16,4 +16,4 @@ class Supervised(Method[MethodConfig]):
 
     def loss(self, images: Tensor, center: Center, labels: Tensor) -> LossOutput:
         logits = center(self.logits(images))
-        return logits.unsqueeze(0), F.cross_entropy(logits, labels), len(images)
+        return LossOutput(logits.unsqueeze(0), F.cross_entropy(logits, labels), len(images))

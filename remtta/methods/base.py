@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,12 +31,17 @@ Center = Callable[[Tensor], Tensor]
 Targets = tuple[Tensor, ...]
 """Further arguments of a loss: tensors with one row per image."""
 
-LossOutput = tuple[Tensor, Tensor, int]
-"""Logits (L, B, C) of the views, the plain one first; the scalar loss; the number of images that it averages over."""
-
 _DELTA, _UPDATES, _GENERATOR, _BUFFER = "delta.", "updates", "generator", "own."
 
 _log = logging.getLogger(__name__)
+
+
+class LossOutput(NamedTuple):
+    """The result of a method's `loss`, which may also be a plain tuple."""
+
+    views: Tensor  # their logits (L, B, C), the plain one first
+    loss: Tensor  # a scalar
+    num_images: int  # that it averages over
 
 
 @dataclass
@@ -97,7 +102,7 @@ class Method(Generic[Config]):
     # To be defined by a method.
 
     loss: Callable[..., LossOutput]
-    """`loss(images, center)` returns views, loss and count of images (B, 3, H, W), a batch or a part of one.
+    """`loss(images, center)` returns the loss of images (B, 3, H, W), a batch or a part of one, and its views.
 
     If the loss has no gradient or the count is 0, none of these images is learned from. The result of `targets` follows
     as further arguments.
@@ -272,7 +277,7 @@ class Method(Generic[Config]):
         if count and not loss.requires_grad and (loss or not views.requires_grad):  # a zero loss may have no graph
             self.model.check_gradients(self.model.logits(images))
             raise UsageError(f"the loss of {name} has no gradient; compute it from logits that are not detached")
-        return views.detach(), loss, count
+        return LossOutput(views.detach(), loss, count)
 
     def _update_weights(self) -> None:
         if not self.optimizer.has_finite_gradients():

@@ -95,7 +95,7 @@ class EnsembleREM(Method[REMConfig]):
         if self.config.confident_below is not None:
             learned = entropies.detach() < self.config.confident_below * self.log_classes
         if not learned.any():
-            return centered.unsqueeze(0), plain.new_zeros(()), len(images)
+            return LossOutput(centered.unsqueeze(0), plain.new_zeros(()), len(images))
         chosen = torch.nonzero(masked & learned)[:, 0]
         views = self._masked_views(patches, chosen, center) if len(chosen) else []
         ranking = entropies[learned] * (len(self.config.mask_ratios) - 1)
@@ -108,7 +108,7 @@ class EnsembleREM(Method[REMConfig]):
             share = self.consistency_share() * (_MASKED[1] / _MASKED[0] if self._ranks_all else 1)
             consistency = masked_consistency_loss(torch.stack([plain[chosen], *views]))
             loss = loss + self.config.consistency_weight * share * len(chosen) * consistency
-        return centered.unsqueeze(0), loss / len(images), len(images)
+        return LossOutput(centered.unsqueeze(0), loss / len(images), len(images))
 
     def _masked_views(self, patches: list[Tensor], chosen: Tensor, center: Center) -> list[Tensor]:
         """Return centered logits (K, C) of each masked view of the chosen images (K,)."""

@@ -40,10 +40,12 @@ class REM(Method[REMConfig]):
     def _loss_of_views(self, views: Tensor) -> LossOutput:
         """Return the loss (Eq. 5) of centered views (L, B, C)."""
         if self.config.confident_below is None:
-            return views, self._mean_loss(views), views.shape[1]
+            return LossOutput(views, self._mean_loss(views), views.shape[1])
         learned = self.entropy(views[0].detach()) < self.config.confident_below * self.log_classes
         share = float(learned.float().mean())  # the others' loss is zero, and stays in the mean
-        return views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), views.shape[1]
+        return LossOutput(
+            views, share * self._mean_loss(views[:, learned]) if share else views.new_zeros(()), views.shape[1]
+        )
 
     def _mean_loss(self, views: Tensor) -> Tensor:
         config = self.config

@@ -29,4 +29,4 @@ class Tent(Method[TentConfig]):
 
     def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits = center(self.logits(images))
-        return logits.unsqueeze(0), self.entropy(logits).mean(), len(images)
+        return LossOutput(logits.unsqueeze(0), self.entropy(logits).mean(), len(images))

@@ -129,7 +129,7 @@ class WATT(TemplateAverage[WATTConfig]):
             image = F.normalize(self.model.logits(images), dim=-1)
         logits = self.head.logits(image)
         text = self.head.embeddings[logits.detach().argmax(-1)]
-        return logits.unsqueeze(0), transductive_loss(image, text, self.head.scale), len(images)
+        return LossOutput(logits.unsqueeze(0), transductive_loss(image, text, self.head.scale), len(images))
 
 
 class REMWATT(TemplateAverage[REMWATTConfig]):
@@ -151,7 +151,7 @@ class REMWATT(TemplateAverage[REMWATTConfig]):
     def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits, scores, embedded = self._masking.first_view(images)
         views = center(torch.stack([logits, *self._masking.masked_views(embedded, scores)]))
-        return views, rem_loss(views, self.config.ranking_weight), len(images)
+        return LossOutput(views, rem_loss(views, self.config.ranking_weight), len(images))
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class CLIPArTT(Method[CLIPArTTConfig]):
         logits = self._head.logits(image)
         likely = logits.detach().topk(min(self.config.likeliest, logits.shape[-1])).indices
         loss = transductive_loss(image, self._sentence_embeddings(likely), self._head.scale)
-        return logits.unsqueeze(0), loss, len(images)
+        return LossOutput(logits.unsqueeze(0), loss, len(images))
 
     def _sentence_embeddings(self, classes: Tensor) -> Tensor:
         """Return embeddings (B, E) of one sentence per row of classes (B, K), which names them in this order."""

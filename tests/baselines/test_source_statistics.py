@@ -45,7 +45,7 @@ class Anchored(Tent, SourceStatistics[TentConfig]):
 
     def loss(self, images: Tensor, center: Center) -> LossOutput:
         views, loss, count = super().loss(images, center)
-        return views, loss - (self.statistics["mean"] * views[0].log_softmax(-1)).sum(-1).mean(), count
+        return LossOutput(views, loss - (self.statistics["mean"] * views[0].log_softmax(-1)).sum(-1).mean(), count)
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ class Confident(Method[MethodConfig]):
 
     def loss(self, images: Tensor, center: Center) -> LossOutput:
         logits = center(self.logits(images))
-        return logits.unsqueeze(0), -logits.log_softmax(-1).amax(-1).mean(), len(images)
+        return LossOutput(logits.unsqueeze(0), -logits.log_softmax(-1).amax(-1).mean(), len(images))
 
 
 @pytest.mark.parametrize("settings", [{}, {"micro_batch": 2}, {"steps": 2}, {"center": True, "steps": 2}])
@@ -87,7 +87,7 @@ def test_a_model_without_gradients_is_named_and_a_loss_of_zero_is_none() -> None
     class Zero(Method[MethodConfig]):
         def loss(self, images: Tensor, center: Center) -> LossOutput:
             logits = self.logits(images)
-            return logits[None], logits.new_zeros(()), len(images)
+            return LossOutput(logits[None], logits.new_zeros(()), len(images))
 
     pipeline = pipeline_of(Zero, tiny_vit())
     pipeline(random_images(5))
