@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from remtta.deployment.stream_group import StreamGroup
-    from remtta.runs.budget import Latencies
+    from remtta.runs.latencies import Latencies
     from remtta.runs.run import Run
 
 IDLE_TIMEOUT_S, MAX_CLIENTS = 10.0, 16

@@ -1,13 +1,15 @@
-"""Which frames `adapt` predicts but does not learn from: to keep up with a stream, and by their content."""
+"""Which frames `adapt` predicts but does not learn from: to keep up with a stream, and by their content.
+
+By their content only frames of videos are left out: stills, including repeated or black ones, were chosen by the user,
+and their order may be meaningless.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import math
 import time
-from bisect import bisect, bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
 
 from torch import Tensor
 
@@ -16,42 +18,16 @@ from remtta.runs.hints import RateCheck
 from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
 from remtta.runs.summary import RunProgress
 from remtta.streams.batches import Batch
-from remtta.streams.fitness import fingerprint, unlearnable_frames
 from remtta.streams.prefetch import DecodedFrame
 
-_MEMORY = 0.3  # weight of the newest batch in the expected duration of an update
-_SHORTEST_S, _LONGEST_S, _BINS = 1e-4, 1e4, 512  # range of latencies, on a logarithmic scale: exact to within 4 %
-_EDGES_S = [_SHORTEST_S * math.pow(_LONGEST_S / _SHORTEST_S, number / _BINS) for number in range(1, _BINS + 1)]
+BLACK = "black frame"
+DUPLICATE = "duplicate of the frame before"
 
+_BLACK_MEAN = _BLACK_DEVIATION = 2.0  # of 255: leaves room for sensor noise and compression
+
+_MEMORY = 0.3  # weight of the newest batch in the expected duration of an update
 
 _log = logging.getLogger("remtta")
-
-
-class Latencies:
-    """A fixed-size histogram of latencies."""
-
-    def __init__(self) -> None:
-        self._counts = [0] * _BINS
-        self.seconds = 0.0  # sum of all latencies
-        self.before: dict[str, float] | None = None  # percentiles of an earlier part of the run, until there are frames
-
-    def add(self, seconds: float, count: int) -> None:
-        """Add a latency of `count` frames."""
-        self._counts[min(_BINS - 1, bisect(_EDGES_S, seconds))] += count
-        self.seconds += seconds * count
-
-    def cumulative_counts(self, edges: Sequence[float]) -> list[int]:
-        """Return the number of frames at or below each edge, to within a bin, followed by the number of all frames."""
-        below = [0, *accumulate(self._counts)]
-        return [*(below[bisect(_EDGES_S, edge)] for edge in edges), below[-1]]
-
-    def percentiles_ms(self) -> dict[str, float] | None:
-        """Return latency percentiles in ms, as "p50" etc., upper edges of the bins; `before` if there are no frames."""
-        below = list(accumulate(self._counts))
-        if not below[-1]:
-            return self.before
-        bins = {percent: bisect_left(below, percent / 100 * below[-1]) for percent in (50, 95, 99)}
-        return {f"p{percent}": round(1000 * _EDGES_S[index], 3) for percent, index in bins.items()}
 
 
 class TimeBudget:
@@ -127,3 +103,30 @@ class LearnableFrames(LearningPolicy):
         self._budget.record(result.seconds, len(result.batch.frames), adapted=result.adapted)
         if self._rate:
             self._rate.record(result)
+
+
+def unlearnable_frames(frames: Sequence[DecodedFrame], before: str | None) -> dict[int, str]:
+    """Find frames that are black, or equal to the previous one, as from lost signals and frozen cameras.
+
+    Return reasons by frame index; `before` is the fingerprint of the last readable video frame before them.
+    """
+    reasons: dict[int, str] = {}
+    for frame in frames:
+        if frame.image is None or frame.number is None:
+            continue
+        previous, before = before, fingerprint(frame.image)
+        if _is_black(frame.image):
+            reasons[frame.index] = BLACK
+        elif before == previous:
+            reasons[frame.index] = DUPLICATE
+    return reasons
+
+
+def fingerprint(image: Tensor) -> str:
+    """Return a hash of an image (3, H, W) of bytes."""
+    return hashlib.blake2b(image.numpy().tobytes(), digest_size=16).hexdigest()
+
+
+def _is_black(image: Tensor) -> bool:
+    levels = image.numpy()  # NumPy uses a single thread, unlike torch, whose threads the model keeps busy
+    return bool(levels.mean() < _BLACK_MEAN) and bool(levels.std() < _BLACK_DEVIATION)

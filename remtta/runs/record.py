@@ -32,8 +32,8 @@ from remtta.options.run_options import RENAMED
 from remtta.pipeline.accuracy import Estimator
 from remtta.pipeline.guard import guard_for
 from remtta.pipeline.pipeline import Adaptation, Pipeline
-from remtta.runs.budget import Latencies
 from remtta.runs.folder import RECORD, check_same_settings
+from remtta.runs.latencies import Latencies
 from remtta.runs.loop import Counts, RunExclusively
 from remtta.runs.summary import RunSummary
 from remtta.streams.sources import Stream

@@ -17,7 +17,7 @@ from remtta.errors import FrameError, OutputError, StreamError, UsageError, coun
 from remtta.interrupts import Interrupts, Stopped
 from remtta.pipeline.accuracy import WINDOW
 from remtta.pipeline.smoothing import Smoother
-from remtta.runs.budget import LearnableFrames, TimeBudget
+from remtta.runs.budget import LearnableFrames, TimeBudget, fingerprint
 from remtta.runs.callbacks import Callback, following
 from remtta.runs.folder import PREDICTIONS, RECORD, STATE, RunFolder
 from remtta.runs.hints import RateCheck
@@ -29,7 +29,6 @@ from remtta.runs.run_writer import RunWriter
 from remtta.runs.saving import Saver, load_position
 from remtta.runs.summary import GuardStop, RunProgress, RunSummary
 from remtta.streams.batches import Batch, Batches
-from remtta.streams.fitness import fingerprint
 from remtta.streams.frames import Frame
 from remtta.streams.prefetch import DecodedFrame
 from remtta.streams.sources import Stream

@@ -106,7 +106,7 @@ def test_idle_clients_are_sent_away(limit: str, value: float, first: int, monkey
 
 
 def test_a_histogram_counts_what_is_below_each_edge() -> None:
-    from remtta.runs.budget import Latencies
+    from remtta.runs.latencies import Latencies
 
     latencies = Latencies()
     for seconds, count in ((1e-9, 1), (0.004, 2), (0.3, 3), (1e9, 4)):

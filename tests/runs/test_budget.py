@@ -17,9 +17,10 @@ from remtta.errors import FrameError, UsageError
 from remtta.models.preprocessing import preprocessing_of
 from remtta.options import GuardOptions
 from remtta.pipeline.prediction import Prediction
-from remtta.runs.budget import Latencies, TimeBudget
+from remtta.runs.budget import TimeBudget
 from remtta.runs.folder import PREDICTIONS
 from remtta.runs.hints import RateCheck
+from remtta.runs.latencies import Latencies
 from remtta.runs.loop import BatchResult
 from remtta.runs.summary import RunSummary
 from remtta.streams.batches import Batch
