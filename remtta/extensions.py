@@ -65,7 +65,7 @@ _BUILT_IN: dict[Point, dict[str, str]] = {
         "score": "remtta.lab.commands.score:score",
     },
 }
-"""The extensions of remtta itself. Those of methods are tables of `remtta.methods.settings.spec.MethodSpec` by name."""
+"""The extensions of remtta itself. Those of methods are tables of `remtta.methods.settings.core.MethodSpec` by name."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from remtta.methods.settings.base import PUBLISHED
+from remtta.methods.settings.core import MethodSpec
 from remtta.methods.settings.rem_config import REMConfig
-from remtta.methods.settings.spec import MethodSpec
 
 METHODS: dict[str, MethodSpec] = {
     "neo": MethodSpec(

@@ -22,13 +22,7 @@ from remtta.machine import num_cores, usable_cores
 from remtta.models.peak_memory import keep_freed_memory
 from remtta.options.loaders import leave_out_loaders
 
-_CORE: dict[str, Any] = {
-    "adapt": adapt,
-    "apply": apply,
-    "inspect": inspect,
-    "methods": methods,
-    "models": models,
-}
+_CORE: dict[str, Any] = {"adapt": adapt, "apply": apply, "inspect": inspect, "methods": methods, "models": models}
 
 _log = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ def apply(
     ],
     target: TargetOptions,
     model: Annotated[
-        ModelOptions,
-        Subset("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "own"),
+        ModelOptions, Subset("name", "checkpoint", "use_ema", "num_classes", "model_kwargs", "input_size", "own")
     ],
     running: Annotated[RunningOptions, Subset("quiet", "debug", device="cpu")],
 ) -> None:

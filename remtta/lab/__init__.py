@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from remtta.methods.settings.spec import MethodSpec
+from remtta.methods.settings.core import MethodSpec
 
 METHODS: dict[str, MethodSpec] = {
     "supervised": MethodSpec(

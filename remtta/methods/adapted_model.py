@@ -110,13 +110,11 @@ class AdaptedModel:
             return PixelSpace(preprocessing.mean, preprocessing.std)
         return PixelSpace(*self.input_transform.normalisation(preprocessing.input_size))
 
-    def check(self, images: Tensor) -> None:
-        """Raise ValueError if this is not a batch of valid images (B, 3, H, W)."""
-        check_images(images, self.backbone.input_size if self.input_transform is None else None)
-
     def transform(self, images: Tensor) -> Tensor:
-        """Return the input of the classifier inside its wrappers, for images (B, 3, H, W); raise as `check` does."""
-        self.check(images)
+        """Return the input of the classifier inside its wrappers, for images (B, 3, H, W); raise ValueError if this is
+        no batch of valid images.
+        """
+        check_images(images, self.backbone.input_size if self.input_transform is None else None)
         images = images.detach()  # whatever they were computed of is the caller's
         if any(layer.training for layer in self.model.modules()):  # the caller may have called train() since
             self.model.eval()

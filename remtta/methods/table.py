@@ -12,8 +12,8 @@ from typing import Any, cast, get_args, get_origin
 from remtta.errors import UsageError, check, unknown
 from remtta.extensions import built_in, of_packages
 from remtta.methods.settings.base import MethodConfig
+from remtta.methods.settings.core import MethodSpec
 from remtta.methods.settings.renamed import METHODS, current_settings
-from remtta.methods.settings.spec import MethodSpec
 from remtta.options.option import OptionField, check_number, option_fields, plain_number
 
 _ADAMS = ("optimizer", "lr", "anchor")

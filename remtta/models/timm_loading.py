@@ -31,10 +31,7 @@ def load_timm(options: ModelOptions, replace_head: ReplaceHead | None = None) ->
 
 
 def load_into(
-    model: nn.Module,
-    options: ModelOptions,
-    weights: Path | str | None,
-    replace_head: ReplaceHead | None = None,
+    model: nn.Module, options: ModelOptions, weights: Path | str | None, replace_head: ReplaceHead | None = None
 ) -> TimmModel:
     """Load weights into a timm model that was built by the options, in place.
 

@@ -32,11 +32,7 @@ class ModelOptions:
     name: Annotated[
         str | None,
         model_option(
-            _names,
-            flags=("--model", "-m"),
-            default=f"the delta's, or {DEFAULT_MODEL}",
-            common=True,
-            more="models.md",
+            _names, flags=("--model", "-m"), default=f"the delta's, or {DEFAULT_MODEL}", common=True, more="models.md"
         ),
     ] = None
     checkpoint: Annotated[
@@ -63,10 +59,7 @@ class ModelOptions:
     mean: Annotated[
         tuple[float, float, float] | None,
         model_option(
-            "Pixel mean in [0, 1] per channel; one number for all.",
-            metavar="R G B",
-            default=_CHECKPOINTS,
-            common=True,
+            "Pixel mean in [0, 1] per channel; one number for all.", metavar="R G B", default=_CHECKPOINTS, common=True
         ),
     ] = None
     std: Annotated[

@@ -58,11 +58,7 @@ class Run:
             context.pipeline,
             context.info,
             progress,
-            policy=LearnableFrames(
-                progress,
-                TimeBudget(options.max_ms, options.realtime),
-                rate,
-            ),
+            policy=LearnableFrames(progress, TimeBudget(options.max_ms, options.realtime), rate),
             callback=self._writer,
             interrupts=interrupts,
             reset_every=options.reset_every,

@@ -22,7 +22,7 @@ from remtta.lab.evaluation.options import EvalOptions
 from remtta.methods.base import Center, LossOutput
 from remtta.methods.build import build_method
 from remtta.methods.settings.chosen import STREAM_METHODS
-from remtta.methods.settings.spec import MethodSpec
+from remtta.methods.settings.core import MethodSpec
 from remtta.methods.source_data import check_source_data
 from remtta.methods.table import METHOD_TABLE
 from remtta.methods.tent import Tent, TentConfig

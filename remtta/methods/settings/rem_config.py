@@ -46,9 +46,7 @@ class REMConfig(MethodConfig):
     mask_ratios: Annotated[
         tuple[float, ...],
         method_option(
-            "Fractions of patch tokens to mask, 0 first.",
-            metavar="0,A,B",
-            default="remtta 0,0.2, rem 0,0.1,0.2",
+            "Fractions of patch tokens to mask, 0 first.", metavar="0,A,B", default="remtta 0,0.2, rem 0,0.1,0.2"
         ),
     ] = (0.0, 0.1, 0.2)
     ranking_weight: Annotated[
