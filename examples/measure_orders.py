@@ -1,19 +1,18 @@
-"""Measure centered logits on streams in which classes are not shuffled: sorted, in runs, few, with a long tail.
+"""Measure centered logits on streams in which classes are not shuffled: in runs, sorted, few, with a long tail.
 
     python examples/measure_orders.py imagenetc/ --model vit_tiny_patch16_224 --checkpoint vit.safetensors \
-        --mean 0.5 --std 0.5 --frames 125
+        --mean 0.5 --std 0.5 --limit 125
 
-ROOT is a tree in a layout of remtta eval. The source model predicts each of its images once; streams of --frames frames
-of each domain, one domain after the other, are drawn from these predictions, images again where a stream needs more.
-Prints a Markdown table: the change of error against the source in points (negative values are gains), a mean over
-streams ± its standard error; for the running mean alone, then for remtta's rule (docs/guard.md).
+ROOT is a tree in a layout of remtta eval, whose --order and --scenario these streams have (docs/evaluation.md). The
+source model predicts each image once. Prints a Markdown table: the change of error against the source in points
+(negative values are gains), a mean over streams ± its standard error; for the running mean alone, then for remtta's
+rule (docs/guard.md).
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +22,9 @@ from torch import Tensor
 from remtta import load_model
 from remtta.backbones.lookup import backbone_of
 from remtta.lab.evaluation.datasets import open_dataset
+from remtta.lab.evaluation.domains import Dataset
+from remtta.lab.evaluation.options import EvalOptions
+from remtta.lab.evaluation.scenarios import plan_visits
 from remtta.methods.pixels import shuffle_patches
 from remtta.models.info import model_info
 from remtta.models.preprocessing import preprocessing_of
@@ -31,89 +33,44 @@ from remtta.pipeline.centering import LogitCentering
 BATCH = 50  # for predicting; --batch-size is that of the streams
 HALF_LIFE = 50  # of the running mean alone, in frames
 
-Order = Callable[[np.random.Generator, np.ndarray, np.ndarray, int], np.ndarray]
-"""Draws places in a domain from its labels (N,), the classes of the stream in random order, and a number of frames."""
+STREAMS = {
+    "shuffled": EvalOptions(),
+    "labels in runs of 5": EvalOptions(order="runs-5"),
+    "labels in runs of 25": EvalOptions(order="runs-25"),
+    "labels in runs of 100": EvalOptions(order="runs-100"),
+    "sorted by class": EvalOptions(scenario="label-shift"),
+    "in bursts": EvalOptions(scenario="label-shift", dirichlet=0.1),
+    "two other classes in each domain": EvalOptions(order="other-classes"),
+    "three classes throughout": EvalOptions(order="three-classes"),
+    "two classes throughout": EvalOptions(order="two-classes"),
+    "one class throughout": EvalOptions(order="one-class"),
+    "all classes, then one": EvalOptions(order="switch"),
+    "long tail (100 : 1)": EvalOptions(order="long-tail"),
+    "domains mixed in a batch": EvalOptions(scenario="mixed"),
+    "another domain after 100 frames": EvalOptions(scenario="walk"),
+}
 
 
 @torch.no_grad()
-def predict(model: Any, root: str, severity: int | None, limit: int | None) -> tuple[Tensor, np.ndarray]:
-    """Return the logits of every image, plain and with shuffled patches, (2, domains, N, C), and the labels (N,)."""
+def predict(model: Any, dataset: Dataset) -> list[Tensor]:
+    """Return the logits of every image, plain and with shuffled patches, (2, N, C) of each domain."""
     preprocessing, found = preprocessing_of(model), []
     rows = preprocessing.input_size[0] // backbone_of(model).patch_size[0]
     transform = preprocessing.transform()
-    severities = None if severity is None else [severity]
-    dataset = open_dataset(root, num_classes=model_info(model).num_classes, severities=severities, limit=limit)
-    labels = dataset.domains[0].labels
     for domain in dataset.domains:
-        if not np.array_equal(domain.labels, labels):
-            raise SystemExit(f"{root}: {domain.name} has other images than {dataset.domains[0].name}")
-        batches = torch.arange(len(labels)).split(BATCH)
+        batches = torch.arange(len(domain.labels)).split(BATCH)
         pixels = (torch.stack([transform(domain.load(int(place))) for place in places]) for places in batches)
         parts = []
         for images in map(preprocessing.normalise, pixels):
             shuffled = shuffle_patches(images, rows, torch.Generator().manual_seed(0))
             parts.append(torch.stack([model(images), model(shuffled)]))
         found.append(torch.cat(parts, dim=1))
-    return torch.stack(found, dim=1), labels
+    return found
 
 
-def draw(rng: np.random.Generator, places: np.ndarray, count: int) -> np.ndarray:
-    """Draw without replacement; all places again if there are too few."""
-    return np.concatenate([rng.permutation(places) for _ in range(-(-count // len(places)))])[:count]
-
-
-def shuffled(rng: np.random.Generator, labels: np.ndarray, _: np.ndarray, frames: int) -> np.ndarray:
-    return draw(rng, np.arange(len(labels)), frames)
-
-
-def in_classes(rng: np.random.Generator, labels: np.ndarray, classes: np.ndarray, frames: int) -> np.ndarray:
-    places = shuffled(rng, labels, classes, frames)
-    return places[np.argsort(labels[places], kind="stable")]
-
-
-def in_runs(
-    rng: np.random.Generator, labels: np.ndarray, classes: np.ndarray, frames: int, *, length: int
-) -> np.ndarray:
-    chosen = rng.choice(classes, -(-frames // length))
-    return np.concatenate([draw(rng, np.flatnonzero(labels == each), length) for each in chosen])[:frames]
-
-
-def of_few(
-    rng: np.random.Generator, labels: np.ndarray, classes: np.ndarray, frames: int, *, count: int, anew: bool = False
-) -> np.ndarray:
-    """Draw from a few classes: the first of the stream, or others in each domain."""
-    chosen = (rng.permutation(classes) if anew else classes)[:count]
-    return draw(rng, np.flatnonzero(np.isin(labels, chosen)), frames)
-
-
-def long_tail(rng: np.random.Generator, labels: np.ndarray, classes: np.ndarray, frames: int) -> np.ndarray:
-    """Draw the first class 100 times as often as the last, the others between."""
-    weights = 100.0 ** -np.linspace(0, 1, len(classes))
-    chosen = rng.choice(classes, frames, p=weights / weights.sum())
-    return np.array([rng.choice(np.flatnonzero(labels == each)) for each in chosen])
-
-
-ORDERS: dict[str, Order] = {
-    "shuffled": shuffled,
-    **{f"labels in runs of {length}": partial(in_runs, length=length) for length in (5, 25, 100)},
-    "sorted by class": in_classes,
-    "two classes per domain": partial(of_few, count=2, anew=True),
-    "three classes throughout": partial(of_few, count=3),
-    "two classes throughout": partial(of_few, count=2),
-    "one class throughout": partial(of_few, count=1),
-    "long tail (100 : 1)": long_tail,
-    "domains mixed in a batch": shuffled,
-}
-
-
-def stream(name: str, labels: np.ndarray, domains: int, frames: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the domain and the place in it of each frame of a stream."""
-    rng = np.random.default_rng(seed)
-    classes = rng.permutation(np.unique(labels))
-    places = np.concatenate([ORDERS[name](rng, labels, classes, frames) for _ in range(domains)])
-    numbers = np.repeat(np.arange(domains), frames)
-    mixed = rng.permutation(len(places)) if name.startswith("domains mixed") else np.arange(len(places))
-    return numbers[mixed], places[mixed]
+def stream(dataset: Dataset, options: EvalOptions, seed: int) -> np.ndarray:
+    """Return the domain and the place in it of each frame of a stream, (N, 2)."""
+    return np.concatenate([visit.items for visit in plan_visits(dataset, options, seed)])
 
 
 def running_mean(batches: Sequence[Tensor]) -> Iterator[Tensor]:
@@ -155,18 +112,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--crop-pct", type=float)
     parser.add_argument("--severity", type=int, help="default: 5, or the only one in ROOT")
     parser.add_argument("--limit", type=int, help="images of each domain; default: all")
-    parser.add_argument("--frames", type=int, default=500, help="frames of each domain in a stream")
     parser.add_argument("--batch-size", type=int, default=20)
     parser.add_argument("--streams", type=int, default=6)
     args = parser.parse_args(argv)
     given = {key: getattr(args, key) for key in ("num_classes", "crop_pct", "mean", "std")}
     kwargs = {key: int(value) for key, _, value in (each.partition("=") for each in args.model_kwargs)}
     model: Any = load_model(args.model, checkpoint=args.checkpoint, model_kwargs=kwargs, **given)
-    logits, labels = predict(model, args.root, args.severity, args.limit)
+    severities = None if args.severity is None else [args.severity]
+    num_classes = model_info(model).num_classes
+    dataset = open_dataset(args.root, num_classes=num_classes, severities=severities, limit=args.limit)
+    logits = predict(model, dataset)
     print("| order | source | running mean | centered |\n|---|---|---|---|", flush=True)
-    for name in ORDERS:
-        streams = [stream(name, labels, logits.shape[1], args.frames, seed) for seed in range(args.streams)]
-        picked = [(logits[:, numbers, places], torch.from_numpy(labels[places])) for numbers, places in streams]
+    for name, options in STREAMS.items():
+        picked = []
+        for items in (stream(dataset, options, seed).tolist() for seed in range(args.streams)):
+            labels = torch.tensor([dataset.domains[domain].labels[place] for domain, place in items])
+            picked.append((torch.stack([logits[domain][:, place] for domain, place in items], dim=1), labels))
         source = np.mean([100 * float((z[0].argmax(1) != y).double().mean()) for z, y in picked])
         cells = [f"{source:.1f}"]
         for rule in (running_mean, centered):

@@ -17,7 +17,7 @@ NOT_RUN = {
     r"export|adapt cams.txt|apply run1 --output adapted.onnx": "has tests of its own, which take seconds",
     r".*rtsp://|adapt http": "takes a camera",
     r"adapt -": "goes with another command or a file; has tests of its own",
-    r".*(clip:|local-dir:)|adapt \./frames|adapt drive.mp4": "downloads or takes weights",
+    r".*(clip:|local-dir:)|adapt \./frames|adapt (drive.mp4|walk.avi)": "downloads or takes weights",
     r"report run1 run2 table1": "takes an evaluation; has tests of its own",
     r"score run1 run1/saved_frames/labels.tsv": "takes classes written by hand; has tests of its own",
 }
