@@ -28,7 +28,7 @@ export class Classifier {
     return { probabilities, status: Object.fromEntries(this.statusNames.map((name, i) => [name, status[i]])) };
   }
 
-  /** Predict a frame without adaptation: centering leaves the first image of a stream as it is. */
+  /** Predict a frame without adaptation: the first image of a stream stays as it is, or nearly with batch norms. */
   async predictSource(frame) {
     const [[probabilities]] = await this.#run([frame], new Float32Array(this.zero.shape[0]));
     return probabilities;

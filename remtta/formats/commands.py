@@ -39,6 +39,14 @@ def export(
     adaptive: Annotated[
         bool, Option("Write an ONNX file that adapts itself in any runtime, as the method fast.", flags=("--adaptive",))
     ] = False,
+    source_data: Annotated[
+        Path | None,
+        Option(
+            "With --adaptive, for an ONNX file without batch norms: clean images, by which to measure the convolutions "
+            "that they were folded into.",
+            metavar="FOLDER",
+        ),
+    ] = None,
     overwrite: Annotated[bool, Option("Replace files of the same names.")] = False,
 ) -> None:
     """Write the adapted model of RUN as ONNX, PEFT or timm files, and check them against torch.
@@ -49,7 +57,7 @@ def export(
 
       remtta export run1 --format onnx --output run1_onnx
 
-      remtta export model.onnx --adaptive --output adaptive.onnx
+      remtta export model.onnx --adaptive --source-data photographs --output adaptive.onnx
     """
     with running.command():
         if run is not None and is_model_file(run):
@@ -57,6 +65,8 @@ def export(
                 raise UsageError(f"{run} and --model {model.name} are both models; leave one out")
             model, run = replace(model, name=str(run)), None
         _check(model, run, format, output, adaptive=adaptive, overwrite=overwrite)
+        if source_data is not None and not adaptive:
+            raise UsageError("--source-data is for --adaptive; leave it out")
         load_torch("remtta.deltas.base_model", model, run)
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import load_delta
@@ -70,7 +80,7 @@ def export(
             adapted = adapted_model(delta, base_options(delta, model))
         if format is None:
             check_not_input(output, "--output", adapted.inputs)
-            save_adaptive(adapted, output)
+            save_adaptive(adapted, output, source_data)
             files = [output]
         else:
             files = export_model(adapted, format, output, overwrite=overwrite)

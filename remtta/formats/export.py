@@ -32,8 +32,10 @@ from remtta.files import FolderLock, check_can_hold, check_not_input, write_atom
 from remtta.formats.onnx_graph import OnnxGraph, read_graph
 from remtta.formats.onnx_loading import ADAPTIVE
 from remtta.formats.onnx_model import OnnxClassifier
+from remtta.methods.source_data import clean_batches, source_files
 from remtta.models.info import ModelInfo, model_info
 from remtta.models.loading import load, load_model
+from remtta.models.preprocessing import Preprocessing
 from remtta.models.unwrapping import classifiers_of, config_of, custom_head
 from remtta.options import ModelOptions
 
@@ -44,6 +46,7 @@ TOLERANCE = 1e-4
 
 BATCHES = (1, 7)
 
+_MOST_SOURCE_IMAGES = 512  # statistics of convolutions need no more
 _ONNX_FILE, _PROVIDER = "model.onnx", "CPUExecutionProvider"
 
 _log = logging.getLogger(__name__)
@@ -141,29 +144,42 @@ def source_model(options: ModelOptions) -> ExportableModel:
     return ExportableModel(model, model.state_dict(), info, Delta({}, info.name, info.sha256, "source"), options.files)
 
 
-def save_adaptive(adapted: ExportableModel, path: Path) -> None:
-    """Write an ONNX file that adapts itself as the method `fast`, checked against it; raise as `save_onnx`."""
+def save_adaptive(adapted: ExportableModel, path: Path, source_data: Path | None = None) -> None:
+    """Write an ONNX file that adapts itself as the method `fast`, checked against it; raise as `save_onnx`, and
+    UsageError if source images are needless or missing.
+
+    Args:
+        source_data: Clean images, to measure the convolutions of an ONNX file into which batch norms were folded.
+    """
     from remtta.formats.adaptive.centering import STATUS
 
     metadata, model = {**adapted.facts, ADAPTIVE: json.dumps(STATUS)}, adapted.model
     if isinstance(model, OnnxClassifier):
-        model.save_adaptive(path, metadata)
+        clean = None if source_data is None else _clean_batches(source_data, adapted.info.preprocessing)
+        model.save_adaptive(path, metadata, clean=clean)
         return
+    if source_data is not None:
+        raise UsageError(f"{adapted.info.name} is a model in torch, which has its batch norms; leave --source-data out")
     backbone = backbone_of(model)
-    if backbone.batch_norms:
-        _log.warning("in a file, batch norms keep their source statistics: it gains less than fast on the model itself")
     with TemporaryDirectory() as folder:
         save_onnx(adapted, file := Path(folder) / _ONNX_FILE)
         exported = OnnxClassifier(read_graph(file), None, [_PROVIDER], None)
         exported.patch_size = backbone.patch_size
-        exported.save_adaptive(path, metadata)
+        exported.save_adaptive(path, metadata, original=model)
+
+
+def _clean_batches(folder: Path, preprocessing: Preprocessing) -> Iterator[Tensor]:
+    files = source_files(folder)
+    return clean_batches(files, preprocessing, torch.device("cpu"), _MOST_SOURCE_IMAGES, lambda: None)
 
 
 def _to_onnx(adapted: ExportableModel) -> Any:
+    from onnxscript.optimizer import fold_constants, remove_unused_nodes
+
     # Other attention kernels cannot be exported if they have a bias.
     with warnings.catch_warnings(action="ignore"), sdpa_kernel(SDPBackend.MATH):
         try:
-            # Not optimised, so that tensors keep the model's names; runtimes optimise when they load.
+            # Not optimised, so that batch norms and the names of tensors stay; runtimes optimise when they load.
             program = torch.onnx.export(
                 adapted.model,
                 (adapted.images(2),),
@@ -181,6 +197,8 @@ def _to_onnx(adapted: ExportableModel) -> Any:
                 f"torch cannot export {adapted.delta.model} to ONNX: {reason}; use --format timm"
             ) from error
     assert program is not None
+    fold_constants(program.model)  # by which the exporter computes biases and bounds: runtimes would not
+    remove_unused_nodes(program.model)
     proto = program.model_proto
     del proto.graph.value_info[:]  # intermediate shapes, which onnxruntime's quantiser cannot handle
     return proto

@@ -5,11 +5,14 @@ It has the interface of a timm model, so that everything that needs no layers tr
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import json
+import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Never
+from typing import TYPE_CHECKING, Any, Never
 
 import numpy as np
 import torch
@@ -23,9 +26,14 @@ from remtta.models.metadata import PretrainedConfig, Size
 from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import UnwrappedModel, classifiers_of
 
+if TYPE_CHECKING:
+    from remtta.formats.adaptive.norms import Norm
+
 CPU = "CPUExecutionProvider"
 PATCH_SIZE = "patch_size"
 """Key in the metadata of a file that adapts itself: height and width of the patches that it shuffles."""
+NORM_CHANNELS = "norm_channels"
+"""Key in the same metadata: number of channels of all batch norms that follow the stream, if there are any."""
 MAX_PIXELS = 2**25
 """Pixels of one call's images, or of two images if a file takes any number; they take 400 MB in float32."""
 
@@ -35,7 +43,14 @@ _AT_ONCE = 4  # images per call on a CPU: more need more memory, and are no fast
 _SOFTMAXES, _SIGMOIDS = ("Softmax", "QLinearSoftmax"), ("Sigmoid", "QLinearSigmoid")
 _LEAST = {2: 6e-8, 4: 1e-30, 8: 1e-30}  # smallest probability, by the bytes of its type
 _LEAST_QUANTISED = 1 / 512  # half a step of 8 bits
+_FOLDED = (
+    "batch norms in %s, if any, are folded into its convolutions and do not follow the stream; with --source-data "
+    "FOLDER (clean images) they do"
+)
 _FINE, COARSE = 1e-4, 2e-2  # largest difference of a probability in a written file: float32; float16 or int8
+
+
+_log = logging.getLogger(__name__)
 
 
 class OnnxClassifier(nn.Module):
@@ -283,14 +298,37 @@ class OnnxClassifier(nn.Module):
         content = self._shifted_graph().content(metadata)
         write_atomically(path, lambda temporary: self._write_checked(temporary, content))
 
-    def save_adaptive(self, path: Path, metadata: Mapping[str, str]) -> None:
+    def save_adaptive(
+        self,
+        path: Path,
+        metadata: Mapping[str, str],
+        *,
+        original: nn.Module | None = None,
+        clean: Iterable[Tensor] | None = None,
+    ) -> None:
         """Write a file that adapts itself as the method `fast` adapts this model, atomically, and with more metadata.
 
         Raise as `save`, and CheckpointError if the file is of an opset that is too old.
+
+        Args:
+            original: The model in torch, from which this file was exported.
+            clean: Batches of source images (B, 3, H, W), to measure the convolutions into which norms were folded.
         """
-        from remtta.formats.adaptive.checking import write_checked
+        from remtta.formats.adaptive.checking import with_torch_norms, write_checked
+        from remtta.formats.adaptive.norms import convolutions, find_norms
         from remtta.formats.adaptive.wrapping import Classifier, wrap
 
+        proto = self._shifted_graph().proto
+
+        norms: Sequence[Norm] = find_norms(proto.graph)
+        if clean is not None:
+            if norms:
+                raise UsageError(f"{self.path.name} has its batch norms; leave --source-data out")
+            norms = self._measured_norms(clean)
+        elif not norms and convolutions(proto.graph):
+            _log.info(_FOLDED, self.path.name)
+        parts = [bytes.fromhex(state_sha256(self)), *(norm.mean.tobytes() for norm in norms)]
+        digest = hashlib.sha256(b"".join(parts)).digest() if norms else parts[0]
         classifier = Classifier(
             input=self._input,
             output=self._output,
@@ -300,13 +338,33 @@ class OnnxClassifier(nn.Module):
             patch_size=self.patch_size,
             num_classes=self.num_classes,
             least=self._least,
-            number=1 + int.from_bytes(bytes.fromhex(state_sha256(self))[:3]),
+            number=1 + int.from_bytes(digest[:3]),
+            norms=norms,
         )
-        proto = self._shifted_graph().proto
+        reference = original or (with_torch_norms(self, proto, classifier) if classifier.norms else self)
         graph = OnnxGraph(wrap(proto, classifier), path)
         tolerance = COARSE if graph.rounds else self._tolerance  # other batches round otherwise
-        content = graph.content({**metadata, PATCH_SIZE: json.dumps(self.patch_size)})
-        write_atomically(path, lambda temporary: write_checked(temporary, content, self, classifier, tolerance))
+        num_channels = sum(len(norm.mean) for norm in norms)
+        own = {PATCH_SIZE: json.dumps(self.patch_size)} | ({NORM_CHANNELS: str(num_channels)} if norms else {})
+        content = graph.content({**metadata, **own})
+        write_atomically(
+            path, lambda temporary: write_checked(temporary, content, self, reference, classifier, tolerance)
+        )
+
+    def _measured_norms(self, clean: Iterable[Tensor]) -> Sequence[Norm]:
+        from remtta.formats.adaptive.norms import add_measurements, measured_norms
+
+        graph = self._shifted_graph()
+        measuring = copy.copy(self)
+        outputs = [self._output, *add_measurements(graph.proto.graph)]
+        measuring._session = self._open(graph.content({}))
+        batches = [measuring._run(images, outputs)[1:] for images in clean]
+        measured = [torch.cat(parts).numpy() for parts in zip(*batches, strict=True)]
+        norms = measured_norms(graph.proto.graph, measured)
+        if not norms:
+            text = f"{self.path.name} has no convolutions that batch norms were folded into"
+            raise UsageError(f"{text}; leave --source-data out")
+        return norms
 
     def _shifted_graph(self) -> OnnxGraph:
         """Return the whole graph, with the bias."""

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 
 from remtta import Adapter, Delta, apply_delta, load_delta
 from remtta.errors import CheckpointError, RemttaError
-from remtta.formats.export import ExportableModel, save_adaptive
+from remtta.formats.export import ExportableModel, save_adaptive, save_onnx
 from remtta.formats.onnx_model import OnnxClassifier
 from remtta.models.info import model_info
 from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing
+from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.pipeline import Pipeline
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY, draw_folder, raising, random_images, tiny_vit
@@ -357,7 +358,7 @@ def test_doctor_refuses_what_no_export_writes(frames: Path, tmp_path: Path, capf
 
 
 @pytest.mark.filterwarnings("ignore")  # what torch's exporter warns of
-def test_models_and_deltas_of_torch_are_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_models_and_deltas_of_torch_are_written(tmp_path: Path) -> None:
     save_file(tiny_vit().state_dict(), tmp_path / "tiny.safetensors")
     base: list[str | Path] = [
         "--checkpoint",
@@ -375,16 +376,122 @@ def test_models_and_deltas_of_torch_are_written(tmp_path: Path, caplog: pytest.L
     adapted = tiny_vit()
     apply_delta(adapted, load_delta(delta))
     check_equal(Device(tmp_path / "adaptive.onnx"), fast(adapted), stream(4))
-    assert "batch norms" not in caplog.text
+
+
+def before_temperature(pipeline: Pipeline, images: Tensor) -> Tensor:
+    prediction = pipeline.predict(images)
+    pipeline.learn()
+    return (prediction.logits * (prediction.temperature or 1.0)).softmax(-1)
+
+
+def with_norms(clean: Tensor | None = None) -> nn.Module:
+    """A convolutional network with batch norms, whose statistics are those of clean images, or of none."""
+    torch.manual_seed(0)
+    layers: list[Any] = [nn.Conv2d(3, 8, 3, 2, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU()]
+    layers += [nn.Conv2d(8, 12, 3, 2, 1, groups=4), nn.BatchNorm2d(12, eps=1e-3), nn.Hardtanh(0, 6)]
+    layers += [nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    layers += [nn.Linear(48, 7)] if clean is not None else [nn.Linear(48, 16), nn.BatchNorm1d(16), nn.Linear(16, 7)]
+    norms = [layer for layer in layers if isinstance(layer, nn.BatchNorm1d | nn.BatchNorm2d)]
+    for norm in norms:
+        for tensor in (norm.running_mean, norm.running_var, norm.weight, norm.bias):
+            assert tensor is not None
+            nn.init.uniform_(tensor, 0.2, 2)
+    nn.init.normal_(layers[-1].weight)
+    network = nn.Sequential(*layers)
+    for norm in norms if clean is not None else []:
+        norm.momentum = None
+        network.train()(clean)
+    return ModelWithMetadata(network.eval(), preprocessing=Preprocessing((32, 32)))
+
+
+def exportable(model: nn.Module) -> ExportableModel:
+    return ExportableModel(model, {}, model_info(model), Delta({}, "x", "", "source"), ())
+
+
+def check_equal_with_norms(device: Device, pipeline: Pipeline, batches: list[Tensor], tolerance: float = 1e-3) -> None:
+    for images in batches:
+        expected, got = before_temperature(pipeline, images), device(images)
+        torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch's exporter warns of
+def test_batch_norms_of_torch_follow_the_stream(tmp_path: Path) -> None:
+    save_adaptive(exportable(with_norms()), tmp_path / "a.onnx")
+    source = Adapter(with_norms(), "center").pipeline
+    differs = 0.0
+    for size in (1, 4, 20):
+        device, model = Device(tmp_path / "a.onnx"), with_norms()
+        pipeline = build_pipeline(model, model_info(model), AdaptationConfig("fast").with_guard())
+        check_equal_with_norms(device, pipeline, stream(size))
+        assert device.status[0] == pytest.approx(float(pipeline.centering.offsets["adapted"].norm()), abs=1e-3)
+        assert device.status[1] == pytest.approx(float(pipeline.centering.class_fraction_kept), abs=5e-3)
+        assert device.status[4] == 160
+    for images in stream(20):
+        differs = max(differs, float((device(images) - source(images).softmax(-1)).abs().max()))
+    assert differs > 0.1
+
+
+def fixed(path: Path, batch: int) -> Path:
+    """Fix the number of images of an exported file."""
+    proto = onnx.load(path)
+    for each in (*proto.graph.input, *proto.graph.output):
+        each.type.tensor_type.shape.dim[0].dim_value = batch
+    onnx.save(proto, path.with_name("fixed.onnx"))
+    return path.with_name("fixed.onnx")
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_batch_norms_of_torch_are_told_not_to_follow(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    network = nn.Sequential(nn.Conv2d(3, 8, 8, 8), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(128, 7)).eval()
-    model = ModelWithMetadata(network, preprocessing=Preprocessing((32, 32)))
-    save_adaptive(ExportableModel(model, {}, model_info(model), Delta({}, "x", "", "source"), ()), tmp_path / "a.onnx")
-    check_equal(Device(tmp_path / "a.onnx"), Adapter(network, "center", patch_size=(8, 8)).pipeline, stream(4))
-    assert "batch norms keep their source statistics" in caplog.text
+@pytest.mark.parametrize("batch", [None, 1, 4])
+def test_batch_norms_in_a_file_follow_the_stream(tmp_path: Path, batch: int | None) -> None:
+    model = with_norms()
+    save_onnx(exportable(model), tmp_path / "plain.onnx")
+    path = tmp_path / "plain.onnx" if batch is None else fixed(tmp_path / "plain.onnx", batch)
+    device = adaptive(load(path), tmp_path / "adaptive.onnx")
+    pipeline = fast(model)
+    check_equal_with_norms(device, pipeline, stream(batch or 4))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("batch", [None, 4])
+def test_folded_batch_norms_follow_the_stream_by_clean_images(
+    tmp_path: Path, batch: int | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the clean images of the model's own statistics, convolutions with folded norms equal batch norms."""
+    clean = 2 * torch.cat([random_images(10, number, 32) for number in range(5)]) + 0.3
+    model = with_norms(clean)
+    save_onnx(exportable(model), tmp_path / "plain.onnx")
+    path = tmp_path / "plain.onnx" if batch is None else fixed(tmp_path / "plain.onnx", batch)
+    device = folded(path, clean)
+    check_equal_with_norms(device, fast(model), stream(batch or 4), 0.06)  # torch's variances are unbiased
+
+
+def folded(path: Path, clean: Tensor, **metadata: str) -> Device:
+    """Let onnxruntime fold a file's batch norms, and write one that adapts itself by clean images."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(path.with_name("folded.onnx"))
+    onnxruntime.InferenceSession(str(path), options)
+    proto = onnx.load(path.with_name("folded.onnx"))
+    assert not any(node.op_type == "BatchNormalization" for node in proto.graph.node)
+    load(path.with_name("folded.onnx")).save_adaptive(path.with_name("a.onnx"), metadata, clean=clean.split(10))
+    return Device(path.with_name("a.onnx"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_image_that_is_not_finite_changes_no_statistics(tmp_path: Path) -> None:
+    save_adaptive(exportable(with_norms()), tmp_path / "a.onnx")
+    device, clean = Device(tmp_path / "a.onnx"), Device(tmp_path / "a.onnx")
+    for images in stream(4)[:4]:
+        got = device(torch.cat([images[:2], torch.full((1, 3, 32, 32), NAN), images[2:]]))
+        torch.testing.assert_close(got[[0, 1, 3, 4]], clean(images), atol=1e-6, rtol=0)
+        assert got[2].isnan().all()
+    np.testing.assert_allclose(device.state, clean.state, atol=1e-5)
+    state = device.state
+    device(torch.full((2, 3, 32, 32), NAN))
+    assert state.tobytes() == device.state.tobytes()
+    again = Device(tmp_path / "a.onnx")
+    again.state = state
+    assert torch.equal(again(images), device(images))  # a restart
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 from onnx import TensorProto
 
+from remtta.formats.adaptive.norms import Moments
 from remtta.formats.adaptive.operators import Nodes, Value
 from remtta.pipeline.few_classes import CLASS_LOGIT, EVIDENCE_HALF_LIFE, HALF_LIFE, LOST_RANGE, MAX_LEFT, VIEW_EVERY
 
@@ -27,6 +28,9 @@ NUMBERS = (
 VECTORS = ("logits", "probabilities", "plain", "shuffled")
 """Running means (C,) behind them: z, p, v and w of few_classes.py."""
 
+NORMS = ("norm_weight", "adapted", "norm_means", "norm_variances")
+"""Behind them, of a model with batch norms: its `Moments`, and the running mean of the adapted model's logits (C,)."""
+
 STATUS = ("offset_norm", "class_fraction_kept", "temperature", "agreement", "images")
 """Numbers of a status."""
 
@@ -36,16 +40,16 @@ _INFINITE = 3e38
 State = Mapping[str, Value]
 
 
-def read_state(op: Nodes, state: Value, model: float, num_classes: int) -> State:
+def read_state(op: Nodes, state: Value, model: float, sizes: Mapping[str, int]) -> State:
     """Return the values in a state; that of another model counts as zero, the beginning of a stream."""
     own = op("Equal", op("Slice", state, (0,), (1,)), [model])
-    sizes = [*[1] * len(NUMBERS), *[num_classes] * len(VECTORS)]
-    return dict(zip((*NUMBERS, *VECTORS), op.split(op("Where", own, state, [0.0]), sizes), strict=True))
+    return dict(zip(sizes, op.split(op("Where", own, state, [0.0]), [*sizes.values()]), strict=True))
 
 
-def state_size(num_classes: int) -> int:
-    """Return the length of a state."""
-    return len(NUMBERS) + len(VECTORS) * num_classes
+def state_sizes(num_classes: int, num_channels: int) -> dict[str, int]:
+    """Return the lengths of the values in a state, in their order, for this many channels of batch norms."""
+    sizes = dict.fromkeys(NUMBERS, 1) | dict.fromkeys(VECTORS, num_classes)
+    return sizes | (dict(zip(NORMS, (1, num_classes, num_channels, num_channels), strict=True)) if num_channels else {})
 
 
 def are_finite(op: Nodes, values: Value, *axes: int) -> Value:
@@ -61,7 +65,14 @@ def due_for_view(op: Nodes, finite: Value, state: State) -> Value:
 
 
 def center(
-    op: Nodes, state: State, model: float, logits: Value, views: tuple[Value, Value], finite: Value, num_classes: int
+    op: Nodes,
+    state: State,
+    model: float,
+    logits: Value,
+    views: tuple[Value, Value],
+    finite: Value,
+    num_classes: int,
+    adapted: tuple[Value, Moments] | None,
 ) -> tuple[Value, Value, Value]:
     """Return centered logits (B, C), the new state, and the status.
 
@@ -70,8 +81,11 @@ def center(
         logits: Raw, shape (B, C).
         views: Indices (K,) of the images also seen with shuffled patches, and the logits (K, C) of these views.
         finite: Which images are finite, shape (B,).
+        adapted: Raw logits (B, C) with recent statistics, for an ensemble with `logits`, and the new statistics.
     """
     finite = op("And", finite, are_finite(op, logits, 1))
+    if adapted:
+        finite = op("And", finite, are_finite(op, adapted[0], 1))
     counted = op("Cast", finite, to=TensorProto.FLOAT)
     count = op.sum(counted, 0, keepdims=True)
     z = op("Where", op("Unsqueeze", finite, (1,)), logits, 0.0)
@@ -98,14 +112,30 @@ def center(
     fraction = op("Clip", (lost - low) / (high - low), 0.0, 1.0) * op("Clip", evidence.weight, 0.0, 1.0)
     class_part = (new["probabilities"] - 1 / num_classes) * CLASS_LOGIT
     offset = known * (new["logits"] - fraction * class_part)
+    before, after = z, z - offset
+    predicted = logits - offset
+    if adapted:
+        means_of_adapted = means.add(state["adapted"], a := op("Where", op("Unsqueeze", finite, (1,)), adapted[0], 0.0))
+        part = fraction * (new["logits"] - class_part - means_of_adapted)
+        offset = known * (means_of_adapted + part)
+        before, after = after, a - offset
+        predicted = _mixture(op, predicted, adapted[0] - offset)
+        new |= dict(zip(NORMS, (adapted[1].weight, means_of_adapted, *adapted[1][1:]), strict=True))
 
-    same = op("Equal", *(op("ArgMax", each, axis=1, keepdims=0) for each in (z, z - offset)))
+    same = op("Equal", *(op("ArgMax", each, axis=1, keepdims=0) for each in (before, after)))
     new["agreement"] = evidence.add(state["agreement"], op("Cast", same, to=TensorProto.FLOAT))
     norm = op("Sqrt", op.sum(offset * offset, 0, keepdims=True))
     status = (norm, fraction, [1.0], new["agreement"], new["images"])
-    before, after = (op("Concat", *(each[name] for name in (*NUMBERS, *VECTORS)), axis=0) for each in (state, new))
-    next_state = op("Where", op("Greater", count, 0.0), after, before)  # bit for bit, if no image counted
-    return logits - offset, next_state, op("Concat", *status, axis=0)
+    old_state, new_state = (op("Concat", *(each[name] for name in state), axis=0) for each in (state, new))
+    next_state = op("Where", op("Greater", count, 0.0), new_state, old_state)  # bit for bit, if no image counted
+    return predicted, next_state, op("Concat", *status, axis=0)
+
+
+def _mixture(op: Nodes, source: Value, adapted: Value) -> Value:
+    """Return the logarithm of the mean probabilities (B, C) of both models, by their logits."""
+    logs = [op("LogSoftmax", each, axis=-1) for each in (source, adapted)]
+    most = op("Max", *logs)
+    return most + op("Log", (op("Exp", logs[0] - most) + op("Exp", logs[1] - most)) * 0.5)
 
 
 class _RunningMean:

@@ -2,43 +2,121 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import torch
+from onnx import GraphProto, ModelProto, NodeProto, helper
+from torch import nn
 
 from remtta.errors import RemttaError, first_line
-from remtta.formats.adaptive.centering import state_size
+from remtta.formats.adaptive.norms import NORM, Norm
 from remtta.formats.adaptive.wrapping import Classifier
+from remtta.formats.onnx_graph import messages
+from remtta.formats.onnx_model import OnnxClassifier
 from remtta.models.info import model_info
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 
-if TYPE_CHECKING:
-    from remtta.formats.onnx_model import OnnxClassifier
-
-_IMAGES = 18  # two of them with a view
-_BATCH = 6
+_BATCH, _NUM_BATCHES = 3, 6  # 18 images, two of them with a view
+_PROVIDERS = ["CPUExecutionProvider"]
 
 
 @torch.inference_mode()
-def write_checked(path: Path, content: bytes, model: OnnxClassifier, classifier: Classifier, tolerance: float) -> None:
-    """Write a file; raise RemttaError if a probability of random images differs by more than a tolerance."""
+def write_checked(
+    path: Path, content: bytes, model: OnnxClassifier, reference: nn.Module, classifier: Classifier, tolerance: float
+) -> None:
+    """Write a file; raise RemttaError if a probability of random images differs by more than a tolerance.
+
+    Args:
+        model: The classifier in the file.
+        reference: The same with torch's batch norms, which `fast` adapts.
+    """
     path.write_bytes(content)
     try:
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(str(path), providers=_PROVIDERS)
     except Exception as error:  # its own exceptions, which onnxruntime does not expose
         reason = first_line(error)[:200]
         raise RemttaError(f"onnxruntime cannot load the file with the adaptation: {reason}") from error
-    pipeline = build_pipeline(model, model_info(model), AdaptationConfig("fast").with_guard())
+    config = AdaptationConfig("fast", {"precision": "fp32"}).with_guard()
+    pipeline = build_pipeline(reference, model_info(reference), config)
     size, generator = classifier.batch or _BATCH, torch.Generator().manual_seed(0)
-    state = np.zeros(state_size(classifier.num_classes), np.float32)
-    for _ in range(0, _IMAGES, size):
+    state = np.zeros(session.get_inputs()[1].shape, np.float32)
+    for _ in range(0, _BATCH * _NUM_BATCHES, size):
         images = torch.randint(256, (size, 3, *classifier.image_size), generator=generator) / 255  # also of pixels
         returned, state, _ = session.run(None, {"images": model.as_input(images), "state": state})
         probabilities = torch.from_numpy(returned)
         probabilities = probabilities.softmax(-1) if classifier.least is None else probabilities
-        difference = float((probabilities - pipeline(images).softmax(-1)).abs().max())
+        prediction = pipeline.predict(images)
+        pipeline.learn()
+        expected = (prediction.logits * (prediction.temperature or 1.0)).softmax(-1)
+        difference = float((probabilities - expected).abs().max())
         if not difference <= tolerance:
             raise RemttaError(f"the file predicts otherwise than fast, by {difference:.1e}; nothing was written")
+
+
+def with_torch_norms(model: OnnxClassifier, proto: ModelProto, classifier: Classifier) -> OnnxClassifier:
+    """Return a classifier in an ONNX file with torch's batch norms, between parts that onnxruntime runs."""
+    model = copy.deepcopy(model)
+    modules = [_batch_norm(norm) for norm in classifier.norms]
+    model.norms = nn.ModuleList(modules)  # where `fast` finds them
+    model._session = _Parts(proto, classifier, modules)
+    return model
+
+
+def _batch_norm(norm: Norm) -> nn.Module:
+    module = nn.BatchNorm2d(len(norm.mean), norm.epsilon).eval()
+    values = {"weight": norm.scale, "bias": norm.shift, "running_mean": norm.mean, "running_var": norm.variance}
+    module.load_state_dict({name: torch.from_numpy(array) for name, array in values.items()}, False)
+    return module
+
+
+class _Parts:
+    """Runs a graph as a session does, with batch norms in torch."""
+
+    def __init__(self, proto: ModelProto, classifier: Classifier, modules: Sequence[nn.Module]) -> None:
+        graph, self._norms = proto.graph, list(zip(classifier.norms, modules, strict=True))
+        makers = {name: node for node in graph.node for name in node.output}
+        known = {each.name: each.type.tensor_type.elem_type for each in graph.input if each.name == classifier.input}
+        self._parts = []
+        for norm, _ in self._norms:
+            node, kind = makers[norm.output], norm.kind
+            self._parts.append(_part(proto, known, node.input[0] if node.op_type == NORM else norm.output, kind))
+            known[norm.output] = kind
+        kind = next(each.type.tensor_type.elem_type for each in graph.output if each.name == classifier.output)
+        self._parts.append(_part(proto, known, classifier.output, kind))
+
+    def run(self, outputs: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        values = dict(inputs)
+        for part, (norm, module) in zip(self._parts, self._norms, strict=False):
+            x = _run(part, values)
+            normalised = module(torch.from_numpy(x).float().reshape(*x.shape, *[1] * (4 - x.ndim)))
+            values[norm.output] = normalised.reshape(x.shape).numpy().astype(x.dtype)
+        return [_run(self._parts[-1], values)]
+
+
+def _part(proto: ModelProto, known: Mapping[str, int], target: str, kind: int) -> Any:
+    """Return a session that computes a tensor from others, whose types are known."""
+    needed, nodes = {target}, list[NodeProto]()
+    for node in reversed(proto.graph.node):
+        if needed.intersection(node.output) - known.keys():
+            nodes.insert(0, node)
+            needed |= {name for each in messages(node) if isinstance(each, NodeProto) for name in each.input}
+    graph = GraphProto(name="part", node=nodes)
+    graph.initializer.extend(each for each in proto.graph.initializer if each.name in needed)
+    info = helper.make_tensor_value_info
+    graph.input.extend(info(name, known[name], None) for name in known.keys() & needed)
+    graph.output.append(info(target, kind, None))
+    part = ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import, functions=proto.functions)
+    part.graph.CopyFrom(graph)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    return onnxruntime.InferenceSession(part.SerializeToString(), options, providers=_PROVIDERS)
+
+
+def _run(part: Any, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    (result,) = part.run(None, {each.name: values[each.name] for each in part.get_inputs()})
+    return np.asarray(result)

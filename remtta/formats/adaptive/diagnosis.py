@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from remtta.errors import CheckpointError
-from remtta.formats.adaptive.centering import STATUS, state_size
+from remtta.formats.adaptive.centering import STATUS, state_sizes
 from remtta.formats.onnx_graph import OnnxGraph
-from remtta.formats.onnx_model import COARSE, FAMILIES, PATCH_SIZE, OnnxBackbone, OnnxClassifier
+from remtta.formats.onnx_model import COARSE, FAMILIES, NORM_CHANNELS, PATCH_SIZE, OnnxBackbone, OnnxClassifier
 from remtta.models.info import model_info
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 
@@ -28,6 +28,7 @@ class AdaptiveFile(OnnxClassifier):
         self._tolerance = COARSE if graph.rounds or self._type == "f2" else self._tolerance
         try:
             height, width = map(int, json.loads(graph.metadata[PATCH_SIZE]))
+            self._num_channels = int(graph.metadata.get(NORM_CHANNELS, "0"))
         except (ValueError, TypeError, LookupError) as error:
             raise CheckpointError(f"{self.path} has no valid {PATCH_SIZE} in its metadata; export it again") from error
         self.patch_size = (height, width)
@@ -48,7 +49,7 @@ class AdaptiveFile(OnnxClassifier):
         size, info = self._batch or 1, model_info(self)
         repeated = torch.arange(-(-len(images) // size) * size) % len(images)  # in whole batches
         batches, half = info.preprocessing.normalise(images[repeated]).split(size), len(images) // size // 2
-        zero, length = self._others["state"], state_size(info.num_classes)
+        zero, length = self._others["state"], sum(state_sizes(info.num_classes, self._num_channels).values())
         began = time.perf_counter()
         values, states, statuses = self._adapt(batches, zero, wait)
         seconds = (time.perf_counter() - began) / len(repeated)
@@ -64,7 +65,7 @@ class AdaptiveFile(OnnxClassifier):
         if not self.normalises:  # else it takes pixels, among which there is no NaN
             _, after, _ = self._adapt([torch.full_like(batches[0], torch.nan)], states[-1], wait)
             found["nan_leaves_state"] = _equal(after[0], states[-1])
-        if size == 1:  # else no call begins a stream with one image
+        if size == 1 and not self._num_channels:  # else no call returns the source model's prediction of an image
             difference = self._difference(batches, values, wait)
             found |= {"predicts_as_fast": difference <= self._tolerance, "difference_of_probability": difference}
         status["images_seen"] = status.pop("images")

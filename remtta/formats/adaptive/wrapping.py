@@ -3,13 +3,14 @@
     images, state -> [images; shuffled views of some] -> classifier -> centering -> logits, next_state, status
 
 Views are further rows of the batch, so that the weights exist once. If the classifier takes a fixed number of images, a
-`Loop` runs it on the images, and again if there are views.
+`Loop` runs it on the images, and again if there are views. If it has batch norms, a second copy of its nodes, on the
+images alone, normalises by recent statistics.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,12 +20,14 @@ from torch.nn import functional as F
 from remtta.errors import CheckpointError, first_line
 from remtta.formats.adaptive.centering import (
     STATUS,
+    State,
     are_finite,
     center,
     due_for_view,
     read_state,
-    state_size,
+    state_sizes,
 )
+from remtta.formats.adaptive.norms import NORM, Moments, Norm, RecentStatistics
 from remtta.formats.adaptive.operators import Nodes, Value
 from remtta.formats.onnx_graph import messages
 from remtta.methods.pixels import patch_grid, shuffle_patches
@@ -32,6 +35,8 @@ from remtta.models.metadata import Size
 
 OPSET = 17
 """The lowest that a written file has."""
+
+_COPY = "adapted/"  # before the names of values in the copy that adapts
 
 _ORDERS = 64  # of patches: views in a batch that are shuffled differently, those of 1,024 images
 
@@ -50,6 +55,7 @@ class Classifier:
         num_classes: C.
         least: Lower bound on probabilities, of which the logarithm is taken; None for logits.
         number: Tells its states from those of other classifiers: a whole number from 1 to 2**24.
+        norms: That normalise by recent statistics, in the order of execution.
     """
 
     input: str
@@ -61,45 +67,49 @@ class Classifier:
     num_classes: int
     least: float | None
     number: int
+    norms: Sequence[Norm] = ()
 
 
 def wrap(proto: ModelProto, classifier: Classifier) -> ModelProto:
     """Return a model that adapts itself, made of a classifier's; raise CheckpointError if its opset is too old."""
     proto = _with_opset(proto)
-    graph, of, op = proto.graph, classifier, Nodes()
-    result = "logits" if of.least is None else "probabilities"
+    graph, op = proto.graph, Nodes()
+    result = "logits" if classifier.least is None else "probabilities"
     renamed = {name: f"classifier/{name}" for name in ("images", "state", result, "next_state", "status")}
     _rename(graph, renamed)
+    norms = [replace(norm, output=renamed.get(norm.output, norm.output)) for norm in classifier.norms]
+    of = replace(classifier, norms=norms)
     entry, end = (renamed.get(name, name) for name in (of.input, of.output))
     kind = next(each.type.tensor_type.elem_type for each in graph.input if each.name == entry)
 
     images = Value(op, "images")
-    state = read_state(op, Value(op, "state"), float(of.number), of.num_classes)
+    sizes = state_sizes(of.num_classes, sum(len(norm.mean) for norm in of.norms))
+    state = read_state(op, Value(op, "state"), float(of.number), sizes)
     finite = are_finite(op, op("Cast", images, to=TensorProto.FLOAT), 1, 2, 3)
     due = due_for_view(op, finite, state)
     rows = op("Concat", images, _shuffled(op, op("Gather", images, _filled(op, due, of.batch)), kind, of), axis=0)
     returned = _looped(op, graph, rows, entry, end, of.batch) if of.batch else _spliced(op, graph, rows, entry, end)
-    logits = op("Reshape", op("Cast", returned, to=TensorProto.FLOAT), (-1, of.num_classes))
-    if of.least is not None:
-        logits = op("Log", op("Where", op("Less", logits, of.least), of.least, logits))
-        logits = logits - op.sum(logits, 1, keepdims=True) / float(of.num_classes)  # a constant per image says nothing
+    logits = _logits(op, returned, of)
+    adapted = _adapted(op, graph, images, finite, state, (entry, end), kind, of) if of.norms else None
     first = op("Shape", images, end=1)
     views = op("Slice", logits, first, first + op("Shape", due))
     logits = op("Slice", logits, (0,), first)
-    centered, next_state, status = center(op, state, float(of.number), logits, (due, views), finite, of.num_classes)
+    centered, next_state, status = center(
+        op, state, float(of.number), logits, (due, views), finite, of.num_classes, adapted
+    )
     op(*(("Identity", centered) if of.least is None else ("Softmax", centered)), name=result)
     op("Identity", next_state, name="next_state")
     op("Identity", status, name="status")
 
-    batch, sizes = of.batch or "batch", [*of.image_size, 3] if of.channels_last else [3, *of.image_size]
-    state_shape, float32 = [state_size(of.num_classes)], TensorProto.FLOAT
+    batch, sides = of.batch or "batch", [*of.image_size, 3] if of.channels_last else [3, *of.image_size]
+    state_shape, float32 = [sum(sizes.values())], TensorProto.FLOAT
     shapes: dict[str, Sequence[int | str]] = {
         result: [batch, of.num_classes],
         "next_state": state_shape,
         "status": [len(STATUS)],
     }
     info = helper.make_tensor_value_info
-    inputs = [info("images", kind, [batch, *sizes]), info("state", float32, state_shape)]
+    inputs = [info("images", kind, [batch, *sides]), info("state", float32, state_shape)]
     outputs = [info(name, float32, shape) for name, shape in shapes.items()]
     sparse = graph.sparse_initializer
     whole = helper.make_graph(op.nodes, "adaptive", inputs, outputs, op.constants, sparse_initializer=sparse)
@@ -139,6 +149,50 @@ def _filled(op: Nodes, indices: Value, batch: int | None) -> Value:
         return indices
     missing = op("Mod", batch - op("Shape", indices), (batch,))
     return op("Concat", indices, op("Cast", op("ConstantOfShape", missing), to=TensorProto.INT64), axis=0)
+
+
+def _logits(op: Nodes, returned: Value, of: Classifier) -> Value:
+    """Return logits (B, C) of what the classifier returns."""
+    logits = op("Reshape", op("Cast", returned, to=TensorProto.FLOAT), (-1, of.num_classes))
+    if of.least is None:
+        return logits
+    logits = op("Log", op("Where", op("Less", logits, of.least), of.least, logits))
+    return logits - op.sum(logits, 1, keepdims=True) / float(of.num_classes)  # a constant per image says nothing
+
+
+def _adapted(
+    op: Nodes,
+    graph: GraphProto,
+    images: Value,
+    finite: Value,
+    state: State,
+    ends: tuple[str, str],
+    kind: int,
+    of: Classifier,
+) -> tuple[Value, Moments]:
+    """Run a copy of a classifier that normalises by recent statistics; return its logits (B, C) and the statistics."""
+    copy = GraphProto(node=graph.node)
+    made = {ends[0], *(name for node in graph.node for name in node.output if name)}
+    _rename(copy, {name: f"{_COPY}{name}" for name in made})
+    zero = np.zeros((), helper.tensor_dtype_to_np_dtype(kind))
+    is_finite = op("Reshape", finite, (-1, 1, 1, 1))
+    op("Where", is_finite, images, zero, name=f"{_COPY}{ends[0]}")
+    earlier = Moments(state["norm_weight"], state["norm_means"], state["norm_variances"])
+    recent = RecentStatistics(op, of.norms, earlier, op("Cast", finite, to=TensorProto.FLOAT))
+    normalised = {f"{_COPY}{norm.output}" for norm in of.norms}
+    for node in copy.node:
+        node.ClearField("name")  # the original's
+        node.ClearField("metadata_props")
+        output = node.output[0]
+        if output not in normalised:
+            op.nodes.append(node)
+        elif node.op_type == NORM:
+            recent.normalise(Value(op, node.input[0]), output)
+        else:
+            node.output[0] = f"{output}/raw"
+            op.nodes.append(node)
+            recent.normalise(Value(op, node.output[0]), output)
+    return _logits(op, Value(op, f"{_COPY}{ends[1]}"), of), recent.after_batch()
 
 
 def _spliced(op: Nodes, graph: GraphProto, rows: Value, entry: str, end: str) -> Value:
