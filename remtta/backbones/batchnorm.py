@@ -24,7 +24,12 @@ HALF_LIFE = 35
 
 _KEEP = 0.5 ** (1 / HALF_LIFE)
 RECENT = round(1 / (1 - _KEEP))
-"""Total weight of all recent images in the long run; the source's statistics have the same weight."""
+"""Total weight of all recent images in the long run."""
+
+PRIOR = 2 * RECENT
+"""Weight of the source's statistics beside the recent ones: full corrections overshoot, since a layer's recent
+statistics are of times when the layers before it were corrected less. Measured in docs/results.md, "Batch sizes".
+"""
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +63,7 @@ class BatchStatistics(TorchFunctionMode):
         norms: As above.
         kind: "batch", "recent", or "running" for the running statistics alone.
         prior: Number of images that the source's statistics count for; None for as many as the batch lacks of `FEW`,
-            or for `RECENT`.
+            or for `PRIOR`.
         mixes: True if the model has other layers that mix a batch's images.
 
     Source: prior is N in Improving robustness against common corruptions by covariate shift adaptation,
@@ -72,7 +77,7 @@ class BatchStatistics(TorchFunctionMode):
         self._blends = kind == "batch" and bool(norms)
         self._mixes, self.fixed = mixes, False
         self.moves = kind == "recent" and bool(norms)
-        self._source = {name: _running(norm, RECENT if prior is None else prior) for name, norm in norms.items()}
+        self._source = {name: _running(norm, PRIOR if prior is None else prior) for name, norm in norms.items()}
         self._warned_of_few = self._warned_of_parts = False
         self.forget()
 

@@ -67,7 +67,7 @@ def pooled_by_hand(batches: list[Tensor], layer: Any, prior: float) -> tuple[Ten
     return mean / total, square / total - (mean / total) ** 2
 
 
-@pytest.mark.parametrize(("prior", "counts_for"), [(None, 51), (8, 8)])
+@pytest.mark.parametrize(("prior", "counts_for"), [(None, 102), (8, 8)])
 def test_recent_statistics_are_their_plain_reading(prior: int | None, counts_for: int) -> None:
     torch.manual_seed(0)
     layer: Any = nn.BatchNorm2d(3).eval()

@@ -72,13 +72,13 @@ class MethodConfig(metaclass=_OldNames):
             "auto" for all in a model with batch norms or one block and else as None, or block numbers such as "0-8" or
             "0,2,4-6".
         bn: Statistics that batch norms use while a model adapts: "batch" for the batch's own, as in Tent; "recent" for
-            those of the stream's images so far, of which the newest count most, mixed with the source's: half each in
-            the long run. They suit batches of any size, and become the model's running statistics and part of the
-            delta. "running" for the source's.
+            those of the stream's images so far, of which the newest count most, mixed with the source's, which count
+            twice as much in the long run. They suit batches of any size, and become the model's running statistics and
+            part of the delta. "running" for the source's.
         bn_prior: Number of images N for which the source's statistics count beside a batch of n: their weight is N /
             (n + N) (Schneider et al., arXiv:2006.16971). None fills small batches up to 16, so that for a batch of one
-            the source's weight is 15 / 16; with "recent", None is 51, as many as the recent images count for. 0 for the
-            images' statistics alone.
+            the source's weight is 15 / 16; with "recent", None is 102, twice what the recent images count for in the
+            long run. 0 for the images' statistics alone.
         precision: "fp32", or "bf16" for matrix products in bf16 and everything else in fp32. "auto" becomes one of them
             in a pipeline (`remtta.pipeline.precision`), and otherwise is "fp32".
 
