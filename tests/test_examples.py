@@ -466,6 +466,21 @@ def test_results_have_the_figures_of_orders() -> None:
         assert row[1:] == [re.sub(r"^[+-]0\.0", "0.0", cell) for cell in cells]
 
 
+def test_results_have_the_figures_of_hard_streams() -> None:
+    """Of batches of 1, 4 and 20: gains, the change on the worst domain, and the gain on the first images."""
+    for case, source, *cells, error in rows_after("## Hard streams"):
+        own = FIGURES["hard_small_vit"][case]["methods"]
+        fast, ours = ([own[f"{name}{size}"] for size in ("+batch1", "+batch4", "")] for name in ("fast", "remtta"))
+        expected = [
+            [f"{row['gain']:.1f}" for row in fast],
+            [f"{row['gain']:.1f}" for row in ours],
+            [f"{row['worst']:+.1f}" for row in ours],
+            [f"{row['first']['gain']:.1f}" for row in ours],
+        ]
+        assert (source, error) == (f"{own['source']['error']:.1f}", f"{own['remtta']['gain_se']:.1f}")
+        assert cells == [", ".join(each) for each in expected]
+
+
 @pytest.mark.parametrize(
     ("heading", "page", "table", "case"),
     [
