@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
-from remtta.backbones.batchnorm import HALF_LIFE, RECENT
+from remtta.backbones.batchnorm import HALF_LIFE, PRIOR
 from remtta.formats.adaptive.operators import Nodes, Value
 
 _KEEP = 0.5 ** (1 / HALF_LIFE)
@@ -133,7 +133,7 @@ class RecentStatistics:
         means, variances = (
             np.concatenate(each) for each in zip(*((norm.mean, norm.variance) for norm in norms), strict=True)
         )
-        prior = _pooled(op, Moments(op.value([float(RECENT)]), op.value(means), op.value(variances)), self._aged)
+        prior = _pooled(op, Moments(op.value([float(PRIOR)]), op.value(means), op.value(variances)), self._aged)
         sizes = [len(norm.mean) for norm in norms]
         self._priors = list(zip(*(op.split(each, sizes) for each in prior[1:]), strict=True))
         self._prior_weight, self._batch = prior.weight, list[Moments]()
