@@ -3,7 +3,9 @@
 export class Classifier {
   /** Load a file, given as Uint8Array, with the module onnxruntime-web. */
   static async load(ort, bytes) {
-    return new Classifier(ort, await ort.InferenceSession.create(bytes), metadata(bytes));
+    const facts = metadata(bytes);
+    if (!facts.adaptive) throw new Error("the file does not adapt itself; remtta export --adaptive makes one that does");
+    return new Classifier(ort, await ort.InferenceSession.create(bytes, { enableMemPattern: false }), facts);
   }
 
   constructor(ort, session, facts) {
@@ -35,6 +37,10 @@ export class Classifier {
   }
 
   async #run(frames, state) {
+    const count = this.images.shape[0]; // a name, if it is free
+    if (typeof count === "number" && count !== frames.length) {
+      throw new Error(`the file takes ${count} images at once; export its classifier for any number of them`);
+    }
     const feeds = { images: this.#preprocess(frames), state: new this.ort.Tensor("float32", state, [state.length]) };
     const outputs = await this.session.run(feeds);
     const [name] = this.session.outputNames; // logits or probabilities
@@ -60,8 +66,15 @@ export class Classifier {
       }
     });
     const shape = channelsLast ? [height, width, 3] : [3, height, width];
-    return new this.ort.Tensor(this.images.type, values, [frames.length, ...shape]);
+    const data = this.images.type === "float16" ? toHalf(values) : values;
+    return new this.ort.Tensor(this.images.type, data, [frames.length, ...shape]);
   }
+}
+
+/** Return finite numbers below 65,000 in half precision, as the runtime takes them: their bits. */
+function toHalf(values) {
+  const half = (bits) => Math.max(0, (((bits & 0x7fffffff) + 0x1000) >> 13) - 0x1c000); // below 6e-5: 0
+  return Uint16Array.from(new Uint32Array(values.buffer), (bits) => ((bits >>> 16) & 0x8000) | half(bits));
 }
 
 function softmax(logits) {

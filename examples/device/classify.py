@@ -39,12 +39,22 @@ class Classifier:
     """A file that adapts itself, with its state."""
 
     def __init__(self, model: Path, state: Path | None) -> None:
-        self.session = onnxruntime.InferenceSession(str(model))
+        options = onnxruntime.SessionOptions()
+        options.enable_mem_pattern = False  # which takes memory for each number of rows that the classifier sees
+        self.session = onnxruntime.InferenceSession(str(model), options)
         facts = self.session.get_modelmeta().custom_metadata_map
+        if "adaptive" not in facts:
+            raise SystemExit(f"{model} does not adapt itself; remtta export --adaptive makes a file of it that does")
         self.labels, self.preprocessing = json.loads(facts["labels"]), json.loads(facts["preprocessing"])
         self.names = json.loads(facts["adaptive"])
         self.images, zero = self.session.get_inputs()
+        if self.images.shape[0] not in (1, "batch"):
+            raise SystemExit(
+                f"{model} takes {self.images.shape[0]} images at once; export its classifier for any number"
+            )
         self.state = np.load(state) if state and state.exists() else np.zeros(zero.shape, np.float32)
+        if list(self.state.shape) != zero.shape:  # one of another model with as many classes begins anew
+            raise SystemExit(f"{state} has {self.state.size} numbers, not {zero.shape[0]}: it is another model's")
 
     def __call__(self, image: Image.Image) -> dict[str, Any]:
         """Return the fields of a prediction."""

@@ -1,9 +1,12 @@
 """A file that adapts itself predicts what the method `fast` predicts with the classifier that it was made of."""
 
 import json
+import re
+import runpy
 import shutil
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +316,13 @@ SLOPE = helper.make_node("Constant", [], ["fault"], value_floats=list(map(float,
 INFINITE = helper.make_node("Constant", [], ["fault"], value_float=float("inf"))
 
 
+def add_fault(path: Path, output: str, fault: onnx.NodeProto) -> None:
+    proto = onnx.load(path)
+    next(node for node in proto.graph.node if output in node.output).output[0] = "right"
+    proto.graph.node.extend([fault, helper.make_node("Add", ["right", "fault"], [output])])
+    onnx.save(proto, path)
+
+
 @pytest.mark.parametrize(
     ("output", "fault", "failed"),
     [
@@ -328,10 +338,7 @@ def test_doctor_finds_what_is_wrong(
 ) -> None:
     path = write_onnx(tmp_path / "tiny.onnx", pooled=False)
     assert remtta_here("export", path, "--adaptive", "-o", tmp_path / "adaptive.onnx", "--mean", "0.5") == 0
-    proto = onnx.load(tmp_path / "adaptive.onnx")
-    next(node for node in proto.graph.node if output in node.output).output[0] = "right"
-    proto.graph.node.extend([fault, helper.make_node("Add", ["right", "fault"], [output])])
-    onnx.save(proto, tmp_path / "adaptive.onnx")
+    add_fault(tmp_path / "adaptive.onnx", output, fault)
     folder = draw_folder(tmp_path / "frames", range(20))
     capsys.readouterr()
     assert remtta_here("doctor", folder, "--model", tmp_path / "adaptive.onnx", "--json") == 3
@@ -553,6 +560,21 @@ def test_a_device_needs_neither_remtta_nor_torch(frames: Path, tmp_path: Path) -
     assert [row["status"]["images"] for row in rows] == list(range(1, 13))
 
 
+def test_the_example_for_python_refuses_what_it_cannot_run(tmp_path: Path) -> None:
+    plain, batches = write_onnx(tmp_path / "tiny.onnx"), write_onnx(tmp_path / "batches.onnx", batch=3)
+    for path in (plain, batches):
+        assert remtta_here("export", path, "--adaptive", "-o", path.with_suffix(".a.onnx"), "--mean", "0.5") == 0
+    np.save(tmp_path / "state.npy", np.zeros(40, np.float32))
+    main = runpy.run_path(str(EXAMPLES / "classify.py"))["main"]
+    for name, problem in (
+        ("tiny.onnx", "tiny.onnx does not adapt itself; remtta export --adaptive makes a file of it that does"),
+        ("batches.a.onnx", "batches.a.onnx takes 3 images at once; export its classifier for any number"),
+        ("tiny.a.onnx", "state.npy has 40 numbers, not 39: it is another model's"),
+    ):
+        with pytest.raises(SystemExit, match=re.escape(problem)):
+            main([str(tmp_path / name), str(tmp_path), "--state", str(tmp_path / "state.npy")])
+
+
 @pytest.fixture(scope="module")
 def node() -> str:
     """Node.js, which finds onnxruntime-web."""
@@ -567,7 +589,15 @@ def node() -> str:
 
 @pytest.mark.parametrize(
     ("form", "size"),
-    [("bias", 1), ("softmax", 4), ("channels last", 20), ("one at a time", 1), ("quantised", 4), ("pixels", 4)],
+    [
+        ("bias", 1),
+        ("softmax", 4),
+        ("channels last", 20),
+        ("one at a time", 1),
+        ("quantised", 4),
+        ("pixels", 4),
+        ("float16", 4),
+    ],
 )
 def test_the_example_for_the_web_predicts_as_fast_does(node: str, tmp_path: Path, form: str, size: int) -> None:
     path = write_onnx(tmp_path / "tiny.onnx", pooled=False, **FORMS.get(form, {}))
@@ -593,11 +623,69 @@ def test_the_example_for_the_web_predicts_as_fast_does(node: str, tmp_path: Path
         parts.append(json.loads(done.stdout))
 
     assert [part["images"] for part in parts] == [80, 160] and parts[0]["labels"] == list("àbcdefg")
-    images, model = (pixels / 255 - mean[:, None, None]) / std, load(path, input_size=32)
+    images = (pixels / 255 - mean[:, None, None]) / std
+    model, tolerance = load(path, input_size=32), 1e-4
+    if form == "float16":  # the file centers logits before onnxruntime rounds them
+        model, tolerance = load(with_float_output(path), input_size=32), 2e-3
     pipeline = fast(model)
     expected = torch.cat([pipeline(batch).softmax(-1) for batch in images.split(size)])
     got = torch.tensor([row for part in parts for row in part["probabilities"]])
-    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
-    assert torch.equal(got.argmax(-1), expected.argmax(-1))
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
+    sure = expected.topk(2).values @ torch.tensor([1.0, -1.0]) > 2 * tolerance
+    assert torch.equal(got.argmax(-1)[sure], expected.argmax(-1)[sure])
     source = model(images[[0, 80]]).softmax(-1)
-    torch.testing.assert_close(torch.tensor([part["source"] for part in parts]), source, atol=1e-4, rtol=0)
+    torch.testing.assert_close(torch.tensor([part["source"] for part in parts]), source, atol=tolerance, rtol=0)
+
+
+def test_the_example_for_the_web_refuses_what_it_cannot_run(node: str, tmp_path: Path) -> None:
+    path = write_onnx(tmp_path / "tiny.onnx", batch=3)
+    assert remtta_here("export", path, "--adaptive", "-o", tmp_path / "adaptive.onnx", "--mean", "0.5") == 0
+    for name, problem in (
+        ("adaptive.onnx", b"the file takes 3 images at once; export its classifier for any number of them"),
+        ("tiny.onnx", b"the file does not adapt itself; remtta export --adaptive makes one that does"),
+    ):
+        args = [node, str(Path(__file__).with_name("web.cjs")), str(EXAMPLES / "classifier.mjs"), name, "x", "1"]
+        done = subprocess.run(args, cwd=tmp_path, input=bytes(4 * 32 * 32), capture_output=True)
+        assert problem in done.stderr
+
+
+@pytest.mark.skipif(not find_spec("openvino"), reason="needs OpenVINO")
+@pytest.mark.parametrize(("form", "size"), [("softmax", 4), ("one at a time", 1), ("quantised", 20)])
+def test_openvino_predicts_as_fast_does(tmp_path: Path, form: str, size: int) -> None:
+    model = load(write_onnx(tmp_path / "tiny.onnx", pooled=False, **FORMS[form]))
+    device = adaptive(model, tmp_path / "adaptive.onnx")
+    images = torch.cat(stream(size))
+    np.save(tmp_path / "images.npy", images)
+    script, files = Path(__file__).with_name("in_openvino.py"), ["adaptive.onnx", "images.npy", size, "found.npy"]
+    args = [sys.executable, "-I", "-c", WITHOUT, script, *files]
+    subprocess.run(list(map(str, args)), cwd=tmp_path, check=True)
+    got, pipeline = torch.from_numpy(np.load(tmp_path / "found.npy")), fast(model)
+    got = got if device.returns_probabilities else got.softmax(-1)
+    expected = torch.cat([pipeline(batch).softmax(-1) for batch in images.split(size)])
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
+def test_the_example_that_checks_files_finds_a_wrong_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main = runpy.run_path(str(EXAMPLES.parent / "check_adaptive.py"))["main"]
+    folder = draw_folder(tmp_path / "frames", range(40))
+    for number, path in enumerate(sorted(folder.iterdir())):
+        (folder / f"{number % 3}").mkdir(exist_ok=True)
+        path.rename(folder / f"{number % 3}" / path.name)
+    codes = []
+    for fault in (None, SLOPE):
+        path = write_onnx(tmp_path / "tiny.onnx", pooled=False)
+        load(path).save_adaptive(tmp_path / "adaptive.onnx", {"adaptive": '["", "", "temperature"]'})
+        if fault:
+            add_fault(tmp_path / "adaptive.onnx", "logits", fault)
+        args = [tmp_path / "adaptive.onnx", path, folder, "--streams", "1", "7", "7-sorted"]
+        with pytest.raises(SystemExit) as ended:
+            main(list(map(str, args)))
+        codes.append(ended.value.code)
+    assert codes == [0, 1]
+    rows = capsys.readouterr().out.splitlines()
+    assert rows[0] == "| order | batch | images | other classes | largest difference | NaN ignored | restart exact |"
+    assert [row.split(" | ")[:4] for row in rows[2:5]] == [
+        ["| shuffled", "1", "40", "0"],
+        ["| shuffled", "7", "40", "0"],
+        ["| sorted", "7", "40", "0"],
+    ]
