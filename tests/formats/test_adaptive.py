@@ -16,6 +16,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
+from onnxruntime.quantization import quantize_static
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -461,9 +462,7 @@ def test_batch_norms_in_a_file_follow_the_stream(tmp_path: Path, batch: int | No
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("batch", [None, 4])
-def test_folded_batch_norms_follow_the_stream_by_clean_images(
-    tmp_path: Path, batch: int | None, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_folded_batch_norms_follow_the_stream_by_clean_images(tmp_path: Path, batch: int | None) -> None:
     """With the clean images of the model's own statistics, convolutions with folded norms equal batch norms."""
     clean = 2 * torch.cat([random_images(10, number, 32) for number in range(5)]) + 0.3
     model = with_norms(clean)
@@ -483,6 +482,58 @@ def folded(path: Path, clean: Tensor, **metadata: str) -> Device:
     assert not any(node.op_type == "BatchNormalization" for node in proto.graph.node)
     load(path.with_name("folded.onnx")).save_adaptive(path.with_name("a.onnx"), metadata, clean=clean.split(10))
     return Device(path.with_name("a.onnx"))
+
+
+class Calibration:
+    """Batches for onnxruntime's quantiser."""
+
+    def __init__(self, images: Tensor) -> None:
+        self._batches = iter(images.split(10))
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        images = next(self._batches, None)
+        return None if images is None else {"images": images.numpy()}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_int8_file_with_folded_batch_norms_follows_the_stream(tmp_path: Path) -> None:
+    clean = 2 * torch.cat([random_images(10, number, 32) for number in range(5)]) + 0.3
+    save_onnx(exportable(with_norms(clean)), tmp_path / "plain.onnx")
+    folded(tmp_path / "plain.onnx", clean)
+    quantize_static(tmp_path / "folded.onnx", tmp_path / "int8.onnx", Calibration(clean))
+    load(tmp_path / "int8.onnx").save_adaptive(tmp_path / "b.onnx", {}, clean=clean.split(10))
+    device = Device(tmp_path / "b.onnx")
+    center = adaptive(load(tmp_path / "int8.onnx"), tmp_path / "c.onnx")
+    difference = torch.stack([(device(images) - center(images)).abs().max() for images in stream(4)[:10]])
+    assert difference.isfinite().all() and difference.max() > 0.01
+    state = device.state
+    device(torch.full((1, 3, 32, 32), NAN))
+    assert state.tobytes() == device.state.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_source_data_are_for_folded_batch_norms_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw_folder(tmp_path / "clean", range(20))
+    folded_model = with_norms(random_images(20, 1, 32))
+    save_onnx(exportable(folded_model), tmp_path / "plain.onnx")
+    folded(tmp_path / "plain.onnx", random_images(20, 1, 32))
+    write_onnx(tmp_path / "tiny.onnx")
+    args = ["--adaptive", "-o", "adaptive.onnx", "--mean", "0.5", "--source-data", "clean"]
+    line = refusal_of(capfd, "export", "plain.onnx", *args)
+    assert line.endswith("plain.onnx has its batch norms; leave --source-data out")
+    line = refusal_of(capfd, "export", "tiny.onnx", *args)
+    assert line.endswith("tiny.onnx has no convolutions that batch norms were folded into; leave --source-data out")
+    assert remtta_here("export", "folded.onnx", *args) == 0
+    assert "--source-data" not in capfd.readouterr().err
+    assert remtta_here("doctor", "clean", "--model", "adaptive.onnx", "--json") == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["works"] and found["state_numbers"] == 5 * 7 + 2 * 20 + 12 and "predicts_as_fast" not in found
+    assert remtta_here("export", "folded.onnx", *args[:-2], "--overwrite") == 0
+    assert "with --source-data FOLDER" in capfd.readouterr().err
+    assert Device(tmp_path / "adaptive.onnx").state.shape == (4 * 7 + 11,)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -514,6 +565,9 @@ def test_an_image_that_is_not_finite_changes_no_statistics(tmp_path: Path) -> No
         ("no.onnx --adaptive -o a.onnx", "no such model file"),
         ("tiny.onnx --format onnx -o folder", "name a run or a delta; a model as it is needs --adaptive"),
         ("run -o folder", "name a --format"),
+        ("run --format onnx -o folder --source-data .", "--source-data is for --adaptive"),
+        ("tiny.onnx --adaptive -o a.onnx --source-data no", "neither a folder of images"),
+        ("tiny.onnx --adaptive -o a.onnx --source-data .", "no images in ."),
     ],
 )
 def test_wrong_use_is_refused(

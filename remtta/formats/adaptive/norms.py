@@ -133,7 +133,8 @@ class RecentStatistics:
         means, variances = (
             np.concatenate(each) for each in zip(*((norm.mean, norm.variance) for norm in norms), strict=True)
         )
-        prior = _pooled(op, Moments(op.value([float(PRIOR)]), op.value(means), op.value(variances)), self._aged)
+        source = Moments(op.value([float(PRIOR)]), op.value(means), op.value(variances))
+        prior = _pooled(op, source, self._aged)
         sizes = [len(norm.mean) for norm in norms]
         self._priors = list(zip(*(op.split(each, sizes) for each in prior[1:]), strict=True))
         self._prior_weight, self._batch = prior.weight, list[Moments]()
