@@ -74,14 +74,16 @@ def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit
 
 
 def _stream_classes(dataset: Dataset, options: EvalOptions, seed: int) -> np.ndarray:
-    """Return the classes that every domain has, in the random order in which a stream of few classes takes them."""
+    """Return the classes that every domain has, in the order in which a stream of few classes takes them: a random one,
+    which each seed begins with another class.
+    """
     every = set.intersection(*(set(domain.labels.tolist()) for domain in dataset.domains))
     if len(every) < (needed := NUM_CLASSES.get(options.order or "", 0)):
         raise UsageError(
             f"--order {options.order} needs {needed} of the classes to have images in every domain, and {len(every)} "
             "have; choose another order, or --domains"
         )
-    return np.random.default_rng([seed, _CLASS_SEED]).permutation(sorted(every))
+    return np.roll(np.random.default_rng(_CLASS_SEED).permutation(sorted(every)), -(seed % max(1, len(every))))
 
 
 def _image_order(domain: Domain, options: EvalOptions, classes: np.ndarray, seed: int, repetition: int) -> np.ndarray:
