@@ -433,7 +433,6 @@ def rows_after(start: str, name: str = "results.md") -> list[list[str]]:
     ("start", "table", "methods", "case", "digits", "cells"),
     [
         ("## ImageNet photographs", "imagenet", "source rem fast half=remtta remtta", "{}", 1, [5] * 4),
-        ("**Batch sizes.**", "convolutional", "fast light remtta", "batch {}", -1, [3] * 4),
         ("**Whole methods**", "orders", "source fast light remtta", "{}", -1, [4] * 7),
     ],
 )
