@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from remtta.pipeline.information import largest_scale
+from remtta.pipeline.information import largest_scale, parked_class
 from remtta.pipeline.prediction import Prediction, PredictionTransform
 from remtta.pipeline.smoothing import FilterState
 
@@ -30,6 +30,8 @@ MIN_GAIN_FRAMES = 200
 """Minimum number of frames of both models for an estimate of their difference."""
 
 _GAIN_ERRORS = 0.03, 0.45  # standard error of the difference beyond that of sampling: constant and relative
+_CENTERING_GAIN, _CENTERING_ERROR = 0.15, 0.06  # share of the changed predictions, and its standard error
+_DECISIVE = 0.45  # share of the changed predictions that became right or wrong
 _SHUFFLED = -5.0  # nats of evidence for order, below which classes are shuffled
 _LIKELIEST = 10
 _WEIGHTS = (2.8, -1.4, 0.65)  # of confidence among the likeliest, among all, and of diversity
@@ -37,6 +39,7 @@ _ORDERED_WEIGHT = 1.44  # of confidence among the likeliest, if labels persist a
 _FEWEST_PAIRS = 1e-4  # share of pairs of equal classes; below it, higher diversity cannot be distinguished from chance
 _BISECTIONS = 40
 _HYSTERESIS = 0.02  # how far an estimate must rise above the limit before it can expire again
+_CLASS = 2  # column of the predicted class in a window
 _MODELS = ("source", "adapted")
 
 
@@ -103,19 +106,26 @@ class Estimator(PredictionTransform):
     """Estimates the accuracy of the last frames' predictions.
 
     Diversity counts only while frames are unordered: a camera that sees one class for a while is not worse. Predictions
-    are taken before centering, so its gain is not included. Below the accuracy `expire_below`, it emits an "expired"
-    event.
+    are taken before centering, so its gain is not included, except of a method that `only_centers`: there it follows
+    from how many classes centering changed. Below the accuracy `expire_below`, it emits an "expired" event.
     """
 
     prefix = "accuracy."
 
     def __init__(
-        self, calibration: Calibration, num_classes: int, expire_below: float | None = None, *, adapts: bool = True
+        self,
+        calibration: Calibration,
+        num_classes: int,
+        expire_below: float | None = None,
+        *,
+        adapts: bool = True,
+        only_centers: bool = False,
     ) -> None:
         self.calibration, self._expire_below, self._adapts = calibration, expire_below, adapts
+        self._only_centers = only_centers
         self._expired = False
         self._events: list[dict[str, Any]] = []
-        self._log_classes = math.log(num_classes)
+        self._num_classes, self._log_classes = num_classes, math.log(num_classes)
         self._windows = {name: torch.empty(0, 3, dtype=torch.float64) for name in _MODELS}
         self._filter = FilterState.initial(num_classes)
         self._weight = 1.0
@@ -130,14 +140,16 @@ class Estimator(PredictionTransform):
         self._weight = prediction.weight if self._adapts else 0.0
         alone = "source" if self._weight == 0 else "adapted"
         # Without centering, whose effect the clean images do not show.
-        predictions = {"source": prediction.raw_source, "adapted": prediction.raw_adapted if self._adapts else None}
-        if predictions[alone] is None:
-            predictions[alone] = prediction.raw_adapted
-        for name, logits in predictions.items():
-            if logits is not None:
-                facts = self._facts(logits.cpu().double())
-                self._windows[name] = torch.cat([self._windows[name], facts])[-WINDOW:]
-        if predictions["adapted"] is None:
+        raw = {"source": prediction.raw_source, "adapted": prediction.raw_adapted if self._adapts else None}
+        if raw[alone] is None:
+            raw[alone] = prediction.raw_adapted
+        facts = {name: self._facts(logits.cpu().double()) for name, logits in raw.items() if logits is not None}
+        if self._only_centers and prediction.adapted is not None:
+            facts["source"] = facts["adapted"].clone()
+            facts["adapted"][:, _CLASS] = prediction.adapted.argmax(1).cpu().double()
+        for name, new in facts.items():
+            self._windows[name] = torch.cat([self._windows[name], new])[-WINDOW:]
+        if "adapted" not in facts:
             self._windows["adapted"] = self._windows["adapted"][:0]
         *_, self._filter = self._filter.after(prediction.logits.cpu())
         self._judge()
@@ -168,9 +180,24 @@ class Estimator(PredictionTransform):
         Where the evidence holds, also the adapted model's `gain` over the source model, and half its 95 % interval.
         """
         found = {name: self._accuracy_of(window) for name, window in self._windows.items() if len(window) >= MIN_FRAMES}
+        gain = self._gain_of_centering() if self._only_centers else self._gain(found)
+        if self._only_centers and len(found) == len(_MODELS):
+            found["adapted"] = min(1.0, found["source"] + gain.get("gain", 0.0))
         if answering := [accuracy for name, accuracy in found.items() if self._weight > 0 or name == "source"]:
             found["answers"] = max(answering)
-        return {name: round(value, 4) for name, value in (found | self._gain(found)).items()}
+        return {name: round(value, 4) for name, value in (found | gain).items()}
+
+    def _gain_of_centering(self) -> dict[str, float]:
+        """Return the gain by the number of classes that centering changed, for shuffled frames of several classes."""
+        count = min(map(len, self._windows.values()))
+        if count < MIN_GAIN_FRAMES or self._filter.evidence > _SHUFFLED:
+            return {}
+        before, after = (window[-count:, _CLASS].long() for window in self._windows.values())
+        if parked_class(before, self._num_classes) is not None:
+            return {}
+        changed = float((before != after).double().mean())
+        error = math.hypot(math.sqrt(_DECISIVE * changed / count), _CENTERING_ERROR * changed)
+        return {"gain": _CENTERING_GAIN * changed, "gain_error": 2 * error}
 
     def _gain(self, found: Mapping[str, float]) -> dict[str, float]:
         windows = self._windows.values()

@@ -20,6 +20,7 @@ from remtta.methods.build import build_method, create_method
 from remtta.methods.fitting import fitting_micro_batch
 from remtta.methods.settings.base import MethodConfig
 from remtta.methods.settings.rem_config import REMConfig
+from remtta.methods.source import CenteredSource
 from remtta.methods.source_data import FEW_IMAGES, check_source_data, clean_batches, source_files
 from remtta.methods.table import METHOD_TABLE, check_method, settings_of
 from remtta.models.info import ModelInfo
@@ -119,7 +120,10 @@ def build_pipeline(
         estimator = None
         if options.estimate is not None:
             calibration = _calibration(method, info, config, earlier, wait)
-            estimator = Estimator(calibration, info.num_classes, options.expire_below, adapts=method.adapts)
+            alone = only_centers(method) and not method.model.batch_norms.mixes
+            estimator = Estimator(
+                calibration, info.num_classes, options.expire_below, adapts=method.adapts, only_centers=alone
+            )
         if options.max_memory is not None and settings.micro_batch is None:
             _limit_memory(method, info, options, earlier)
         smoother = Smoother(info.num_classes) if options.smooth == "auto" else None
@@ -134,13 +138,19 @@ def build_pipeline(
 def assemble_pipeline(
     method: Method[MethodConfig], options: GuardOptions | None, *transforms: PredictionTransform | None
 ) -> Pipeline:
-    """Put a guard, if it has something to do, temperature scaling of an ensemble, and other transforms of predictions
-    around a method, in the order in which they act.
+    """Put a guard, if it has something to do, temperature scaling of an ensemble or of a method that only centers, and
+    other transforms of predictions around a method, in the order in which they act.
     """
     guard = guard_for(method, options)
     is_ensemble = guard is not None and guard.options.answer == "both"
-    scaling = TemperatureScaling(method.model.num_classes) if is_ensemble else None
+    scales, trains = is_ensemble or only_centers(method), method.trains != "none"
+    scaling = TemperatureScaling(method.model.num_classes, trains=trains) if scales else None
     return Pipeline(method, guard, [transform for transform in (scaling, *transforms) if transform is not None])
+
+
+def only_centers(method: Method[MethodConfig]) -> bool:
+    """Return whether a method trains nothing, and centers logits."""
+    return isinstance(method, CenteredSource) and method.config.center
 
 
 @contextlib.contextmanager

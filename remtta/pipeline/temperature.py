@@ -1,15 +1,23 @@
-"""Temperature scaling without labels: confidences of the ensemble that say how often it is right.
+"""Temperature scaling without labels: confidences that say how often predictions are right.
 
-Two models of the same accuracy that err independently agree about as often as they are right, if their ensemble is
-calibrated (Jiang et al., "Assessing Generalization of SGD via Disagreement", ICLR 2022, arXiv:2106.13799). So the
-temperature is sought at which the mean confidence of the ensemble equals the rate at which the source and the adapted
-model predict the same class. Two corrections:
+The temperature is sought at which the mean confidence equals an estimate of the rate of right predictions.
 
+Two models of the same accuracy that err independently agree about as often as each is right, if their ensemble is
+calibrated (Jiang et al., "Assessing Generalization of SGD via Disagreement", ICLR 2022, arXiv:2106.13799). So the rate
+of an ensemble is how often the source and the adapted model predict the same class, corrected:
+
+- The models share most of their weights, and so make some errors together: few where there are 1,000 classes to choose
+  from, many where there are ten. With few classes the rate also falls with the source model's confidence, and with how
+  many of its predictions the ensemble changed.
 - If the shift ruined the source model, the two agree more rarely than the adapted model is right. Then adaptation also
   made predictions more confident than the source's are, and than the two agree: the rate rises by this difference.
-- The models share most of their weights, and so make some errors together: few where there are 1,000 classes to choose
-  from, many where there are ten. So what raises confidences, this difference and temperatures below 1 (their
-  logarithm), counts in proportion to the logarithm of the number of classes, and completely from 1,000 on.
+- Models that recent statistics of batch norms alone tell apart are less accurate than their ensemble, the more, the
+  more they disagree. Training, which makes models agree on errors, too, takes this away.
+
+Centered logits of one model are no second opinion. Their rate is the confidence of the logits before centering; with
+few classes, changed predictions lower it, as the shift that they show makes others wrong; with many, they raise it a
+little. What raises the rate counts in proportion to the logarithm of the number of classes, and completely from 1,000
+on.
 """
 
 from __future__ import annotations
@@ -23,41 +31,66 @@ from torch import Tensor
 
 from remtta.pipeline.prediction import Prediction, PredictionTransform
 
-_HALF_LIFE = 200.0  # in images
-_GAIN = 3.0  # a mean confidence falls by about a third if the temperature rises e-fold
-_MAX_LOG = 1.0  # bound on the logarithm of the temperature sought
+HALF_LIFE = 100.0  # in images
+GAIN = 3.0  # a mean confidence falls by about a third if the temperature rises e-fold
+MAX_LOG = 1.5  # bound on the logarithm of the temperature sought
+CORRECTED = 0.15  # of the images on which predictions differ without training: how many more are right for it
 _MANY_CLASSES = 1000
 
 
+def share_of(num_classes: int) -> float:
+    """Return the logarithm of the number of classes relative to that of many, 0 to 1."""
+    return min(1.0, math.log(num_classes) / math.log(_MANY_CLASSES))
+
+
 class TemperatureScaling(PredictionTransform):
-    """Divides the ensemble's logits by one temperature, which follows the stream; no class changes."""
+    """Divides the logits of an ensemble, or centered ones, by one temperature, which follows the stream.
+
+    No class changes.
+
+    Args:
+        trains: Whether weights of the adapted model are trained.
+    """
 
     prefix = "temperature."
 
-    def __init__(self, num_classes: int) -> None:
-        self._share = min(1.0, math.log(num_classes) / math.log(_MANY_CLASSES))
+    def __init__(self, num_classes: int, *, trains: bool) -> None:
+        self._share = share_of(num_classes)
+        self._corrected = 0.0 if trains else CORRECTED
         self._log_sought = 0.0
 
     @property
     def temperature(self) -> float:
-        """The divisor of the ensemble's logits."""
+        """The divisor of the logits."""
         return math.exp(self._log_sought if self._log_sought > 0 else self._share * self._log_sought)
 
     def __call__(self, prediction: Prediction) -> Prediction:
         if prediction.adapted is None or prediction.weight == 0:  # the source model predicts alone
             return prediction
         logits, temperature = prediction.logits, self.temperature
-        if prediction.source is not None and prediction.learned.any() and not prediction.harmful:
-            learned = prediction.learned.to(logits.device)
-            source, adapted = prediction.source[learned], prediction.adapted[learned]
-            agree = float((source.argmax(-1) == adapted.argmax(-1)).double().mean())
-            gained = max(0.0, _confidence(adapted) - max(agree, _confidence(source)))
-            newest = 1 - 0.5 ** (len(source) / _HALF_LIFE)
-            confidence = _confidence(logits[learned] / math.exp(self._log_sought))
-            step = _GAIN * newest * (confidence - agree - self._share * gained)
+        counted = prediction.learned.to(logits.device) & torch.isfinite(logits).all(-1)
+        if counted.any() and not prediction.harmful:
+            rate = self._rate(prediction, counted)
+            newest = 1 - 0.5 ** (int(counted.sum()) / HALF_LIFE)
+            step = GAIN * newest * (_confidence(logits[counted] / math.exp(self._log_sought)) - rate)
             if math.isfinite(step):
-                self._log_sought = min(max(self._log_sought + step, -_MAX_LOG), _MAX_LOG)
+                self._log_sought = min(max(self._log_sought + step, -MAX_LOG), MAX_LOG)
         return replace(prediction, logits=logits / temperature, temperature=temperature)
+
+    def _rate(self, prediction: Prediction, counted: Tensor) -> float:
+        """Estimate the rate of right predictions among the counted images (B,)."""
+        raw = prediction.raw_adapted if prediction.raw_source is None else prediction.raw_source
+        assert raw is not None
+        assert prediction.adapted is not None
+        raw, adapted = raw[counted], prediction.adapted[counted]
+        unchanged = _agreement(raw, prediction.logits[counted])
+        if prediction.source is None:
+            return _confidence(raw) * unchanged ** (1 - self._share) + self._share * CORRECTED * (1 - unchanged)
+        source = prediction.source[counted]
+        agree, by_source = _agreement(source, adapted), _confidence(source)
+        gained = max(0.0, _confidence(adapted) - max(agree, by_source))
+        common = (by_source * unchanged) ** (1 - self._share)
+        return agree * common + self._share * (self._corrected * (1 - agree) + gained)
 
     def on_reset(self) -> None:
         self._log_sought = 0.0
@@ -71,4 +104,9 @@ class TemperatureScaling(PredictionTransform):
 
 def _confidence(logits: Tensor) -> float:
     """The mean probability of the likeliest class."""
-    return float(logits.softmax(-1).amax(-1).mean())
+    return float(logits.float().softmax(-1).amax(-1).mean())
+
+
+def _agreement(logits: Tensor, others: Tensor) -> float:
+    """How often logits (B, C) have the same likeliest class."""
+    return float((logits.argmax(-1) == others.argmax(-1)).float().mean())

@@ -29,6 +29,7 @@ from remtta.models.metadata import ModelWithMetadata
 from remtta.models.preprocessing import Preprocessing
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 from remtta.pipeline.pipeline import Pipeline
+from remtta.pipeline.temperature import TemperatureScaling
 from tests.command import refusal_of, remtta_here
 from tests.conftest import NUM_CLASSES, TINY, draw_folder, raising, random_images, tiny_vit
 from tests.formats.test_export import delta_at
@@ -78,8 +79,10 @@ def stream(size: int, side: int = 32) -> list[Tensor]:
 
 def check_equal(device: Device, pipeline: Pipeline, batches: list[Tensor], tolerance: float = 1e-4) -> list[float]:
     """Compare all predictions, and the status; return the fractions of classes kept."""
-    fractions = []
+    scaling, fractions = pipeline.find(TemperatureScaling), []
+    assert scaling is not None
     for images in batches:
+        expected_temperature = scaling.temperature
         expected, got = pipeline(images).softmax(-1), device(images)
         torch.testing.assert_close(got, expected, atol=tolerance, rtol=0, equal_nan=True)
         sure = expected.topk(2).values @ torch.tensor([1.0, -1.0]) > 2 * tolerance
@@ -87,7 +90,7 @@ def check_equal(device: Device, pipeline: Pipeline, batches: list[Tensor], toler
         norm, fraction, temperature, _, _ = device.status
         assert norm == pytest.approx(float(pipeline.centering.offsets["adapted"].norm()), abs=10 * tolerance)
         assert fraction == pytest.approx(float(pipeline.centering.class_fraction_kept), abs=50 * tolerance)
-        assert temperature == 1
+        assert temperature == pytest.approx(expected_temperature, abs=10 * tolerance)
         fractions.append(float(fraction))
     return fractions
 
@@ -302,10 +305,10 @@ def test_doctor_finds_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     found = json.loads(capsys.readouterr().out)
     size = 3 if form == "fixed" else 1
     assert found["works"] and found["images"] == 20 and found["images_seen"] == -(-20 // size) * size
-    assert found["state_keeps_its_size"] and found["state_numbers"] == 4 * 7 + 11
+    assert found["state_keeps_its_size"] and found["state_numbers"] == 4 * 7 + 12
     assert found["predictions_are_finite"] and found["stored_state_continues_exactly"] and found["nan_leaves_state"]
     assert found.get("predicts_as_fast") == (None if form == "fixed" else True)
-    assert found["offset_norm"] > 1 and 0 < found["agreement"] < 1 and found["temperature"] == 1
+    assert found["offset_norm"] > 1 and 0 < found["agreement"] < 1 and found["temperature"] != 1
     assert remtta_here(*args) == 0
     page = capsys.readouterr().out
     assert "nan leaves state                yes" in page and page.endswith("\nIt does what it should.\n")
@@ -386,10 +389,13 @@ def test_models_and_deltas_of_torch_are_written(tmp_path: Path) -> None:
     check_equal(Device(tmp_path / "adaptive.onnx"), fast(adapted), stream(4))
 
 
-def before_temperature(pipeline: Pipeline, images: Tensor) -> Tensor:
-    prediction = pipeline.predict(images)
+def check_next(device: Device, pipeline: Pipeline, images: Tensor, tolerance: float) -> None:
+    """Compare the predictions of the next batch at the same temperature, and both temperatures."""
+    prediction, got = pipeline.predict(images), device(images)
     pipeline.learn()
-    return (prediction.logits * (prediction.temperature or 1.0)).softmax(-1)
+    assert prediction.temperature == pytest.approx(device.status[2], abs=0.02)
+    expected = (prediction.logits * (prediction.temperature / float(device.status[2]))).softmax(-1)
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
 
 
 def with_norms(clean: Tensor | None = None) -> nn.Module:
@@ -419,8 +425,7 @@ def exportable(model: nn.Module) -> ExportableModel:
 
 def check_equal_with_norms(device: Device, pipeline: Pipeline, batches: list[Tensor], tolerance: float = 1e-3) -> None:
     for images in batches:
-        expected, got = before_temperature(pipeline, images), device(images)
-        torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)
+        check_next(device, pipeline, images, tolerance)
 
 
 @pytest.mark.filterwarnings("ignore")  # what torch's exporter warns of
@@ -530,10 +535,10 @@ def test_source_data_are_for_folded_batch_norms_only(
     assert "--source-data" not in capfd.readouterr().err
     assert remtta_here("doctor", "clean", "--model", "adaptive.onnx", "--json") == 0
     found = json.loads(capfd.readouterr().out)
-    assert found["works"] and found["state_numbers"] == 5 * 7 + 2 * 20 + 12 and "predicts_as_fast" not in found
+    assert found["works"] and found["state_numbers"] == 5 * 7 + 2 * 20 + 13 and "predicts_as_fast" not in found
     assert remtta_here("export", "folded.onnx", *args[:-2], "--overwrite") == 0
     assert "with --source-data FOLDER" in capfd.readouterr().err
-    assert Device(tmp_path / "adaptive.onnx").state.shape == (4 * 7 + 11,)
+    assert Device(tmp_path / "adaptive.onnx").state.shape == (4 * 7 + 12,)
 
 
 @pytest.mark.filterwarnings("ignore")

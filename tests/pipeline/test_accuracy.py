@@ -114,6 +114,26 @@ def test_a_gain_is_reported_only_where_the_evidence_holds(
         assert 0.06 < found["gain_error"] < 0.6 and abs(found["gain"] - true) < found["gain_error"]
 
 
+@pytest.mark.parametrize(
+    ("count", "order", "told"),
+    [(500, "shuffled", True), (199, "shuffled", False), (500, "by class", False), (500, "one", False)],
+)
+def test_of_centering_alone_the_gain_follows_from_what_it_changed(count: int, order: str, told: bool) -> None:
+    labels = np.random.default_rng(5).integers(CLASSES, size=count)
+    labels = np.sort(labels) if order == "by class" else 0 * labels if order == "one" else labels
+    centered, classes = seen(count, labels=labels, signal=2.0)
+    raw = centered + torch.tensor([1.5] + [0.0] * (CLASSES - 1))
+    estimator = Estimator(calibrated(), CLASSES, only_centers=True)
+    for rows in torch.arange(count).split(50):
+        transformed(estimator, 3 * centered[rows], adapted=3 * centered[rows], raw_adapted=3 * raw[rows])
+    found = estimator.estimates
+    assert ("gain" in found) is told
+    assert found["answers"] == found["adapted"] == pytest.approx(found["source"] + found.get("gain", 0), abs=2e-4)
+    if told:
+        true = accuracy(centered, classes) - accuracy(raw, classes)
+        assert true > 0.01 and abs(found["gain"] - true) < found["gain_error"]
+
+
 def test_a_gain_that_rounds_to_zero_is_not_negative() -> None:
     found = {"answers": 0.5, "adapted": 0.5, "gain": -0.003, "gain_error": 0.02}
     assert shown_estimates(found) == "50 %; cannot tell whether adaptation helps (+0 ± 2 points over the source model)"

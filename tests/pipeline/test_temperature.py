@@ -4,9 +4,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
+from remtta.methods.table import method_config
 from remtta.options import GuardOptions
 from remtta.pipeline.information import mixture
 from remtta.pipeline.prediction import Prediction
@@ -27,13 +29,14 @@ def predict(generator: torch.Generator, confidence: float) -> tuple[Prediction, 
         logits=mixture(adapted, source, 0.5),
         source=source,
         adapted=adapted,
+        raw_source=source,
         weight=0.5,
         learned=torch.ones(BATCH, dtype=torch.bool),
     ), labels
 
 
 def test_confidences_approach_the_accuracy_and_classes_stay() -> None:
-    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES)
+    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES, trains=True)
     gaps = []
     for _ in range(60):
         prediction, labels = predict(generator, 0.8)
@@ -51,20 +54,83 @@ def test_confidences_approach_the_accuracy_and_classes_stay() -> None:
 
 
 def test_models_that_disagree_are_less_confident() -> None:
-    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES)
+    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES, trains=True)
     prediction, _ = predict(generator, 3.0)
     assert prediction.adapted is not None
     scaling(replace(prediction, adapted=prediction.adapted.roll(1, 1)))
     assert scaling.temperature > 1
 
 
+def centered(changed: int, num_classes: int, confidence: float = 1.0) -> Prediction:
+    """Predictions that centering changed for so many images of the batch."""
+    raw = torch.zeros(BATCH, num_classes)
+    raw[:, 0] = confidence * math.log(num_classes)
+    logits = raw.clone()
+    logits[:changed] = logits[:changed].roll(1, 1)
+    return Prediction(logits, torch.ones(BATCH, dtype=torch.bool), adapted=logits, raw_adapted=raw)
+
+
+def test_centered_predictions_stay_as_confident_as_before_centering() -> None:
+    prediction = replace(centered(0, 1000), logits=0.8 * centered(0, 1000).logits)
+    scaling = TemperatureScaling(1000, trains=False)
+    for _ in range(60):
+        scaled = scaling(prediction)
+    assert scaled.temperature == pytest.approx(0.8, abs=0.02)
+
+
+def test_what_centering_changed_raises_confidence_with_many_classes_and_lowers_it_with_few() -> None:
+    for num_classes, raises in ((1000, True), (7, False)):
+        scaling = TemperatureScaling(num_classes, trains=False)
+        scaling(centered(BATCH // 2, num_classes))
+        assert (scaling.temperature < 1) is raises
+        scaling = TemperatureScaling(num_classes, trains=False)
+        scaling(centered(0, num_classes))
+        assert scaling.temperature == pytest.approx(1)
+
+
+def test_with_few_classes_an_ensemble_is_less_confident_than_its_models_agree() -> None:
+    raw = centered(0, 7).logits
+    scaling = TemperatureScaling(7, trains=False)
+    prediction = Prediction(
+        logits=5 * raw, learned=torch.ones(BATCH, dtype=torch.bool), weight=0.5, source=raw, adapted=raw, raw_source=raw
+    )
+    for _ in range(60):
+        confidence = float(scaling(prediction).logits.softmax(1).amax(1).mean())
+    rate = float(raw.softmax(1).amax(1).mean()) ** (1 - math.log(7) / math.log(1000))
+    assert confidence == pytest.approx(rate, abs=0.02)
+
+
+def test_an_ensemble_without_training_is_more_accurate_where_its_models_disagree() -> None:
+    prediction, _ = predict(torch.Generator().manual_seed(0), 1.0)
+    temperatures = []
+    for trains in (False, True):
+        scaling = TemperatureScaling(CLASSES, trains=trains)
+        scaling(prediction)
+        temperatures.append(scaling.temperature)
+    assert temperatures[0] < temperatures[1]
+
+
+def test_images_that_are_not_finite_do_not_count() -> None:
+    prediction = centered(BATCH // 2, 7)
+    scaling, expected = TemperatureScaling(7, trains=False), TemperatureScaling(7, trains=False)
+    broken = {
+        name: torch.cat([getattr(prediction, name), torch.full((1, 7), math.nan)])
+        for name in ("logits", "adapted", "raw_adapted")
+    }
+    scaling(replace(prediction, learned=torch.ones(BATCH + 1, dtype=torch.bool), **broken))
+    expected(prediction)
+    assert scaling.temperature == expected.temperature != 1
+
+
 def test_where_the_source_model_is_ruined_confidences_follow_what_the_adapted_one_gained() -> None:
-    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES)
+    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES, trains=True)
     for _ in range(60):
         prediction, labels = predict(generator, 2.0)
         assert prediction.adapted is not None
         source = torch.randn(BATCH, CLASSES, generator=generator)
-        prediction = replace(prediction, source=source, logits=mixture(prediction.adapted, source, 0.5))
+        prediction = replace(
+            prediction, source=source, raw_source=source, logits=mixture(prediction.adapted, source, 0.5)
+        )
         prediction = scaling(prediction)
     assert (prediction.logits.argmax(1) == labels).float().mean() > 0.5
     assert scaling.temperature < 1
@@ -72,9 +138,8 @@ def test_where_the_source_model_is_ruined_confidences_follow_what_the_adapted_on
 
 def test_only_both_models_on_learned_images_count() -> None:
     prediction, _ = predict(torch.Generator().manual_seed(0), 3.0)
-    scaling = TemperatureScaling(CLASSES)
+    scaling = TemperatureScaling(CLASSES, trains=True)
     for change in (
-        {"source": None},
         {"weight": 0.0},
         {"learned": torch.zeros(BATCH, dtype=torch.bool)},
         {"harmful": True},
@@ -89,8 +154,8 @@ def test_only_both_models_on_learned_images_count() -> None:
 def test_the_state_is_restored_and_a_reset_leads_back_to_one() -> None:
     generator, scaling, restored = (
         torch.Generator().manual_seed(0),
-        TemperatureScaling(CLASSES),
-        TemperatureScaling(CLASSES),
+        TemperatureScaling(CLASSES, trains=True),
+        TemperatureScaling(CLASSES, trains=True),
     )
     scaling(predict(generator, 3.0)[0])
     restored.load_state_dict(scaling.state_dict())
@@ -101,9 +166,13 @@ def test_the_state_is_restored_and_a_reset_leads_back_to_one() -> None:
     assert scaling.temperature == 1
 
 
-def test_rows_have_the_temperature_of_an_ensemble(tmp_path: Path) -> None:
+def test_rows_have_the_temperature_of_an_ensemble_and_of_centered_logits(tmp_path: Path) -> None:
     frames = draw_folder(tmp_path / "frames", range(9))
     for answer in ("both", "adapted"):
         adapt_tiny(frames, tmp_path / answer, options={"guard": GuardOptions("rollback", answer)})
         has = ["temperature" in row for row in rows_of(tmp_path / answer)]
         assert has == [answer == "both"] * 9
+    for method in ("center", "source"):
+        adapt_tiny(frames, tmp_path / method, method, config=method_config(method, {}, batch_size=3))
+        has = ["temperature" in row for row in rows_of(tmp_path / method)]
+        assert has == [method == "center"] * 9

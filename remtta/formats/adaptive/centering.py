@@ -14,6 +14,7 @@ from onnx import TensorProto
 
 from remtta.formats.adaptive.norms import Moments
 from remtta.formats.adaptive.operators import Nodes, Value
+from remtta.pipeline import temperature
 from remtta.pipeline.few_classes import CLASS_LOGIT, EVIDENCE_HALF_LIFE, HALF_LIFE, LOST_RANGE, MAX_LEFT, VIEW_EVERY
 
 NUMBERS = (
@@ -22,6 +23,7 @@ NUMBERS = (
     *("variance", "covariance"),  # of plain logits; of these and the shuffled views' logits
     *("certainty", "centered_certainty"),  # p . p and c . c of few_classes.py, minus 1 / C
     "agreement",  # of the predictions before and after centering
+    "log_temperature",  # natural logarithm, as sought
 )
 """Numbers at the beginning of a state."""
 
@@ -124,11 +126,59 @@ def center(
 
     same = op("Equal", *(op("ArgMax", each, axis=1, keepdims=0) for each in (before, after)))
     new["agreement"] = evidence.add(state["agreement"], op("Cast", same, to=TensorProto.FLOAT))
+    models = (before, after) if adapted else None
+    finite_predicted = op("Where", op("Unsqueeze", finite, (1,)), predicted, 0.0)
+    log, share = state["log_temperature"], temperature.share_of(num_classes)
+    new["log_temperature"] = _log_temperature(op, log, share, z, models, finite_predicted, counted)
+    divisor = op("Exp", op("Where", op("Greater", log, 0.0), log, log * share))
     norm = op("Sqrt", op.sum(offset * offset, 0, keepdims=True))
-    status = (norm, fraction, [1.0], new["agreement"], new["images"])
+    status = (norm, fraction, divisor, new["agreement"], new["images"])
     old_state, new_state = (op("Concat", *(each[name] for name in state), axis=0) for each in (state, new))
     next_state = op("Where", op("Greater", count, 0.0), new_state, old_state)  # bit for bit, if no image counted
-    return predicted, next_state, op("Concat", *status, axis=0)
+    return predicted / divisor, next_state, op("Concat", *status, axis=0)
+
+
+def _log_temperature(
+    op: Nodes,
+    log: Value,
+    share: float,
+    raw: Value,
+    models: tuple[Value, Value] | None,
+    predicted: Value,
+    counted: Value,
+) -> Value:
+    """Return the logarithm of the temperature sought (1,), as `remtta.pipeline.temperature`.
+
+    Args:
+        log: The one before.
+        share: Of the number of classes.
+        raw: Logits before centering, shape (B, C).
+        models: Centered logits of both models of an ensemble, shape (B, C).
+        predicted: Logits of the predictions, shape (B, C).
+        counted: 1 for images that count, 0 for others, shape (B,).
+    """
+    total = op.sum(counted, 0, keepdims=True)
+
+    def mean(values: Value) -> Value:
+        return counted @ op("Cast", values, to=TensorProto.FLOAT) / op("Max", total, 1.0)
+
+    def agreement(logits: Value, others: Value) -> Value:
+        return mean(op("Equal", *(op("ArgMax", each, axis=1) for each in (logits, others))))
+
+    def confidence(logits: Value) -> Value:
+        return mean(op("GatherElements", op("Softmax", logits, axis=-1), op("ArgMax", logits, axis=1), axis=1))
+
+    unchanged = agreement(raw, predicted)
+    if models:
+        agree, (by_source, by_adapted) = agreement(*models), (confidence(each) for each in models)
+        gained = op("Max", by_adapted - op("Max", agree, by_source), 0.0)
+        rate = agree * op("Pow", by_source * unchanged, 1 - share)
+        rate = rate + ((1.0 - agree) * temperature.CORRECTED + gained) * share
+    else:
+        rate = confidence(raw) * op("Pow", unchanged, 1 - share) + (1.0 - unchanged) * (share * temperature.CORRECTED)
+    newest = 1.0 - op("Exp", total * (math.log(0.5) / temperature.HALF_LIFE))
+    step = (confidence(predicted / op("Exp", log)) - rate) * newest * temperature.GAIN
+    return op("Clip", log + step, -temperature.MAX_LOG, temperature.MAX_LOG)
 
 
 def _mixture(op: Nodes, source: Value, adapted: Value) -> Value:
