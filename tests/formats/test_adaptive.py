@@ -393,6 +393,7 @@ def check_next(device: Device, pipeline: Pipeline, images: Tensor, tolerance: fl
     """Compare the predictions of the next batch at the same temperature, and both temperatures."""
     prediction, got = pipeline.predict(images), device(images)
     pipeline.learn()
+    assert prediction.temperature is not None
     assert prediction.temperature == pytest.approx(device.status[2], abs=0.02)
     expected = (prediction.logits * (prediction.temperature / float(device.status[2]))).softmax(-1)
     torch.testing.assert_close(got, expected, atol=tolerance, rtol=0)

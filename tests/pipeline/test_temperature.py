@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -113,7 +114,7 @@ def test_an_ensemble_without_training_is_more_accurate_where_its_models_disagree
 def test_images_that_are_not_finite_do_not_count() -> None:
     prediction = centered(BATCH // 2, 7)
     scaling, expected = TemperatureScaling(7, trains=False), TemperatureScaling(7, trains=False)
-    broken = {
+    broken: dict[str, Any] = {
         name: torch.cat([getattr(prediction, name), torch.full((1, 7), math.nan)])
         for name in ("logits", "adapted", "raw_adapted")
     }
