@@ -91,6 +91,7 @@ def compare(file: Path, model: Any, batches: list[list[Path]], load: Callable[[P
         expected = (raw / device.temperature).softmax(-1)
         row["other classes"] += int((got.argmax(-1) != expected.argmax(-1)).sum())
         row["largest difference"] = max(row["largest difference"], float((got - expected).abs().max()))
+    adapter.reset()  # also the statistics of batch norms
     adapter.close()
     return row
 

@@ -749,3 +749,14 @@ def test_the_example_that_checks_files_finds_a_wrong_one(tmp_path: Path, capsys:
         ["| shuffled", "7", "40", "0"],
         ["| sorted", "7", "40", "0"],
     ]
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch's exporter warns of
+def test_the_example_that_checks_files_begins_each_stream_anew(tmp_path: Path) -> None:
+    save_adaptive(exportable(with_norms()), tmp_path / "adaptive.onnx")
+    model = with_norms()
+    compare = runpy.run_path(str(EXAMPLES.parent / "check_adaptive.py"))["compare"]
+    batches = [[Path(f"{number}"), Path(f"{number + 1}")] for number in range(0, 20, 2)]
+    for _ in range(2):
+        row = compare(tmp_path / "adaptive.onnx", model, batches, lambda path: random_images(1, int(path.name))[0] + 1)
+        assert row["largest difference"] < 1e-3 and row["restart exact"]
