@@ -48,7 +48,7 @@ class LogitCentering:
         )
         self._by_source = False  # whether the source model's predictions decide
         self._num_since_view = 0  # images since the last one seen with shuffled patches, modulo VIEW_EVERY
-        self._means = {name: RunningMean(few_classes.HALF_LIFE) for name in ("source", "adapted", "probabilities")}
+        self._means = {name: RunningMean(few_classes.HALF_LIFE) for name in ("source", "adapted", "frames")}
         self._means["views"] = RunningMean(few_classes.HALF_LIFE / few_classes.VIEW_EVERY)
         self._means["certainty"] = RunningMean(few_classes.EVIDENCE_HALF_LIFE)
 
@@ -103,9 +103,10 @@ class LogitCentering:
     def _update_class_part(self, z: Tensor, mean: Tensor, known: float, shift: Tensor) -> None:
         """Find the mean logits (C,) without the part of the shown classes, and whether these are few."""
         p, centered = (z - shift).softmax(-1), (z - known * mean).softmax(-1)
-        (mean_p,) = self._means["probabilities"].add(p)
+        mean_p, zz = self._means["frames"].add(p, (z - z.mean(-1, keepdim=True)).square().sum(-1))
         pp, cc = self._means["certainty"].add(p.square().sum(-1), centered.square().sum(-1))
-        self._mean_without_classes = mean - few_classes.class_part(mean_p)
+        unknown = few_classes.fraction_unknown(mean, zz, shift) if self._means["views"].values else 0
+        self._mean_without_classes = (1 - unknown) * mean - few_classes.class_part(mean_p)
         self.class_fraction_kept = few_classes.fraction_kept(pp, cc, len(mean))
 
     def _find_shift(self, z: Tensor, mean: Tensor, indices: Tensor, shuffled: PredictShuffled | None) -> Tensor:

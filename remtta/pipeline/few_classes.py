@@ -12,6 +12,7 @@ HALF_LIFE = 35  # images, of mean logits and probabilities; short, to follow a c
 VIEW_EVERY = 16  # one image in this many is also seen with shuffled patches, for 6 % of a forward pass
 EVIDENCE_HALF_LIFE = 200  # images, of the mean certainties; long, to be stable
 LOST_RANGE = (0.1, 0.2)  # the classes' part starts to stay, and stays completely; shuffled streams lose about 0.09
+COMMON_RANGE = (0.4, 0.8)  # with few classes: the mean starts to stay, and stays completely; 0.3 in runs of 25 frames
 CLASS_LOGIT = 10.0  # of the shown class above the others: probability 0.96 among 1,000 classes
 MAX_LEFT = 0.75  # bound on `left`, whose complement is a divisor
 _TINY = 1e-9  # bound on divisors
@@ -36,6 +37,22 @@ def find_shift(z: Tensor, v: Tensor, w: Tensor, vv: Tensor, vw: Tensor) -> Tenso
 def class_part(p: Tensor) -> Tensor:
     """Return the part of the mean logits (C,) that is due to the classes shown, by the mean probabilities (C,)."""
     return CLASS_LOGIT * (p - 1 / len(p))
+
+
+def fraction_unknown(z: Tensor, zz: Tensor, shift: Tensor) -> Tensor:
+    """Return the fraction of the mean logits that stays if there are few classes, 0 to 1.
+
+    Frames that all show the same say little about the shift. They have most of what is beyond the shift in common.
+
+    Args:
+        z: Mean logits, shape (C,).
+        zz: Mean of z . z of a frame, less its mean over classes, a scalar.
+        shift: As returned by `find_shift`.
+    """
+    z = z - z.mean()
+    common = (z - shift).square().sum()
+    low, high = COMMON_RANGE
+    return ((common / (zz - z @ z + common).clamp(min=_TINY) - low) / (high - low)).clamp(0, 1)
 
 
 def fraction_kept(pp: Tensor, cc: Tensor, num_classes: int) -> Tensor:

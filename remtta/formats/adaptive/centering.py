@@ -15,11 +15,20 @@ from onnx import TensorProto
 from remtta.formats.adaptive.norms import Moments
 from remtta.formats.adaptive.operators import Nodes, Value
 from remtta.pipeline import temperature
-from remtta.pipeline.few_classes import CLASS_LOGIT, EVIDENCE_HALF_LIFE, HALF_LIFE, LOST_RANGE, MAX_LEFT, VIEW_EVERY
+from remtta.pipeline.few_classes import (
+    CLASS_LOGIT,
+    COMMON_RANGE,
+    EVIDENCE_HALF_LIFE,
+    HALF_LIFE,
+    LOST_RANGE,
+    MAX_LEFT,
+    VIEW_EVERY,
+)
 
 NUMBERS = (
     *("model", "images", "since_view"),  # whose state it is; images that counted; since the last view, below VIEW_EVERY
     *("weight", "view_weight", "evidence_weight"),  # of the running means
+    "spread",  # variance of logits less their mean over classes
     *("variance", "covariance"),  # of plain logits; of these and the shuffled views' logits
     *("certainty", "centered_certainty"),  # p . p and c . c of few_classes.py, minus 1 / C
     "agreement",  # of the predictions before and after centering
@@ -101,7 +110,8 @@ def center(
     known = op("Clip", 1.0 - inverse_ess, 0.0, 1.0)
 
     new |= _see_views(op, state, z, finite, *views)
-    probabilities = op("Softmax", z - _find_shift(op, new, num_classes), axis=-1)
+    shift = _find_shift(op, new, num_classes)
+    probabilities = op("Softmax", z - shift, axis=-1)
     centered = op("Softmax", z - known * new["logits"], axis=-1)
     new["probabilities"] = means.add(state["probabilities"], probabilities)
     evidence = _RunningMean(op, EVIDENCE_HALF_LIFE, state["evidence_weight"], counted)
@@ -113,13 +123,15 @@ def center(
     lost = 1.0 - new["centered_certainty"] / op("Max", new["certainty"], _TINY)
     fraction = op("Clip", (lost - low) / (high - low), 0.0, 1.0) * op("Clip", evidence.weight, 0.0, 1.0)
     class_part = (new["probabilities"] - 1 / num_classes) * CLASS_LOGIT
-    offset = known * (new["logits"] - fraction * class_part)
+    mean, beyond = (_less_mean(op, each, num_classes) for each in (state["logits"], z))
+    new["spread"] = means.add_covariance(state["spread"], (mean, mean), (beyond, beyond))
+    without_classes = new["logits"] * (1.0 - _find_unknown(op, new, shift, num_classes)) - class_part
+    offset = known * (new["logits"] + fraction * (without_classes - new["logits"]))
     before, after = z, z - offset
     predicted = logits - offset
     if adapted:
         means_of_adapted = means.add(state["adapted"], a := op("Where", op("Unsqueeze", finite, (1,)), adapted[0], 0.0))
-        part = fraction * (new["logits"] - class_part - means_of_adapted)
-        offset = known * (means_of_adapted + part)
+        offset = known * (means_of_adapted + fraction * (without_classes - means_of_adapted))
         before, after = after, a - offset
         predicted = _mixture(op, predicted, adapted[0] - offset)
         new |= dict(zip(NORMS, (adapted[1].weight, means_of_adapted, *adapted[1][1:]), strict=True))
@@ -253,7 +265,20 @@ def _find_shift(op: Nodes, state: State, num_classes: int) -> Value:
     """Return the offset of the shift alone (C,), as `few_classes.find_shift`; 0 before the first view."""
     z = state["logits"]
     left = op("Clip", state["covariance"] / op("Max", state["variance"], _TINY), 0.0, MAX_LEFT)
-    shift = z - (state["plain"] - state["shuffled"]) / (1.0 - left)
-    shift = shift - op.sum(shift, 0, keepdims=True) / float(num_classes)
+    shift = _less_mean(op, z - (state["plain"] - state["shuffled"]) / (1.0 - left), num_classes)
     explained = op.sum(shift * z, 0, keepdims=True) / op("Max", op.sum(shift * shift, 0, keepdims=True), _TINY)
     return shift * op("Clip", explained, 0.0, 1.0) * op("Clip", state["view_weight"], 0.0, 1.0)
+
+
+def _find_unknown(op: Nodes, state: State, shift: Value, num_classes: int) -> Value:
+    """Return the fraction of the mean that stays if there are few classes (1,), as `few_classes.fraction_unknown`."""
+    common = _less_mean(op, state["logits"], num_classes) - shift
+    common = op.sum(common * common, 0, keepdims=True)
+    low, high = COMMON_RANGE
+    fraction = common / op("Max", state["spread"] + common, _TINY)
+    return op("Clip", (fraction - low) / (high - low), 0.0, 1.0) * op("Clip", state["view_weight"], 0.0, 1.0)
+
+
+def _less_mean(op: Nodes, values: Value, num_classes: int) -> Value:
+    """Return values (..., C) less their mean over classes."""
+    return values - op.sum(values, -1, keepdims=True) / float(num_classes)
