@@ -539,7 +539,7 @@ def test_source_data_are_for_folded_batch_norms_only(
     assert found["works"] and found["state_numbers"] == 5 * 7 + 2 * 20 + 14 and "predicts_as_fast" not in found
     assert remtta_here("export", "folded.onnx", *args[:-2], "--overwrite") == 0
     assert "with --source-data FOLDER" in capfd.readouterr().err
-    assert Device(tmp_path / "adaptive.onnx").state.shape == (4 * 7 + 12,)
+    assert Device(tmp_path / "adaptive.onnx").state.shape == (4 * 7 + 13,)
 
 
 @pytest.mark.filterwarnings("ignore")
