@@ -65,11 +65,11 @@ class TemperatureScaling(PredictionTransform):
         return math.exp(self._log_sought if self._log_sought > 0 else self._share * self._log_sought)
 
     def __call__(self, prediction: Prediction) -> Prediction:
-        if prediction.adapted is None or prediction.weight == 0:  # the source model predicts alone
+        if prediction.weight == 0:  # the source model predicts alone
             return prediction
         logits, temperature = prediction.logits, self.temperature
         counted = prediction.learned.to(logits.device) & torch.isfinite(logits).all(-1)
-        if counted.any() and not prediction.harmful:
+        if prediction.adapted is not None and counted.any() and not prediction.harmful:
             rate = self._rate(prediction, counted)
             newest = 1 - 0.5 ** (int(counted.sum()) / HALF_LIFE)
             step = GAIN * newest * (_confidence(logits[counted] / math.exp(self._log_sought)) - rate)

@@ -145,6 +145,7 @@ def test_only_both_models_on_learned_images_count() -> None:
         {"learned": torch.zeros(BATCH, dtype=torch.bool)},
         {"harmful": True},
         {"logits": prediction.logits * math.nan},
+        {"source": None, "adapted": None},  # one pass with weights between both models'
     ):
         scaling(replace(prediction, **change))
         assert scaling.temperature == 1
@@ -165,6 +166,15 @@ def test_the_state_is_restored_and_a_reset_leads_back_to_one() -> None:
     assert restored.temperature == 1
     scaling.on_reset()
     assert scaling.temperature == 1
+
+
+def test_between_updates_the_temperature_stays_in_force() -> None:
+    generator, scaling = torch.Generator().manual_seed(0), TemperatureScaling(CLASSES, trains=True)
+    scaling(predict(generator, 3.0)[0])
+    prediction, temperature = predict(generator, 3.0)[0], scaling.temperature
+    scaled = scaling(replace(prediction, source=None, adapted=None))
+    assert scaled.temperature == scaling.temperature == temperature != 1
+    torch.testing.assert_close(scaled.logits * temperature, prediction.logits)
 
 
 def test_rows_have_the_temperature_of_an_ensemble_and_of_centered_logits(tmp_path: Path) -> None:
