@@ -72,7 +72,7 @@ def test_unreadable_frames_are_reported_in_place_and_never_adapted_on(made: Made
     assert (summary.num_frames, summary.num_skipped, summary.num_updates) == (15, 3, 3)
     good = [row for row in rows if "error" not in row]
     assert [row["logits"] for row in good] == [row["logits"] for row in rows_of(made.run)]
-    counts = {"frames": 15, "predicted": 12, "skipped": 3, "updates": 3, "not_adapted": 0}
+    counts = {"frames": 15, "predicted": 12, "skipped": 3, "updates": 3, "not_adapted": 0, "in_order": 0}
     assert record_of(tmp_path / "run")["counts"] == counts
 
 
