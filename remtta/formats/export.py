@@ -32,6 +32,7 @@ from remtta.files import FolderLock, check_can_hold, check_not_input, write_atom
 from remtta.formats.onnx_graph import OnnxGraph, read_graph
 from remtta.formats.onnx_loading import ADAPTIVE
 from remtta.formats.onnx_model import OnnxClassifier
+from remtta.methods.pixels import random_view
 from remtta.methods.source_data import clean_batches, source_files
 from remtta.models.info import ModelInfo, model_info
 from remtta.models.loading import load, load_model
@@ -169,8 +170,10 @@ def save_adaptive(adapted: ExportableModel, path: Path, source_data: Path | None
 
 
 def _clean_batches(folder: Path, preprocessing: Preprocessing) -> Iterator[Tensor]:
-    files = source_files(folder)
-    return clean_batches(files, preprocessing, torch.device("cpu"), _MOST_SOURCE_IMAGES, lambda: None)
+    """Return batches of random crops, as of training, whose statistics batch norms have."""
+    files, generator = source_files(folder), torch.Generator().manual_seed(0)
+    for images in clean_batches(files, preprocessing, torch.device("cpu"), _MOST_SOURCE_IMAGES, lambda: None):
+        yield torch.stack([random_view(image, generator) for image in images])
 
 
 def _to_onnx(adapted: ExportableModel) -> Any:

@@ -315,7 +315,7 @@ class OnnxClassifier(nn.Module):
             clean: Batches of source images (B, 3, H, W), to measure the convolutions into which norms were folded.
         """
         from remtta.formats.adaptive.checking import with_torch_norms, write_checked
-        from remtta.formats.adaptive.norms import convolutions, find_norms
+        from remtta.formats.adaptive.norms import convolutions, find_norms, round_again
         from remtta.formats.adaptive.wrapping import Classifier, wrap
 
         proto = self._shifted_graph().proto
@@ -324,7 +324,8 @@ class OnnxClassifier(nn.Module):
         if clean is not None:
             if norms:
                 raise UsageError(f"{self.path.name} has its batch norms; leave --source-data out")
-            norms = self._measured_norms(clean)
+            round_again(proto.graph)
+            norms = self._measured_norms(proto, clean)
         elif not norms and convolutions(proto.graph):
             _log.info(_FOLDED, self.path.name)
         parts = [bytes.fromhex(state_sha256(self)), *(norm.mean.tobytes() for norm in norms)]
@@ -351,10 +352,10 @@ class OnnxClassifier(nn.Module):
             path, lambda temporary: write_checked(temporary, content, self, reference, classifier, tolerance)
         )
 
-    def _measured_norms(self, clean: Iterable[Tensor]) -> Sequence[Norm]:
+    def _measured_norms(self, proto: Any, clean: Iterable[Tensor]) -> Sequence[Norm]:
         from remtta.formats.adaptive.norms import add_measurements, measured_norms
 
-        graph = self._shifted_graph()
+        graph = OnnxGraph(copy.deepcopy(proto), self.path)
         measuring = copy.copy(self)
         outputs = [self._output, *add_measurements(graph.proto.graph)]
         measuring._session = self._open(graph.content({}))

@@ -16,7 +16,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import TensorProto, helper
-from onnxruntime.quantization import quantize_static
+from onnxruntime.quantization import QuantType, quantize_static
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -515,6 +515,43 @@ def test_an_int8_file_with_folded_batch_norms_follows_the_stream(tmp_path: Path)
     state = device.state
     device(torch.full((1, 3, 32, 32), NAN))
     assert state.tobytes() == device.state.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_convolutions_with_quantised_outputs_stay_in_integers(tmp_path: Path) -> None:
+    clean = 2 * torch.cat([random_images(10, number, 32) for number in range(5)]) + 0.3
+    save_onnx(exportable(with_norms(clean)), tmp_path / "plain.onnx")
+    folded(tmp_path / "plain.onnx", clean)
+    options = {"activation_type": QuantType.QUInt8, "op_types_to_quantize": ["Conv", "Gemm"]}
+    quantize_static(tmp_path / "folded.onnx", tmp_path / "int8.onnx", Calibration(clean), **options)
+    load(tmp_path / "int8.onnx").save_adaptive(tmp_path / "b.onnx", {}, clean=clean.split(10))
+    session_options = onnxruntime.SessionOptions()
+    session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    session_options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
+    onnxruntime.InferenceSession(tmp_path / "b.onnx", session_options)
+    operators = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
+    assert operators.count("QLinearConv") == 4 and "Conv" not in operators
+    assert operators.count("BatchNormalization") == 2
+    device = Device(tmp_path / "b.onnx")
+    center = adaptive(load(tmp_path / "int8.onnx"), tmp_path / "c.onnx")
+    difference = torch.stack([(device(images) - center(images)).abs().max() for images in stream(4)[:10]])
+    assert difference.isfinite().all() and difference.max() > 0.01
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_clean_images_are_cropped_as_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw_folder(tmp_path / "clean", [1] * 20)  # the same image
+    save_onnx(exportable(with_norms(random_images(20, 1, 32))), tmp_path / "plain.onnx")
+    folded(tmp_path / "plain.onnx", random_images(20, 1, 32))
+    given: list[list[Tensor]] = []
+    monkeypatch.setattr(OnnxClassifier, "save_adaptive", lambda *_, clean: given.append(list(clean)))
+    for name in ("first", "again"):
+        args = ["--adaptive", "-o", f"{name}.onnx", "--mean", "0.5", "--source-data", "clean"]
+        remtta_here("export", "folded.onnx", *args)
+    first, again = (torch.cat(batches) for batches in given)
+    assert first.shape == (20, 3, 32, 32) and torch.equal(first, again)
+    assert len({image.numpy().tobytes() for image in first}) == 20
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -7,7 +7,7 @@ sees them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ _TINY = 1e-9  # bound on divisors
 _EPSILON = 1e-5  # of measured norms
 
 NORM = "BatchNormalization"
+DEQUANTISE = "DequantizeLinear"
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,40 @@ def find_norms(graph: GraphProto) -> list[Norm]:
 
 
 def convolutions(graph: GraphProto) -> list[NodeProto]:
-    """Return the convolutions into which batch norms may have been folded: with a bias, and not of separate patches."""
-    found = [node for node in graph.node if node.op_type == "Conv" and len(node.input) == 3 and node.input[2]]
-    sizes = [{each.name: each.ints for each in node.attribute} for node in found]
-    return [
-        node
-        for node, size in zip(found, sizes, strict=True)
-        if max(size.get("kernel_shape", [1])) == 1 or size.get("strides") != size.get("kernel_shape")
-    ]
+    """Return the convolutions into which batch norms may have been folded: with a bias, and not of separate patches.
+
+    If the output of one is quantised, return the node that dequantises it, so that runtimes still run the convolution
+    in integers.
+    """
+    readers, outputs = _readers(graph), set[str]()
+    for node in graph.node:
+        if node.op_type == "Conv" and len(node.input) == 3 and node.input[2]:
+            size = {each.name: each.ints for each in node.attribute}
+            if max(size.get("kernel_shape", [1])) == 1 or size.get("strides") != size.get("kernel_shape"):
+                outputs.add((_dequantised(node, readers) or node).output[0])
+    return [node for node in graph.node if node.output[0] in outputs]  # in the order of execution
+
+
+def round_again(graph: GraphProto) -> None:
+    """Quantise and dequantise quantised outputs of convolutions once more, which returns the same.
+
+    Norms go in between, and runtimes still run the operators that follow in integers.
+    """
+    makers, again = {node.output[0]: node for node in graph.node}, dict[str, list[NodeProto]]()
+    for node in convolutions(graph):
+        if node.op_type == DEQUANTISE:
+            first, second, output = NodeProto(), NodeProto(), node.output[0]
+            first.CopyFrom(makers[node.input[0]])
+            second.CopyFrom(node)
+            node.output[0] = first.input[0] = f"{output}/first"
+            first.output[0] = second.input[0] = f"{output}/again"
+            again[node.output[0]] = [first, second]
+            for each in again[node.output[0]]:
+                each.ClearField("name")
+    nodes = [each for node in graph.node for each in (node, *again.get(node.output[0], ()))]
+    replaced = GraphProto(node=nodes)  # a copy
+    del graph.node[:]
+    graph.node.extend(replaced.node)
 
 
 def add_measurements(graph: GraphProto) -> list[str]:
@@ -105,13 +132,31 @@ def measured_norms(graph: GraphProto, measured: Sequence[np.ndarray]) -> list[No
         mean, square = np.split(values[:, :-1].mean(0, dtype=np.float64), 2)
         if values[0, -1] > 1:  # not of one position, as after pooling, where no batch norm is common
             variance = np.maximum(square - mean**2, 0)
-            weights = constants.get(node.input[1])
+            weights = constants.get(node.input[1])  # or the step between quantised values
             kind = TensorProto.FLOAT if weights is None else weights.data_type  # they are quantised, or float
             scale, shift, variance = (
                 each.astype(np.float32) for each in (np.sqrt(variance + _EPSILON), mean, variance)
             )
             norms.append(Norm(node.output[0], kind, _EPSILON, scale, shift, shift, variance))
     return norms
+
+
+def _readers(graph: GraphProto) -> dict[str, list[NodeProto]]:
+    readers: dict[str, list[NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+    return readers
+
+
+def _dequantised(node: NodeProto, readers: Mapping[str, Sequence[NodeProto]]) -> NodeProto | None:
+    """Return the node that dequantises the output of another, if that is all it is for."""
+    for expected in ("QuantizeLinear", DEQUANTISE):
+        after = readers.get(node.output[0], [])
+        if [each.op_type for each in after] != [expected]:
+            return None
+        (node,) = after
+    return node
 
 
 class RecentStatistics:

@@ -27,7 +27,7 @@ from remtta.formats.adaptive.centering import (
     read_state,
     state_sizes,
 )
-from remtta.formats.adaptive.norms import NORM, Moments, Norm, RecentStatistics
+from remtta.formats.adaptive.norms import DEQUANTISE, NORM, Moments, Norm, RecentStatistics
 from remtta.formats.adaptive.operators import Nodes, Value
 from remtta.formats.onnx_graph import messages
 from remtta.methods.pixels import patch_grid, shuffle_patches
@@ -191,7 +191,10 @@ def _adapted(
         else:
             node.output[0] = f"{output}/raw"
             op.nodes.append(node)
-            recent.normalise(Value(op, node.output[0]), output)
+            raw = Value(op, node.output[0])
+            if node.op_type == DEQUANTISE:  # a copy, since onnxruntime dequantises for each reader
+                raw = op("Max", raw)
+            recent.normalise(raw, output)
     return _logits(op, Value(op, f"{_COPY}{ends[1]}"), of), recent.after_batch()
 
 
