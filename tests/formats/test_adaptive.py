@@ -661,12 +661,12 @@ def test_the_example_for_python_refuses_what_it_cannot_run(tmp_path: Path) -> No
     plain, batches = write_onnx(tmp_path / "tiny.onnx"), write_onnx(tmp_path / "batches.onnx", batch=3)
     for path in (plain, batches):
         assert remtta_here("export", path, "--adaptive", "-o", path.with_suffix(".a.onnx"), "--mean", "0.5") == 0
-    np.save(tmp_path / "state.npy", np.zeros(41, np.float32))
+    np.save(tmp_path / "state.npy", np.zeros(42, np.float32))
     main = runpy.run_path(str(EXAMPLES / "classify.py"))["main"]
     for name, problem in (
         ("tiny.onnx", "tiny.onnx does not adapt itself; remtta export --adaptive makes a file of it that does"),
         ("batches.a.onnx", "batches.a.onnx takes 3 images at once; export its classifier for any number"),
-        ("tiny.a.onnx", "state.npy has 41 numbers, not 40: it is another model's"),
+        ("tiny.a.onnx", "state.npy has 42 numbers, not 41: it is another model's"),
     ):
         with pytest.raises(SystemExit, match=re.escape(problem)):
             main([str(tmp_path / name), str(tmp_path), "--state", str(tmp_path / "state.npy")])
