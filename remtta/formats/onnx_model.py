@@ -49,7 +49,6 @@ _FOLDED = (
 )
 _FINE, COARSE = 1e-4, 2e-2  # largest difference of a probability in a written file: float32; float16 or int8
 
-
 _log = logging.getLogger(__name__)
 
 
@@ -319,7 +318,6 @@ class OnnxClassifier(nn.Module):
         from remtta.formats.adaptive.wrapping import Classifier, wrap
 
         proto = self._shifted_graph().proto
-
         norms: Sequence[Norm] = find_norms(proto.graph)
         if clean is not None:
             if norms:

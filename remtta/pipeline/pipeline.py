@@ -27,7 +27,7 @@ T = TypeVar("T", bound=PredictionTransform)
 
 
 class Adaptation(NamedTuple):
-    """What a pipeline has learned; later updates do not modify these tensors."""
+    """The result of adaptation; later updates do not modify these tensors."""
 
     delta: Mapping[str, Tensor]  # adapted minus source weights
     num_updates: int
@@ -265,7 +265,7 @@ class Pipeline:
 
     @property
     def committed(self) -> Adaptation:
-        """What was learned as of the last update; the head's bias holds the adapted model's offset."""
+        """The result as of the last update; the head's bias holds the adapted model's offset."""
         delta, num_updates = self.method.model.weights.committed
         if not self.method.delta_refusal:
             delta = self.method.model.shift_biases(delta, self.centering.offsets["adapted"])

@@ -103,10 +103,10 @@ class TemperatureScaling(PredictionTransform):
 
 
 def _confidence(logits: Tensor) -> float:
-    """The mean probability of the likeliest class."""
+    """Return the mean probability of the likeliest class."""
     return float(logits.float().softmax(-1).amax(-1).mean())
 
 
 def _agreement(logits: Tensor, others: Tensor) -> float:
-    """How often logits (B, C) have the same likeliest class."""
+    """Return the fraction of images for which two models' logits (B, C) predict the same class."""
     return float((logits.argmax(-1) == others.argmax(-1)).float().mean())

@@ -19,7 +19,6 @@ from remtta.formats.adaptive.operators import Nodes, Value
 
 _KEEP = 0.5 ** (1 / HALF_LIFE)
 _TINY = 1e-9  # bound on divisors
-
 _EPSILON = 1e-5  # of measured norms
 
 NORM = "BatchNormalization"

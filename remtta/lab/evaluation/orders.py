@@ -56,7 +56,7 @@ def long_tail(labels: np.ndarray, classes: np.ndarray, rng: np.random.Generator)
 
 
 NUM_CLASSES = {"one-class": 1, "two-classes": 2, "three-classes": 3}
-"""How many classes the stream has throughout, in the orders of a few."""
+"""Number of classes in the whole stream, by order."""
 
 ORDERS: Mapping[str, Order] = {
     **{f"runs-{length}": partial(in_runs, length=length) for length in (5, 25, 100)},
