@@ -18,6 +18,7 @@ from remtta.errors import ModelError
 from remtta.models.metadata import Size
 from remtta.models.unwrapping import UnwrappedModel
 
+_LIBRARIES = "timm", "torchvision"
 _LIVE_TENSORS = 4  # of the largest size that a layer holds at a time
 
 
@@ -101,7 +102,14 @@ class AnyClassifier(Backbone):
         return logits_of_kept(self._model, self.blocks[0], embedded, kept, prefix)
 
     def forward(self, images: Tensor) -> Tensor:
+        if self._takes_channels_last and images.device.type == "cpu":
+            images = images.contiguous(memory_format=torch.channels_last)
         return self._model.logits(images)
+
+    @cached_property
+    def _takes_channels_last(self) -> bool:
+        """Whether the channels-last format is faster (on CPUs), and safe: models of others may call `view` on maps."""
+        return bool(self.batch_norms) and type(self.module).__module__.partition(".")[0] in _LIBRARIES
 
     def check_scores(self, scores: Scores) -> None:
         structure = self._structure

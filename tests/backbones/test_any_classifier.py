@@ -434,6 +434,29 @@ def test_methods_run_on_it(name: str, model: str) -> None:
     assert pipeline.method.model.num_classes == NUM_CLASSES
 
 
+@pytest.mark.parametrize("of", ["timm", "its own"])
+def test_convolutions_of_known_libraries_see_channels_last_images_on_a_cpu(of: str) -> None:
+    model = tiny("efficientnet") if of == "timm" else nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Viewing())
+    layer, seen = next(each for each in model.modules() if isinstance(each, nn.Conv2d)), []
+    images = random_images(2, 0, 64)
+    expected = model.eval()(images)
+    layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    torch.testing.assert_close(backbone_of(model).logits(images), expected)
+    assert seen[-1].is_contiguous(memory_format=torch.channels_last) == (of == "timm")
+
+
+class Viewing(nn.Module):
+    """A head that takes maps only in the usual format."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4 * 62 * 62, NUM_CLASSES)
+
+    def forward(self, maps: Tensor) -> Tensor:
+        logits: Tensor = self.head(maps.view(len(maps), -1))
+        return logits
+
+
 def test_its_blocks_are_not_compiled() -> None:
     with pytest.raises(ModelError, match="Net is in no family whose blocks remtta can compile"):
         compile_blocks(Net())
