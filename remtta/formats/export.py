@@ -153,11 +153,12 @@ def save_adaptive(adapted: ExportableModel, path: Path, source_data: Path | None
         source_data: Clean images, to measure the convolutions of an ONNX file into which batch norms were folded.
     """
     from remtta.formats.adaptive.centering import STATUS
+    from remtta.formats.adaptive.writing import write_adaptive
 
     metadata, model = {**adapted.facts, ADAPTIVE: json.dumps(STATUS)}, adapted.model
     if isinstance(model, OnnxClassifier):
         clean = None if source_data is None else _clean_batches(source_data, adapted.info.preprocessing)
-        model.save_adaptive(path, metadata, clean=clean)
+        write_adaptive(model, path, metadata, clean=clean)
         return
     if source_data is not None:
         raise UsageError(f"{adapted.info.name} is a model in torch, which has its batch norms; leave --source-data out")
@@ -166,7 +167,7 @@ def save_adaptive(adapted: ExportableModel, path: Path, source_data: Path | None
         save_onnx(adapted, file := Path(folder) / _ONNX_FILE)
         exported = OnnxClassifier(read_graph(file), None, [_PROVIDER], None)
         exported.patch_size = backbone.patch_size
-        exported.save_adaptive(path, metadata, original=model)
+        write_adaptive(exported, path, metadata, original=model)
 
 
 def _clean_batches(folder: Path, preprocessing: Preprocessing) -> Iterator[Tensor]:

@@ -6,13 +6,10 @@ It has the interface of a timm model, so that everything that needs no layers tr
 from __future__ import annotations
 
 import copy
-import hashlib
-import json
-import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never
+from typing import Any, Never, Self
 
 import numpy as np
 import torch
@@ -23,17 +20,9 @@ from remtta.errors import CheckpointError, ModelError, RemttaError, UsageError, 
 from remtta.files import write_atomically
 from remtta.formats.onnx_graph import OnnxGraph, import_onnx, read_graph
 from remtta.models.metadata import PretrainedConfig, Size
-from remtta.models.tensor_files import state_sha256
 from remtta.models.unwrapping import UnwrappedModel, classifiers_of
 
-if TYPE_CHECKING:
-    from remtta.formats.adaptive.norms import Norm
-
 CPU = "CPUExecutionProvider"
-PATCH_SIZE = "patch_size"
-"""Key in the metadata of a file that adapts itself: height and width of the patches that it shuffles."""
-NORM_CHANNELS = "norm_channels"
-"""Key in the same metadata: number of channels of all batch norms that follow the stream, if there are any."""
 MAX_PIXELS = 2**25
 """Pixels of one call's images, or of two images if a file takes any number; they take 400 MB in float32."""
 
@@ -43,13 +32,7 @@ _AT_ONCE = 4  # images per call on a CPU: more need more memory, and are no fast
 _SOFTMAXES, _SIGMOIDS = ("Softmax", "QLinearSoftmax"), ("Sigmoid", "QLinearSigmoid")
 _LEAST = {2: 6e-8, 4: 1e-30, 8: 1e-30}  # smallest probability, by the bytes of its type
 _LEAST_QUANTISED = 1 / 512  # half a step of 8 bits
-_FOLDED = (
-    "batch norms in %s, if any, are folded into its convolutions and do not follow the stream; with --source-data "
-    "FOLDER (clean images) they do"
-)
 _FINE, COARSE = 1e-4, 2e-2  # largest difference of a probability in a written file: float32; float16 or int8
-
-_log = logging.getLogger(__name__)
 
 
 class OnnxClassifier(nn.Module):
@@ -65,6 +48,12 @@ class OnnxClassifier(nn.Module):
         usual: Height and width where neither the file nor `size` says.
 
     Attributes:
+        input_name: Of the images.
+        output_name: Of the logits or probabilities.
+        batch: Number of images, if it is fixed.
+        channels_last: Whether images are (B, H, W, 3).
+        least: Lower bound on probabilities, of which the logarithm is taken; None for logits.
+        tolerance: Largest difference of a probability that counts as rounding.
         normalises: Whether the file takes pixels, in uint8, and normalises them itself.
         assumes_size: Whether `usual` is used.
         doubt: How the output differs from logits; "" if it does not.
@@ -83,11 +72,11 @@ class OnnxClassifier(nn.Module):
     ) -> None:
         super().__init__()
         self.path, self.patch_size, self._providers = graph.path, graph.patch_size, list(providers)
-        self._session, self._features = self._open(str(self.path)), ""
+        self._session, self._features = self.open_session(str(self.path)), ""
         self.provider = str(self._session.get_providers()[0])
         self._find_interface(graph, output, size, usual)
         self.head = nn.ParameterDict({"bias": torch.zeros(self.num_classes)})
-        digest = bytearray(graph.sha256 + self._output.encode())
+        digest = bytearray(graph.sha256 + self.output_name.encode())
         self.register_buffer("onnx_sha256", torch.frombuffer(digest, dtype=torch.uint8).clone())
         self.pretrained_cfg = self.default_cfg = PretrainedConfig()
 
@@ -97,34 +86,34 @@ class OnnxClassifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (B, C) of preprocessed images (B, 3, H, W)."""
-        return self._logits(*self._run(images, [self._output]))
+        return self._logits(*self.run(images, [self.output_name]))
 
     def classify_with_features(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (B, C), and the features (B, D) that enter the last linear layer."""
         if not self._features:
             graph = read_graph(self.path, whole=True)
-            self._features = graph.features(self._output)
+            self._features = graph.features(self.output_name)
             if self._features not in {each.name for each in graph.proto.graph.output}:
                 graph.proto.graph.output.append(import_onnx().ValueInfoProto(name=self._features))
             content, self._session = graph.content({}), None
             del graph  # so that only the new session holds the weights
-            self._session = self._open(content)
-        logits, features = self._run(images, [self._output, self._features])
+            self._session = self.open_session(content)
+        logits, features = self.run(images, [self.output_name, self._features])
         return self._logits(logits), features.flatten(1)
 
     def _logits(self, returned: Tensor) -> Tensor:
         logits = returned.flatten(1)
-        if self._least is not None:
-            logits = logits.clamp(min=self._least).log()
+        if self.least is not None:
+            logits = logits.clamp(min=self.least).log()
             logits = logits - logits.mean(1, keepdim=True)  # a constant per image says nothing
         return logits.to(self.head["bias"].device) + self.head["bias"]
 
-    def _run(self, images: Tensor, outputs: Sequence[str]) -> list[Tensor]:
+    def run(self, images: Tensor, outputs: Sequence[str]) -> list[Tensor]:
         """Return outputs in float32 for images (B, 3, H, W), as many at a time as the file takes; the logits first."""
         parts = []
-        for part in images.split(self._batch or (_AT_ONCE if self.provider == CPU else len(images))):
+        for part in images.split(self.batch or (_AT_ONCE if self.provider == CPU else len(images))):
             returned = self._call(part, outputs)
-            count = self._batch or len(part)
+            count = self.batch or len(part)
             if any(len(array) != count for array in returned) or returned[0].size != count * self.num_classes:
                 got = f"{returned[0].shape} for {counted(count, 'image')}"
                 raise CheckpointError(f"{self.path} returned {got}, not logits of {self.num_classes} classes")
@@ -134,15 +123,15 @@ class OnnxClassifier(nn.Module):
     def _call(self, images: Tensor, outputs: Sequence[str], **others: np.ndarray) -> list[np.ndarray]:
         """Return outputs as they are, for at most as many images as the file takes; with copies if they are fewer."""
         pixels = self.as_input(images)
-        whole = pixels[np.arange(self._batch or len(pixels)) % len(pixels)]
+        whole = pixels[np.arange(self.batch or len(pixels)) % len(pixels)]
         try:
-            return list(self._opened.run(outputs, {self._input: whole, **self._others, **others}))
+            return list(self._opened.run(outputs, {self.input_name: whole, **self._others, **others}))
         except Exception as error:  # its own exceptions, which onnxruntime does not expose
             raise CheckpointError(f"onnxruntime cannot run {self.path} on {whole.shape}: {_reason(error)}") from error
 
     def as_input(self, images: Tensor) -> np.ndarray:
         """Return images (B, 3, H, W) in the form and type that the file takes."""
-        pixels = (images.permute(0, 2, 3, 1) if self._channels_last else images).detach().cpu().numpy()
+        pixels = (images.permute(0, 2, 3, 1) if self.channels_last else images).detach().cpu().numpy()
         if self.normalises:
             pixels = np.rint(255 * pixels).clip(0, 255)
         return pixels.astype(self._type, copy=False)
@@ -153,10 +142,11 @@ class OnnxClassifier(nn.Module):
         if self._session is None:
             if read_graph(self.path).sha256 != bytes(self.onnx_sha256[:32].tolist()):
                 raise CheckpointError(f"{self.path} is no longer the file that was loaded")
-            self._session = self._open(str(self.path))
+            self._session = self.open_session(str(self.path))
         return self._session
 
-    def _open(self, model: str | bytes) -> Any:
+    def open_session(self, model: str | bytes) -> Any:
+        """Open a file or its content, with this model's execution providers."""
         runtime = needed("onnxruntime", "onnx", "an ONNX file")
         options = runtime.SessionOptions()
         options.log_severity_level, options.intra_op_num_threads = 4, torch.get_num_threads()  # 4: errors are raised
@@ -183,7 +173,7 @@ class OnnxClassifier(nn.Module):
         kinds = {name: kind for name, kind in kinds.items() if output in (name, None)}
         problems = []
         for channels_last, sides in forms:
-            self._channels_last = channels_last
+            self.channels_last = channels_last
             self._choose_size(sides, size, usual)
             try:
                 returned = self._run_trial([name for name, kind in kinds.items() if kind in _FLOATS])
@@ -205,7 +195,7 @@ class OnnxClassifier(nn.Module):
         if not possible or kind not in (*_FLOATS, _PIXELS):
             got = ", ".join(f"{each.name} {each.type} {each.shape}" for each in inputs)
             raise CheckpointError(f"{self.path} takes {got or 'nothing'}, not images (B, 3, H, W) or (B, H, W, 3)")
-        self._input, self._type, self._batch = inputs[0].name, _FLOATS.get(kind, "u1"), sizes[0]
+        self.input_name, self._type, self.batch = inputs[0].name, _FLOATS.get(kind, "u1"), sizes[0]
         self.normalises = kind == _PIXELS
         return possible
 
@@ -220,8 +210,8 @@ class OnnxClassifier(nn.Module):
         shown = "{} x {}".format(*self.image_size)
         if size not in (None, self.image_size):
             raise UsageError(f"{self.path.name} takes images of {shown} only; leave --input-size out")
-        if (self._batch or 2) * self.image_size[0] * self.image_size[1] > MAX_PIXELS:
-            count = "" if self._batch is None else f"{self._batch} "
+        if (self.batch or 2) * self.image_size[0] * self.image_size[1] > MAX_PIXELS:
+            count = "" if self.batch is None else f"{self.batch} "
             text = f"{self.path} takes {count}images of {shown}, and remtta at most {MAX_PIXELS:,} pixels at once"
             raise (UsageError if size else CheckpointError)(text)
 
@@ -229,7 +219,7 @@ class OnnxClassifier(nn.Module):
         """Return outputs for an image, and for two, or for another one if the file takes one at a time."""
         low, (height, width) = 0 if self.normalises else -1, self.image_size
         images = torch.linspace(low, 1, 6 * height * width).view(2, 3, height, width)
-        calls = [self._call(part, outputs) for part in (images[:1], images[1 if self._batch == 1 else 0 :]) if outputs]
+        calls = [self._call(part, outputs) for part in (images[:1], images[1 if self.batch == 1 else 0 :]) if outputs]
         return dict(zip(outputs, zip(*calls, strict=True), strict=True))
 
     def _find_output(
@@ -248,30 +238,30 @@ class OnnxClassifier(nn.Module):
             raise UsageError(
                 f"{self.path.name} has several outputs (B, C); choose with --output-name: {', '.join(found)}"
             )
-        self._output, (first, second) = found[0], returned[found[0]]
+        self.output_name, (first, second) = found[0], returned[found[0]]
         self._kind, self._axes, self.num_classes = first.dtype, first.ndim, first.shape[1]
-        operator, _, quantised = graph.last_operator(self._output)
+        operator, _, quantised = graph.last_operator(self.output_name)
         if operator in _SIGMOIDS:
             raise CheckpointError(f"{self.path} ends in a sigmoid: its classes do not exclude one another")
-        values = torch.from_numpy(np.stack([first[0], second[0 if self._batch == 1 else 1]])).float().flatten(1)
+        values = torch.from_numpy(np.stack([first[0], second[0 if self.batch == 1 else 1]])).float().flatten(1)
         sums, is_softmax = values.sum(1), operator in _SOFTMAXES
         add_to_1 = torch.allclose(sums, torch.ones(2), atol=COARSE if is_softmax else 1e-3)
-        self._tolerance = COARSE if quantised or first.itemsize == 2 else _FINE
-        self._least, self.doubt = None, ""
+        self.tolerance = COARSE if quantised or first.itemsize == 2 else _FINE
+        self.least, self.doubt = None, ""
         if (is_softmax and quantised) or (values.min() >= 0 and add_to_1):
-            self._least = _LEAST_QUANTISED if quantised else _LEAST[first.itemsize]
+            self.least = _LEAST_QUANTISED if quantised else _LEAST[first.itemsize]
         elif values.min() >= 0 and values.max() <= 1:
             self.doubt = "values in [0, 1], as a sigmoid does"
         elif (
             not torch.equal(*values)
-            and torch.allclose(sums[0], sums[1], rtol=self._tolerance / 10)
-            and sums.abs().min() > self._tolerance * values.abs().sum(1).max()
+            and torch.allclose(sums[0], sums[1], rtol=self.tolerance / 10)
+            and sums.abs().min() > self.tolerance * values.abs().sum(1).max()
         ):
             self.doubt = f"values that sum to {sums[0]:.4g} for each image, as scaled probabilities do"
 
     def _problem(self, graph: OnnxGraph, name: str, first: np.ndarray, second: np.ndarray) -> str:
         """Return how an output, for an image and for two, shows that it is no (B, C) of a classifier; "" if it is."""
-        for count, array in ((self._batch or 1, first), (self._batch or 2, second)):
+        for count, array in ((self.batch or 1, first), (self.batch or 2, second)):
             if array.ndim < 2 or len(array) != count or not 1 < array.shape[1] == array.size // count:
                 return f"is {array.shape} for {counted(count, 'image')}"
         if first.shape[1:] != second.shape[1:]:
@@ -281,12 +271,18 @@ class OnnxClassifier(nn.Module):
             return f"differs among {len(first)} copies of an image"  # as the rows of (C, B) do
         if operators := graph.selections(name):
             return f"is selected by {' and '.join(operators)}"
-        return "" if graph.reads(name, self._input) else "does not depend on the images"
+        return "" if graph.reads(name, self.input_name) else "does not depend on the images"
+
+    def run_by(self, session: Any) -> Self:
+        """Return a copy that another session runs, such as one of a changed graph."""
+        model = copy.deepcopy(self)
+        model._session = session
+        return model
 
     @property
     def returns_probabilities(self) -> bool:
         """True if the file returns probabilities, whose logarithms are the logits."""
-        return self._least is not None
+        return self.least is not None
 
     def save(self, path: Path, metadata: Mapping[str, str]) -> None:
         """Write a file whose logits are this model's, with its bias, atomically, and with more metadata.
@@ -294,91 +290,25 @@ class OnnxClassifier(nn.Module):
         Raise UsageError if it would be too large; RemttaError if onnxruntime does not predict the same with it;
         OutputError if it cannot be written.
         """
-        content = self._shifted_graph().content(metadata)
+        content = self.shifted_graph().content(metadata)
         write_atomically(path, lambda temporary: self._write_checked(temporary, content))
 
-    def save_adaptive(
-        self,
-        path: Path,
-        metadata: Mapping[str, str],
-        *,
-        original: nn.Module | None = None,
-        clean: Iterable[Tensor] | None = None,
-    ) -> None:
-        """Write a file that adapts itself as the method `fast` adapts this model, atomically, and with more metadata.
-
-        Raise as `save`, and CheckpointError if the file is of an opset that is too old.
-
-        Args:
-            original: The model in torch, from which this file was exported.
-            clean: Batches of source images (B, 3, H, W), to measure the convolutions into which norms were folded.
-        """
-        from remtta.formats.adaptive.checking import with_torch_norms, write_checked
-        from remtta.formats.adaptive.norms import convolutions, find_norms, round_again
-        from remtta.formats.adaptive.wrapping import Classifier, wrap
-
-        proto = self._shifted_graph().proto
-        norms: Sequence[Norm] = find_norms(proto.graph)
-        if clean is not None:
-            if norms:
-                raise UsageError(f"{self.path.name} has its batch norms; leave --source-data out")
-            round_again(proto.graph)
-            norms = self._measured_norms(proto, clean)
-        elif not norms and convolutions(proto.graph):
-            _log.info(_FOLDED, self.path.name)
-        parts = [bytes.fromhex(state_sha256(self)), *(norm.mean.tobytes() for norm in norms)]
-        digest = hashlib.sha256(b"".join(parts)).digest() if norms else parts[0]
-        classifier = Classifier(
-            input=self._input,
-            output=self._output,
-            batch=self._batch,
-            channels_last=self._channels_last,
-            image_size=self.image_size,
-            patch_size=self.patch_size,
-            num_classes=self.num_classes,
-            least=self._least,
-            number=1 + int.from_bytes(digest[:3]),
-            norms=norms,
-        )
-        reference = original or (with_torch_norms(self, proto, classifier) if classifier.norms else self)
-        graph = OnnxGraph(wrap(proto, classifier), path)
-        tolerance = COARSE if graph.rounds else self._tolerance  # other batches round otherwise
-        num_channels = sum(len(norm.mean) for norm in norms)
-        own = {PATCH_SIZE: json.dumps(self.patch_size)} | ({NORM_CHANNELS: str(num_channels)} if norms else {})
-        content = graph.content({**metadata, **own})
-        write_atomically(
-            path, lambda temporary: write_checked(temporary, content, self, reference, classifier, tolerance)
-        )
-
-    def _measured_norms(self, proto: Any, clean: Iterable[Tensor]) -> Sequence[Norm]:
-        from remtta.formats.adaptive.norms import add_measurements, measured_norms
-
-        graph = OnnxGraph(copy.deepcopy(proto), self.path)
-        measuring = copy.copy(self)
-        outputs = [self._output, *add_measurements(graph.proto.graph)]
-        measuring._session = self._open(graph.content({}))
-        batches = [measuring._run(images, outputs)[1:] for images in clean]
-        measured = [torch.cat(parts).numpy() for parts in zip(*batches, strict=True)]
-        norms = measured_norms(graph.proto.graph, measured)
-        if not norms:
-            text = f"{self.path.name} has no convolutions that batch norms were folded into"
-            raise UsageError(f"{text}; leave --source-data out")
-        return norms
-
-    def _shifted_graph(self) -> OnnxGraph:
+    def shifted_graph(self) -> OnnxGraph:
         """Return the whole graph, with the bias."""
         graph, shift = read_graph(self.path, whole=True), self.head["bias"].detach().cpu().numpy()
         if shift.any():
-            graph.shift(self._output, shift.astype(self._kind).reshape(-1, *[1] * (self._axes - 2)), least=self._least)
+            graph.shift(
+                self.output_name, shift.astype(self._kind).reshape(-1, *[1] * (self._axes - 2)), least=self.least
+            )
         return graph
 
     @torch.inference_mode()
     def _write_checked(self, path: Path, content: bytes) -> None:
         path.write_bytes(content)
         images = torch.randn(2, 3, *self.image_size, generator=torch.Generator().manual_seed(0))
-        written = OnnxClassifier(read_graph(path), self._output, self._providers, self.image_size)
+        written = OnnxClassifier(read_graph(path), self.output_name, self._providers, self.image_size)
         difference = float((written(images).softmax(-1) - self(images).softmax(-1)).abs().max())
-        if not difference <= self._tolerance:
+        if not difference <= self.tolerance:
             raise RemttaError(f"the shifted file predicts otherwise, by {difference:.1e}; nothing was written")
 
 

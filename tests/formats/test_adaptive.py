@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from remtta import Adapter, Delta, apply_delta, load_delta
 from remtta.errors import CheckpointError, RemttaError
+from remtta.formats.adaptive.writing import write_adaptive
 from remtta.formats.export import ExportableModel, save_adaptive, save_onnx
 from remtta.formats.onnx_model import OnnxClassifier
 from remtta.models.info import model_info
@@ -62,7 +63,7 @@ class Device:
 
 
 def adaptive(model: OnnxClassifier, path: Path) -> Device:
-    model.save_adaptive(path, {})
+    write_adaptive(model, path, {})
     return Device(path)
 
 
@@ -215,7 +216,7 @@ def test_a_state_of_another_model_begins_anew_and_one_of_another_length_is_refus
 def test_the_file_has_standard_operators_only_and_its_facts(tmp_path: Path) -> None:
     for batch in ("B", 4):
         path = write_onnx(tmp_path / "tiny.onnx", batch=batch)
-        load(path).save_adaptive(tmp_path / "adaptive.onnx", {"frames": "1"})
+        write_adaptive(load(path), tmp_path / "adaptive.onnx", {"frames": "1"})
         onnx.checker.check_model(tmp_path / "adaptive.onnx", full_check=True)
         written = onnx.load(tmp_path / "adaptive.onnx")
         assert [(each.domain, each.version) for each in written.opset_import] == [("", 17)]
@@ -255,10 +256,10 @@ def test_a_file_that_predicts_otherwise_is_not_written(tmp_path: Path, monkeypat
     model = load(write_onnx(tmp_path / "tiny.onnx"))
     monkeypatch.setattr("remtta.formats.adaptive.centering.HALF_LIFE", 20)
     with pytest.raises(RemttaError, match="predicts otherwise than fast"):
-        model.save_adaptive(tmp_path / "adaptive.onnx", {})
+        write_adaptive(model, tmp_path / "adaptive.onnx", {})
     monkeypatch.setattr("onnxruntime.InferenceSession", raising(RuntimeError("no such operator")))
     with pytest.raises(RemttaError, match="cannot load the file with the adaptation: no such operator"):
-        model.save_adaptive(tmp_path / "adaptive.onnx", {})
+        write_adaptive(model, tmp_path / "adaptive.onnx", {})
     assert [path.name for path in tmp_path.iterdir()] == ["tiny.onnx"]
 
 
@@ -351,7 +352,7 @@ def test_doctor_finds_what_is_wrong(
 
 
 def test_doctor_refuses_what_no_export_writes(frames: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    load(write_onnx(tmp_path / "tiny.onnx")).save_adaptive(tmp_path / "a.onnx", {"adaptive": "[]"})
+    write_adaptive(load(write_onnx(tmp_path / "tiny.onnx")), tmp_path / "a.onnx", {"adaptive": "[]"})
     proto = onnx.load(tmp_path / "a.onnx")
     proto.graph.input[1].type.tensor_type.shape.dim[0].dim_param = "S"
     onnx.save(proto, tmp_path / "free.onnx")
@@ -486,7 +487,7 @@ def folded(path: Path, clean: Tensor, **metadata: str) -> Device:
     onnxruntime.InferenceSession(str(path), options)
     proto = onnx.load(path.with_name("folded.onnx"))
     assert not any(node.op_type == "BatchNormalization" for node in proto.graph.node)
-    load(path.with_name("folded.onnx")).save_adaptive(path.with_name("a.onnx"), metadata, clean=clean.split(10))
+    write_adaptive(load(path.with_name("folded.onnx")), path.with_name("a.onnx"), metadata, clean=clean.split(10))
     return Device(path.with_name("a.onnx"))
 
 
@@ -507,7 +508,7 @@ def test_an_int8_file_with_folded_batch_norms_follows_the_stream(tmp_path: Path)
     save_onnx(exportable(with_norms(clean)), tmp_path / "plain.onnx")
     folded(tmp_path / "plain.onnx", clean)
     quantize_static(tmp_path / "folded.onnx", tmp_path / "int8.onnx", Calibration(clean))
-    load(tmp_path / "int8.onnx").save_adaptive(tmp_path / "b.onnx", {}, clean=clean.split(10))
+    write_adaptive(load(tmp_path / "int8.onnx"), tmp_path / "b.onnx", {}, clean=clean.split(10))
     device = Device(tmp_path / "b.onnx")
     center = adaptive(load(tmp_path / "int8.onnx"), tmp_path / "c.onnx")
     difference = torch.stack([(device(images) - center(images)).abs().max() for images in stream(4)[:10]])
@@ -524,7 +525,7 @@ def test_convolutions_with_quantised_outputs_stay_in_integers(tmp_path: Path) ->
     folded(tmp_path / "plain.onnx", clean)
     options = {"activation_type": QuantType.QUInt8, "op_types_to_quantize": ["Conv", "Gemm"]}
     quantize_static(tmp_path / "folded.onnx", tmp_path / "int8.onnx", Calibration(clean), **options)
-    load(tmp_path / "int8.onnx").save_adaptive(tmp_path / "b.onnx", {}, clean=clean.split(10))
+    write_adaptive(load(tmp_path / "int8.onnx"), tmp_path / "b.onnx", {}, clean=clean.split(10))
     session_options = onnxruntime.SessionOptions()
     session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     session_options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
@@ -545,7 +546,7 @@ def test_clean_images_are_cropped_as_in_training(tmp_path: Path, monkeypatch: py
     save_onnx(exportable(with_norms(random_images(20, 1, 32))), tmp_path / "plain.onnx")
     folded(tmp_path / "plain.onnx", random_images(20, 1, 32))
     given: list[list[Tensor]] = []
-    monkeypatch.setattr(OnnxClassifier, "save_adaptive", lambda *_, clean: given.append(list(clean)))
+    monkeypatch.setattr("remtta.formats.adaptive.writing.write_adaptive", lambda *_, clean: given.append(list(clean)))
     for name in ("first", "again"):
         args = ["--adaptive", "-o", f"{name}.onnx", "--mean", "0.5", "--source-data", "clean"]
         remtta_here("export", "folded.onnx", *args)
@@ -771,7 +772,7 @@ def test_the_example_that_checks_files_finds_a_wrong_one(tmp_path: Path, capsys:
     codes = []
     for fault in (None, SLOPE):
         path = write_onnx(tmp_path / "tiny.onnx", pooled=False)
-        load(path).save_adaptive(tmp_path / "adaptive.onnx", {"adaptive": '["", "", "temperature"]'})
+        write_adaptive(load(path), tmp_path / "adaptive.onnx", {"adaptive": '["", "", "temperature"]'})
         if fault:
             add_fault(tmp_path / "adaptive.onnx", "logits", fault)
         args = [tmp_path / "adaptive.onnx", path, folder, "--streams", "1", "7", "7-sorted"]

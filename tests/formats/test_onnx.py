@@ -60,7 +60,7 @@ def expected_probs(form: OnnxClassifier, images: torch.Tensor) -> torch.Tensor:
 
 def test_every_form_predicts_as_torch_does(form: OnnxClassifier) -> None:
     images = random_images(9)
-    torch.testing.assert_close(form(images).softmax(-1), expected_probs(form, images), atol=form._tolerance, rtol=0)
+    torch.testing.assert_close(form(images).softmax(-1), expected_probs(form, images), atol=form.tolerance, rtol=0)
     assert form.num_classes == NUM_CLASSES and form.patch_size == (PATCH, PATCH)
     assert form.provider == "CPUExecutionProvider"
 
@@ -70,9 +70,9 @@ def test_every_form_is_written_with_shifted_logits(form: OnnxClassifier, tmp_pat
     before = form(images)
     form.head["bias"].data += shift
     form.save(tmp_path / "shifted.onnx", {"frames": "12"})
-    written = load(tmp_path / "shifted.onnx", output_name=form._output)
+    written = load(tmp_path / "shifted.onnx", output_name=form.output_name)
     difference = (written(images).softmax(-1) - (before + shift).softmax(-1)).abs().max()
-    assert difference <= form._tolerance and not torch.equal(before, written(images))
+    assert difference <= form.tolerance and not torch.equal(before, written(images))
     assert {entry.key: entry.value for entry in onnx.load(written.path).metadata_props} == {"frames": "12"}
 
 

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from remtta.errors import CheckpointError
 from remtta.formats.adaptive.centering import STATUS, state_sizes
+from remtta.formats.adaptive.writing import NORM_CHANNELS, PATCH_SIZE
 from remtta.formats.onnx_graph import OnnxGraph
-from remtta.formats.onnx_model import COARSE, FAMILIES, NORM_CHANNELS, PATCH_SIZE, OnnxBackbone, OnnxClassifier
+from remtta.formats.onnx_model import COARSE, FAMILIES, OnnxBackbone, OnnxClassifier
 from remtta.models.info import model_info
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 
@@ -24,8 +25,8 @@ class AdaptiveFile(OnnxClassifier):
 
     def __init__(self, graph: OnnxGraph, *args: Any, **kwargs: Any) -> None:
         super().__init__(graph, *args, **kwargs)
-        self._batch = self._batch or 1
-        self._tolerance = COARSE if graph.rounds or self._type == "f2" else self._tolerance
+        self.batch = self.batch or 1
+        self.tolerance = COARSE if graph.rounds or self._type == "f2" else self.tolerance
         try:
             height, width = map(int, json.loads(graph.metadata[PATCH_SIZE]))
             self._num_channels = int(graph.metadata.get(NORM_CHANNELS, "0"))
@@ -33,8 +34,8 @@ class AdaptiveFile(OnnxClassifier):
             raise CheckpointError(f"{self.path} has no valid {PATCH_SIZE} in its metadata; export it again") from error
         self.patch_size = (height, width)
 
-    def _open(self, model: str | bytes) -> Any:
-        session = super()._open(model)
+    def open_session(self, model: str | bytes) -> Any:
+        session = super().open_session(model)
         names = [each.name for each in (*session.get_inputs(), *session.get_outputs())]
         shape = session.get_inputs()[-1].shape
         if [*names[:2], *names[3:]] != ["images", "state", "next_state", "status"] or not isinstance(shape[0], int):
@@ -46,7 +47,7 @@ class AdaptiveFile(OnnxClassifier):
     @torch.inference_mode()
     def diagnose(self, images: Tensor, wait: Callable[[], None]) -> dict[str, bool | float]:
         """Return checks and measurements on a stream of images (N, 3, H, W) in uint8; `wait` may raise to stop."""
-        size, info = self._batch or 1, model_info(self)
+        size, info = self.batch or 1, model_info(self)
         repeated = torch.arange(-(-len(images) // size) * size) % len(images)  # in whole batches
         batches, half = info.preprocessing.normalise(images[repeated]).split(size), len(images) // size // 2
         zero, length = self._others["state"], sum(state_sizes(info.num_classes, self._num_channels).values())
@@ -67,7 +68,7 @@ class AdaptiveFile(OnnxClassifier):
             found["nan_leaves_state"] = _equal(after[0], states[-1])
         if size == 1 and not self._num_channels:  # else no call returns the source model's prediction of an image
             difference = self._difference(batches, values, wait)
-            found |= {"predicts_as_fast": difference <= self._tolerance, "difference_of_probability": difference}
+            found |= {"predicts_as_fast": difference <= self.tolerance, "difference_of_probability": difference}
         status["images_seen"] = status.pop("images")
         return {**found, **status, "state_numbers": length, "ms_per_image": 1000 * seconds}
 
@@ -76,7 +77,7 @@ class AdaptiveFile(OnnxClassifier):
         returned = []
         for images in batches:
             wait()
-            returned.append(self._call(images, [self._output, "next_state", "status"], state=state))
+            returned.append(self._call(images, [self.output_name, "next_state", "status"], state=state))
             state = returned[-1][1]
         return [np.stack(each) for each in zip(*returned, strict=True)]
 

@@ -10,7 +10,7 @@ images alone, normalises by recent statistics.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -30,8 +30,8 @@ from remtta.formats.adaptive.centering import (
 from remtta.formats.adaptive.norms import DEQUANTISE, NORM, Moments, Norm, RecentStatistics
 from remtta.formats.adaptive.operators import Nodes, Value
 from remtta.formats.onnx_graph import messages
+from remtta.formats.onnx_model import OnnxClassifier
 from remtta.methods.pixels import patch_grid, shuffle_patches
-from remtta.models.metadata import Size
 
 OPSET = 17
 """The lowest that a written file has."""
@@ -41,61 +41,36 @@ _COPY = "adapted/"  # before the names of values in the copy that adapts
 _ORDERS = 64  # of patches: views in a batch that are shuffled differently, those of 1,024 images
 
 
-@dataclass(frozen=True)
-class Classifier:
-    """The inputs and outputs of the classifier in an ONNX file.
+def wrap(proto: ModelProto, of: OnnxClassifier, number: int, norms: Sequence[Norm]) -> ModelProto:
+    """Return a model that adapts itself, made of a classifier's; raise CheckpointError if its opset is too old.
 
-    Attributes:
-        input: Name of the images.
-        output: Name of the logits or probabilities.
-        batch: Number of images, if it is fixed.
-        channels_last: Whether images are (B, H, W, 3).
-        image_size: Height and width.
-        patch_size: Of the patches that a view shuffles.
-        num_classes: C.
-        least: Lower bound on probabilities, of which the logarithm is taken; None for logits.
+    Args:
         number: Tells its states from those of other classifiers: a whole number from 1 to 2**24.
         norms: That normalise by recent statistics, in the order of execution.
     """
-
-    input: str
-    output: str
-    batch: int | None
-    channels_last: bool
-    image_size: Size
-    patch_size: Size
-    num_classes: int
-    least: float | None
-    number: int
-    norms: Sequence[Norm] = ()
-
-
-def wrap(proto: ModelProto, classifier: Classifier) -> ModelProto:
-    """Return a model that adapts itself, made of a classifier's; raise CheckpointError if its opset is too old."""
     proto = _with_opset(proto)
     graph, op = proto.graph, Nodes()
-    result = "logits" if classifier.least is None else "probabilities"
+    result = "logits" if of.least is None else "probabilities"
     renamed = {name: f"classifier/{name}" for name in ("images", "state", result, "next_state", "status")}
     _rename(graph, renamed)
-    norms = [replace(norm, output=renamed.get(norm.output, norm.output)) for norm in classifier.norms]
-    of = replace(classifier, norms=norms)
-    entry, end = (renamed.get(name, name) for name in (of.input, of.output))
+    norms = [replace(norm, output=renamed.get(norm.output, norm.output)) for norm in norms]
+    entry, end = (renamed.get(name, name) for name in (of.input_name, of.output_name))
     kind = next(each.type.tensor_type.elem_type for each in graph.input if each.name == entry)
 
     images = Value(op, "images")
-    sizes = state_sizes(of.num_classes, sum(len(norm.mean) for norm in of.norms))
-    state = read_state(op, Value(op, "state"), float(of.number), sizes)
+    sizes = state_sizes(of.num_classes, sum(len(norm.mean) for norm in norms))
+    state = read_state(op, Value(op, "state"), float(number), sizes)
     finite = are_finite(op, op("Cast", images, to=TensorProto.FLOAT), 1, 2, 3)
     due = due_for_view(op, finite, state)
     rows = op("Concat", images, _shuffled(op, op("Gather", images, _filled(op, due, of.batch)), kind, of), axis=0)
     returned = _looped(op, graph, rows, entry, end, of.batch) if of.batch else _spliced(op, graph, rows, entry, end)
     logits = _logits(op, returned, of)
-    adapted = _adapted(op, graph, images, finite, state, (entry, end), kind, of) if of.norms else None
+    adapted = _adapted(op, graph, images, finite, state, (entry, end), kind, of, norms) if norms else None
     first = op("Shape", images, end=1)
     views = op("Slice", logits, first, first + op("Shape", due))
     logits = op("Slice", logits, (0,), first)
     centered, next_state, status = center(
-        op, state, float(of.number), logits, (due, views), finite, of.num_classes, adapted
+        op, state, float(number), logits, (due, views), finite, of.num_classes, adapted
     )
     op(*(("Identity", centered) if of.least is None else ("Softmax", centered)), name=result)
     op("Identity", next_state, name="next_state")
@@ -151,7 +126,7 @@ def _filled(op: Nodes, indices: Value, batch: int | None) -> Value:
     return op("Concat", indices, op("Cast", op("ConstantOfShape", missing), to=TensorProto.INT64), axis=0)
 
 
-def _logits(op: Nodes, returned: Value, of: Classifier) -> Value:
+def _logits(op: Nodes, returned: Value, of: OnnxClassifier) -> Value:
     """Return logits (B, C) of what the classifier returns."""
     logits = op("Reshape", op("Cast", returned, to=TensorProto.FLOAT), (-1, of.num_classes))
     if of.least is None:
@@ -168,7 +143,8 @@ def _adapted(
     state: State,
     ends: tuple[str, str],
     kind: int,
-    of: Classifier,
+    of: OnnxClassifier,
+    norms: Sequence[Norm],
 ) -> tuple[Value, Moments]:
     """Run a copy of a classifier that normalises by recent statistics; return its logits (B, C) and the statistics."""
     copy = GraphProto(node=graph.node)
@@ -178,8 +154,8 @@ def _adapted(
     is_finite = op("Reshape", finite, (-1, 1, 1, 1))
     op("Where", is_finite, images, zero, name=f"{_COPY}{ends[0]}")
     earlier = Moments(state["norm_weight"], state["norm_means"], state["norm_variances"])
-    recent = RecentStatistics(op, of.norms, earlier, op("Cast", finite, to=TensorProto.FLOAT))
-    normalised = {f"{_COPY}{norm.output}" for norm in of.norms}
+    recent = RecentStatistics(op, norms, earlier, op("Cast", finite, to=TensorProto.FLOAT))
+    normalised = {f"{_COPY}{norm.output}" for norm in norms}
     for node in copy.node:
         node.ClearField("name")  # the original's
         node.ClearField("metadata_props")
@@ -228,7 +204,7 @@ def _looped(op: Nodes, graph: GraphProto, rows: Value, entry: str, end: str, bat
     return op("Loop", count, np.array(True), body=body)
 
 
-def _shuffled(op: Nodes, images: Value, kind: int, of: Classifier) -> Value:
+def _shuffled(op: Nodes, images: Value, kind: int, of: OnnxClassifier) -> Value:
     """Return images with their patches shuffled, as `AdaptedModel.shuffle_patches`."""
     grid = patch_grid(of.image_size, of.patch_size)
     codes = torch.arange(grid**2.0).view(1, 1, grid, grid).expand(_ORDERS, -1, -1, -1)

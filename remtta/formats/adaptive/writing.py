@@ -1,9 +1,12 @@
-"""Check a file that adapts itself against the method `fast`."""
+"""Write a file that adapts itself, checked against the method `fast`."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +14,95 @@ import numpy as np
 import onnxruntime
 import torch
 from onnx import GraphProto, ModelProto, NodeProto, helper
-from torch import nn
+from torch import Tensor, nn
 
-from remtta.errors import RemttaError, first_line
+from remtta.errors import RemttaError, UsageError, first_line
+from remtta.files import write_atomically
 from remtta.formats.adaptive.centering import STATUS
-from remtta.formats.adaptive.norms import NORM, Norm
-from remtta.formats.adaptive.wrapping import Classifier
-from remtta.formats.onnx_graph import messages
-from remtta.formats.onnx_model import OnnxClassifier
+from remtta.formats.adaptive.norms import (
+    NORM,
+    Norm,
+    add_measurements,
+    convolutions,
+    find_norms,
+    measured_norms,
+    round_again,
+)
+from remtta.formats.adaptive.wrapping import wrap
+from remtta.formats.onnx_graph import OnnxGraph, messages
+from remtta.formats.onnx_model import COARSE, OnnxClassifier
 from remtta.models.info import model_info
+from remtta.models.tensor_files import state_sha256
 from remtta.pipeline.build import AdaptationConfig, build_pipeline
 
+PATCH_SIZE = "patch_size"
+"""Key in the metadata of a file that adapts itself: height and width of the patches that it shuffles."""
+NORM_CHANNELS = "norm_channels"
+"""Key in the same metadata: number of channels of all batch norms that follow the stream, if there are any."""
+
+_FOLDED = (
+    "batch norms in %s, if any, are folded into its convolutions and do not follow the stream; with --source-data "
+    "FOLDER (clean images) they do"
+)
 _TEMPERATURE_TOLERANCE = 0.1
 _BATCH, _NUM_BATCHES = 3, 6  # 18 images, two of them with a view
 _PROVIDERS = ["CPUExecutionProvider"]
 
+_log = logging.getLogger(__name__)
+
+
+def write_adaptive(
+    model: OnnxClassifier,
+    path: Path,
+    metadata: Mapping[str, str],
+    *,
+    original: nn.Module | None = None,
+    clean: Iterable[Tensor] | None = None,
+) -> None:
+    """Write a file that adapts itself as the method `fast` adapts a model, atomically, and with more metadata.
+
+    Raise as `OnnxClassifier.save`, and CheckpointError if the model's file is of an opset that is too old.
+
+    Args:
+        original: The model in torch, from which the model's file was exported.
+        clean: Batches of source images (B, 3, H, W), to measure the convolutions into which norms were folded.
+    """
+    proto = model.shifted_graph().proto
+    norms: Sequence[Norm] = find_norms(proto.graph)
+    if clean is not None:
+        if norms:
+            raise UsageError(f"{model.path.name} has its batch norms; leave --source-data out")
+        round_again(proto.graph)
+        norms = _measure(model, proto, clean)
+    elif not norms and convolutions(proto.graph):
+        _log.info(_FOLDED, model.path.name)
+    parts = [bytes.fromhex(state_sha256(model)), *(norm.mean.tobytes() for norm in norms)]
+    digest = hashlib.sha256(b"".join(parts)).digest() if norms else parts[0]
+    reference = original or (_with_torch_norms(model, proto, norms) if norms else model)
+    graph = OnnxGraph(wrap(proto, model, 1 + int.from_bytes(digest[:3]), norms), path)
+    tolerance = COARSE if graph.rounds else model.tolerance  # other batches round otherwise
+    num_channels = sum(len(norm.mean) for norm in norms)
+    own = {PATCH_SIZE: json.dumps(model.patch_size)} | ({NORM_CHANNELS: str(num_channels)} if norms else {})
+    content = graph.content({**metadata, **own})
+    write_atomically(path, lambda temporary: _write_checked(temporary, content, model, reference, tolerance))
+
+
+def _measure(model: OnnxClassifier, proto: ModelProto, clean: Iterable[Tensor]) -> Sequence[Norm]:
+    """Return norms for the convolutions of a graph, by batches of source images."""
+    graph = OnnxGraph(copy.deepcopy(proto), model.path)
+    outputs = [model.output_name, *add_measurements(graph.proto.graph)]
+    measuring = model.run_by(model.open_session(graph.content({})))
+    batches = [measuring.run(images, outputs)[1:] for images in clean]
+    measured = [torch.cat(parts).numpy() for parts in zip(*batches, strict=True)]
+    norms = measured_norms(graph.proto.graph, measured)
+    if not norms:
+        text = f"{model.path.name} has no convolutions that batch norms were folded into"
+        raise UsageError(f"{text}; leave --source-data out")
+    return norms
+
 
 @torch.inference_mode()
-def write_checked(
-    path: Path, content: bytes, model: OnnxClassifier, reference: nn.Module, classifier: Classifier, tolerance: float
-) -> None:
+def _write_checked(path: Path, content: bytes, model: OnnxClassifier, reference: nn.Module, tolerance: float) -> None:
     """Write a file; raise RemttaError if a probability of random images differs by more than a tolerance.
 
     Args:
@@ -45,13 +117,13 @@ def write_checked(
         raise RemttaError(f"onnxruntime cannot load the file with the adaptation: {reason}") from error
     config = AdaptationConfig("fast", {"precision": "fp32"}).with_guard()
     pipeline = build_pipeline(reference, model_info(reference), config)
-    size, generator = classifier.batch or _BATCH, torch.Generator().manual_seed(0)
+    size, generator = model.batch or _BATCH, torch.Generator().manual_seed(0)
     state = np.zeros(session.get_inputs()[1].shape, np.float32)
     for _ in range(0, _BATCH * _NUM_BATCHES, size):
-        images = torch.randint(256, (size, 3, *classifier.image_size), generator=generator) / 255  # also of pixels
+        images = torch.randint(256, (size, 3, *model.image_size), generator=generator) / 255  # also of pixels
         returned, state, status = session.run(None, {"images": model.as_input(images), "state": state})
         probabilities, divisor = torch.from_numpy(returned), float(status[STATUS.index("temperature")])
-        probabilities = probabilities.softmax(-1) if classifier.least is None else probabilities
+        probabilities = probabilities.softmax(-1) if model.least is None else probabilities
         prediction = pipeline.predict(images)
         pipeline.learn()
         assert prediction.temperature is not None
@@ -62,12 +134,11 @@ def write_checked(
             raise RemttaError(f"the file predicts otherwise than fast, by {difference:.1e}; nothing was written")
 
 
-def with_torch_norms(model: OnnxClassifier, proto: ModelProto, classifier: Classifier) -> OnnxClassifier:
+def _with_torch_norms(model: OnnxClassifier, proto: ModelProto, norms: Sequence[Norm]) -> OnnxClassifier:
     """Return a classifier in an ONNX file with torch's batch norms, between parts that onnxruntime runs."""
-    model = copy.deepcopy(model)
-    modules = [_batch_norm(norm) for norm in classifier.norms]
+    modules = [_batch_norm(norm) for norm in norms]
+    model = model.run_by(_Parts(proto, model, list(zip(norms, modules, strict=True))))
     model.norms = nn.ModuleList(modules)  # where `fast` finds them
-    model._session = _Parts(proto, classifier, modules)
     return model
 
 
@@ -81,17 +152,17 @@ def _batch_norm(norm: Norm) -> nn.Module:
 class _Parts:
     """Runs a graph as a session does, with batch norms in torch."""
 
-    def __init__(self, proto: ModelProto, classifier: Classifier, modules: Sequence[nn.Module]) -> None:
-        graph, self._norms = proto.graph, list(zip(classifier.norms, modules, strict=True))
+    def __init__(self, proto: ModelProto, model: OnnxClassifier, norms: Sequence[tuple[Norm, nn.Module]]) -> None:
+        graph, self._norms = proto.graph, norms
         makers = {name: node for node in graph.node for name in node.output}
-        known = {each.name: each.type.tensor_type.elem_type for each in graph.input if each.name == classifier.input}
+        known = {each.name: each.type.tensor_type.elem_type for each in graph.input if each.name == model.input_name}
         self._parts = []
         for norm, _ in self._norms:
             node, kind = makers[norm.output], norm.kind
             self._parts.append(_part(proto, known, node.input[0] if node.op_type == NORM else norm.output, kind))
             known[norm.output] = kind
-        kind = next(each.type.tensor_type.elem_type for each in graph.output if each.name == classifier.output)
-        self._parts.append(_part(proto, known, classifier.output, kind))
+        kind = next(each.type.tensor_type.elem_type for each in graph.output if each.name == model.output_name)
+        self._parts.append(_part(proto, known, model.output_name, kind))
 
     def run(self, outputs: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         values = dict(inputs)
