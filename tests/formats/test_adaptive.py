@@ -96,6 +96,15 @@ def check_equal(device: Device, pipeline: Pipeline, batches: list[Tensor], toler
     return fractions
 
 
+def fused(path: Path) -> list[str]:
+    """Return the operators that onnxruntime makes of a file's."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(path.with_name("optimised.onnx"))
+    onnxruntime.InferenceSession(path, options)
+    return [node.op_type for node in onnx.load(path.with_name("optimised.onnx")).graph.node]
+
+
 def with_float_output(path: Path) -> Path:
     proto = onnx.load(path)
     proto.graph.node.append(helper.make_node("Cast", ["logits"], ["float"], to=TensorProto.FLOAT))
@@ -236,6 +245,15 @@ def test_an_older_opset_is_raised(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="opset 12 cannot be converted to 17"):
         _with_opset(proto)
+
+
+@pytest.mark.filterwarnings("ignore")  # what torch's exporter warns of
+def test_a_runtime_fuses_nodes_as_in_the_classifier(tmp_path: Path) -> None:
+    save_onnx(exportable(tiny_vit()), tmp_path / "plain.onnx")
+    onnx.save(onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "plain.onnx")), tmp_path / "shapes.onnx")
+    adaptive(load(tmp_path / "shapes.onnx"), tmp_path / "a.onnx")
+    for operator, count in (("SkipLayerNormalization", 1), ("LayerNormalization", 4), ("BiasGelu", 2)):
+        assert [fused(tmp_path / name).count(operator) for name in ("shapes.onnx", "a.onnx")] == [count, count]
 
 
 def test_subgraphs_keep_what_they_read_of_the_graph_around_them(tmp_path: Path) -> None:
@@ -526,11 +544,7 @@ def test_convolutions_with_quantised_outputs_stay_in_integers(tmp_path: Path) ->
     options = {"activation_type": QuantType.QUInt8, "op_types_to_quantize": ["Conv", "Gemm"]}
     quantize_static(tmp_path / "folded.onnx", tmp_path / "int8.onnx", Calibration(clean), **options)
     write_adaptive(load(tmp_path / "int8.onnx"), tmp_path / "b.onnx", {}, clean=clean.split(10))
-    session_options = onnxruntime.SessionOptions()
-    session_options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-    session_options.optimized_model_filepath = str(tmp_path / "optimised.onnx")
-    onnxruntime.InferenceSession(tmp_path / "b.onnx", session_options)
-    operators = [node.op_type for node in onnx.load(tmp_path / "optimised.onnx").graph.node]
+    operators = fused(tmp_path / "b.onnx")
     assert operators.count("QLinearConv") == 4 and "Conv" not in operators
     assert operators.count("BatchNormalization") == 2
     device = Device(tmp_path / "b.onnx")

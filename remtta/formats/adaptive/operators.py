@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 
 class Nodes:
@@ -15,12 +15,14 @@ class Nodes:
     Attributes:
         nodes: In the order of execution.
         constants: What they read.
+        shapes: Of their results, as far as known.
     """
 
     def __init__(self, prefix: str = "adaptive/") -> None:
         self._prefix = prefix
         self.nodes: list[NodeProto] = []
         self.constants: list[TensorProto] = []
+        self.shapes: list[ValueInfoProto] = []
         self._count = 0
 
     def __call__(self, operator: str, *inputs: Operand, name: str | None = None, **attributes: Any) -> Value:

@@ -14,7 +14,16 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, version_converter
+from onnx import (
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TensorShapeProto,
+    ValueInfoProto,
+    helper,
+    version_converter,
+)
 from torch.nn import functional as F
 
 from remtta.errors import CheckpointError, first_line
@@ -36,6 +45,7 @@ from remtta.methods.pixels import patch_grid, shuffle_patches
 OPSET = 17
 """The lowest that a written file has."""
 
+_PREFIX = "classifier/"  # before names in the classifier that would be ambiguous
 _COPY = "adapted/"  # before the names of values in the copy that adapts
 
 _ORDERS = 64  # of patches: views in a batch that are shuffled differently, those of 1,024 images
@@ -51,8 +61,8 @@ def wrap(proto: ModelProto, of: OnnxClassifier, number: int, norms: Sequence[Nor
     proto = _with_opset(proto)
     graph, op = proto.graph, Nodes()
     result = "logits" if of.least is None else "probabilities"
-    renamed = {name: f"classifier/{name}" for name in ("images", "state", result, "next_state", "status")}
-    _rename(graph, renamed)
+    renamed = {name: f"{_PREFIX}{name}" for name in ("images", "state", result, "next_state", "status")}
+    _rename(graph, renamed, _PREFIX)
     norms = [replace(norm, output=renamed.get(norm.output, norm.output)) for norm in norms]
     entry, end = (renamed.get(name, name) for name in (of.input_name, of.output_name))
     kind = next(each.type.tensor_type.elem_type for each in graph.input if each.name == entry)
@@ -86,8 +96,9 @@ def wrap(proto: ModelProto, of: OnnxClassifier, number: int, norms: Sequence[Nor
     info = helper.make_tensor_value_info
     inputs = [info("images", kind, [batch, *sides]), info("state", float32, state_shape)]
     outputs = [info(name, float32, shape) for name, shape in shapes.items()]
-    sparse = graph.sparse_initializer
-    whole = helper.make_graph(op.nodes, "adaptive", inputs, outputs, op.constants, sparse_initializer=sparse)
+    whole = helper.make_graph(
+        op.nodes, "adaptive", inputs, outputs, op.constants, None, op.shapes, graph.sparse_initializer
+    )
     proto.graph.CopyFrom(whole)
     return proto
 
@@ -106,16 +117,21 @@ def _with_opset(proto: ModelProto) -> ModelProto:
     return proto
 
 
-def _rename(graph: GraphProto, renamed: Mapping[str, str]) -> None:
-    """Rename values in a graph, those in its subgraphs included, and forget their shapes, which have fewer rows."""
+def _rename(graph: GraphProto, renamed: Mapping[str, str], prefix: str) -> None:
+    """Rename values in a graph, subgraphs included, and put a prefix before the names of sizes, as rows are others."""
     for message in messages(graph):
-        if isinstance(message, GraphProto):
-            del message.value_info[:]
-        elif isinstance(message, NodeProto):
+        if isinstance(message, NodeProto):
             for names in (message.input, message.output):
                 names[:] = [renamed.get(name, name) for name in names]
         elif isinstance(message, ValueInfoProto | TensorProto):
             message.name = renamed.get(message.name, message.name)
+        elif isinstance(message, TensorShapeProto.Dimension) and message.dim_param:
+            message.dim_param = f"{prefix}{message.dim_param}"
+
+
+def _shapes(graph: GraphProto, entry: str) -> list[ValueInfoProto]:
+    """Return the shapes of a graph's values: runtimes fuse nodes by them, and fused ones round otherwise."""
+    return [*(each for each in graph.input if each.name == entry), *graph.value_info]
 
 
 def _filled(op: Nodes, indices: Value, batch: int | None) -> Value:
@@ -147,15 +163,16 @@ def _adapted(
     norms: Sequence[Norm],
 ) -> tuple[Value, Moments]:
     """Run a copy of a classifier that normalises by recent statistics; return its logits (B, C) and the statistics."""
-    copy = GraphProto(node=graph.node)
+    copy = GraphProto(node=graph.node, value_info=_shapes(graph, ends[0]))
     made = {ends[0], *(name for node in graph.node for name in node.output if name)}
-    _rename(copy, {name: f"{_COPY}{name}" for name in made})
+    _rename(copy, {name: f"{_COPY}{name}" for name in made}, _COPY)
     zero = np.zeros((), helper.tensor_dtype_to_np_dtype(kind))
     is_finite = op("Reshape", finite, (-1, 1, 1, 1))
     op("Where", is_finite, images, zero, name=f"{_COPY}{ends[0]}")
     earlier = Moments(state["norm_weight"], state["norm_means"], state["norm_variances"])
     recent = RecentStatistics(op, norms, earlier, op("Cast", finite, to=TensorProto.FLOAT))
     normalised = {f"{_COPY}{norm.output}" for norm in norms}
+    op.shapes += copy.value_info
     for node in copy.node:
         node.ClearField("name")  # the original's
         node.ClearField("metadata_props")
@@ -179,6 +196,7 @@ def _spliced(op: Nodes, graph: GraphProto, rows: Value, entry: str, end: str) ->
     op("Identity", rows, name=entry)
     op.nodes += graph.node
     op.constants += graph.initializer
+    op.shapes += _shapes(graph, entry)
     return Value(op, end)
 
 
@@ -189,7 +207,6 @@ def _looped(op: Nodes, graph: GraphProto, rows: Value, entry: str, end: str, bat
     start = inner("Reshape", number * batch, (1,))
     inner("Slice", rows, start, start + batch, name=entry)
     goes_on = inner("Identity", condition)
-    given = [each for each in graph.input if each.name == entry]
     returned = [each for each in graph.output if each.name == end]
     body = helper.make_graph(
         [*inner.nodes, *graph.node],
@@ -197,7 +214,7 @@ def _looped(op: Nodes, graph: GraphProto, rows: Value, entry: str, end: str, bat
         [info(number.name, TensorProto.INT64, []), info(condition.name, TensorProto.BOOL, [])],
         [info(goes_on.name, TensorProto.BOOL, []), *returned],
         inner.constants,
-        value_info=given,
+        value_info=_shapes(graph, entry),
     )
     op.constants += graph.initializer
     count = op("Squeeze", op("Div", op("Shape", rows, end=1), (batch,)))
