@@ -113,6 +113,10 @@ def main(argv: list[str] | None = None) -> None:
     given = {name: getattr(args, name) for name in ("checkpoint", "mean", "std", "crop_pct")}
     model = load_model(args.model, **given)
     if not backbone_of(model).batch_norms:
+        if "norm_channels" in Device(args.file).session.get_modelmeta().custom_metadata_map:
+            sys.exit(
+                f"batch norms of {args.file} follow the stream, and {args.model} has none: name the model in torch"
+            )
         remember(model)
     preprocessing = preprocessing_of(model)
     transform = preprocessing.transform()

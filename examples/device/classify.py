@@ -11,34 +11,59 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
+
+SAVE_EVERY_S = 10.0  # what a power failure loses of the state; each write wears out flash memory
 
 
-def pictures(source: str) -> Iterator[tuple[str, Image.Image]]:
-    """Yield the names and pictures of a folder, in the order of their names, or of a camera."""
+def pictures(source: str) -> Iterator[tuple[str, Image.Image | OSError]]:
+    """Yield the names and pictures of a folder, in the order of their names, or of a camera until it fails; an error
+    in place of a picture that cannot be read.
+    """
     if not source.isdigit():
-        for path in sorted(
-            path for path in Path(source).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg", ".png")
-        ):
-            yield str(path), Image.open(path).convert("RGB")
+        suffixes = (".jpg", ".jpeg", ".png")
+        paths = sorted(path for path in Path(source).rglob("*") if path.suffix.lower() in suffixes)
+        if not paths:
+            raise SystemExit(f"{source} holds no images ({', '.join(suffixes)})")
+        for path in paths:
+            try:
+                with Image.open(path) as image:
+                    picture: Image.Image | OSError = to_rgb(image)
+            except OSError as error:
+                picture = error
+            yield str(path), picture
         return
     import cv2
 
     camera = cv2.VideoCapture(int(source))
     while (read := camera.read())[0]:
         yield f"camera {source}", Image.fromarray(cv2.cvtColor(read[1], cv2.COLOR_BGR2RGB))
+    raise SystemExit(f"camera {source} returns no frame")
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """Convert an image as remtta does: rotated by its EXIF tag, 16 bits scaled to 8, transparency on white."""
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I"):
+        image = Image.fromarray((np.asarray(image) / 257).round().astype(np.uint8))
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return image.convert("RGB")
 
 
 class Classifier:
     """A file that adapts itself, with its state."""
 
     def __init__(self, model: Path, state: Path | None) -> None:
+        if not model.exists():
+            raise SystemExit(f"{model}: no such file")
         options = onnxruntime.SessionOptions()
         options.enable_mem_pattern = False  # which takes memory for each number of rows that the classifier sees
         self.session = onnxruntime.InferenceSession(str(model), options)
@@ -52,14 +77,22 @@ class Classifier:
             raise SystemExit(
                 f"{model} takes {self.images.shape[0]} images at once; export its classifier for any number"
             )
-        self.state = np.load(state) if state and state.exists() else np.zeros(zero.shape, np.float32)
-        if list(self.state.shape) != zero.shape:  # one of another model with as many classes begins anew
+        self.path, self.state = state, np.zeros(zero.shape, np.float32)
+        if state and state.exists():
+            try:
+                self.state = np.load(state)
+            except (OSError, ValueError) as error:
+                raise SystemExit(f"{state} is damaged; remove it to begin a new stream") from error
+        if list(self.state.shape) != zero.shape:
             raise SystemExit(f"{state} has {self.state.size} numbers, not {zero.shape[0]}: it is another model's")
 
     def __call__(self, image: Image.Image) -> dict[str, Any]:
         """Return the fields of a prediction."""
         inputs = {"images": self.preprocess(image)[None], "state": self.state}
-        (values,), self.state, status = self.session.run(None, inputs)
+        (values,), state, status = self.session.run(None, inputs)
+        if self.state[0] not in (0, state[0]):  # the model's number; the file itself would begin a new stream
+            raise SystemExit(f"{self.path} is another model's; remove it to begin a new stream")
+        self.state = state
         if self.session.get_outputs()[0].name == "logits":
             values = np.exp(values - values.max())
             values /= values.sum()
@@ -88,15 +121,35 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, help="what remtta export --adaptive wrote, for one image at a time or any")
     parser.add_argument("source", help="a folder of images, or the number of a camera")
-    parser.add_argument("--state", type=Path, help="go on from this file, and write it after every image")
+    parser.add_argument("--state", type=Path, help="go on from this file; written every 10 s, and at the end")
     args = parser.parse_args(argv)
     classify = Classifier(args.model, args.state)
-    for name, image in pictures(args.source):
-        print(json.dumps({"source": name, **classify(image)}), flush=True)
-        if args.state is not None:
-            with open(temporary := args.state.with_suffix(".tmp"), "wb") as file:
-                np.save(file, classify.state)
-            os.replace(temporary, args.state)
+    save(classify.state, args.state)  # at once: it may be impossible
+    saved = time.monotonic()
+    try:
+        for name, image in pictures(args.source):
+            row = {"error": str(image)} if isinstance(image, OSError) else classify(image)
+            print(json.dumps({"source": name, **row}), flush=True)
+            if time.monotonic() - saved > SAVE_EVERY_S:
+                save(classify.state, args.state)
+                saved = time.monotonic()
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    finally:
+        save(classify.state, args.state)
+
+
+def save(state: np.ndarray, path: Path | None) -> None:
+    """Replace a file by a state, whole or not at all."""
+    if path is None:
+        return
+    try:
+        with open(temporary := path.with_suffix(".tmp"), "wb") as file:
+            np.save(file, state)
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as error:
+        raise SystemExit(f"{path} cannot be written: {error.strerror}") from error
 
 
 if __name__ == "__main__":

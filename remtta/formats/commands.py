@@ -68,18 +68,18 @@ def export(
         if source_data is not None and not adaptive:
             raise UsageError("--source-data is for --adaptive; leave it out")
         load_torch("remtta.deltas.base_model", model, run)
+        from remtta.adapt.image_inputs import warn_of_guess
         from remtta.deltas.base_model import base_options
         from remtta.deltas.delta import load_delta
         from remtta.formats.export import adapted_model, check_packages, export_model, save_adaptive, source_model
 
-        check_packages(format or "onnx")
-        if run is None:
-            adapted = source_model(model)
-        else:
-            delta = load_delta(run)
-            adapted = adapted_model(delta, base_options(delta, model))
+        delta = None if run is None else load_delta(run)
+        options = model if delta is None else base_options(delta, model)
+        check_packages(format or "onnx", of_onnx=any(map(is_model_file, filter(None, options.files))))
+        adapted = source_model(options) if delta is None else adapted_model(delta, options)
         if format is None:
             check_not_input(output, "--output", adapted.inputs)
+            warn_of_guess(adapted.info.guessed)
             save_adaptive(adapted, output, source_data)
             files = [output]
         else:

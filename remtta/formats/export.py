@@ -290,10 +290,11 @@ _WRITERS: dict[Format, tuple[Callable[[ExportableModel, Path], None], Sequence[s
 """A function for each format, the packages that it needs, and the name of its main file."""
 
 
-def check_packages(format: Format) -> None:
-    """Raise UsageError if a package that a format needs is missing."""
+def check_packages(format: Format, *, of_onnx: bool = False) -> None:
+    """Raise UsageError if a package is missing that a format, or an export of an ONNX file, needs."""
     for package in _WRITERS[format][1]:
-        check_installed(package, "export", "an export")
+        if not (of_onnx and package == "onnxscript"):
+            check_installed(package, "onnx" if of_onnx else "export", "an export")
 
 
 def export_model(adapted: ExportableModel, format: Format, output: Path, *, overwrite: bool = False) -> list[Path]:
@@ -303,7 +304,7 @@ def export_model(adapted: ExportableModel, format: Format, output: Path, *, over
     fails, or its logits differ from the model's.
     """
     write, _, main_file = _WRITERS[format]
-    check_packages(format)
+    check_packages(format, of_onnx=isinstance(adapted.model, OnnxClassifier))
     if isinstance(adapted.model, OnnxClassifier) and format != "onnx":
         raise UsageError(f"{adapted.delta.model} is an ONNX file; use --format onnx")
     check_can_hold(output, "the folder of an export", "--output")

@@ -17,6 +17,7 @@ import pytest
 import torch
 from onnx import TensorProto, helper
 from onnxruntime.quantization import QuantType, quantize_static
+from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -585,7 +586,10 @@ def test_source_data_are_for_folded_batch_norms_only(
     line = refusal_of(capfd, "export", "tiny.onnx", *args)
     assert line.endswith("tiny.onnx has no convolutions that batch norms were folded into; leave --source-data out")
     assert remtta_here("export", "folded.onnx", *args) == 0
-    assert "--source-data" not in capfd.readouterr().err
+    printed = capfd.readouterr().err
+    assert "--source-data" not in printed and "assuming" not in printed
+    with pytest.raises(SystemExit, match=r"and folded\.onnx has none: name the model in torch"):
+        runpy.run_path(str(EXAMPLES.parent / "check_adaptive.py"))["main"](["adaptive.onnx", "folded.onnx", "clean"])
     assert remtta_here("doctor", "clean", "--model", "adaptive.onnx", "--json") == 0
     found = json.loads(capfd.readouterr().out)
     assert found["works"] and found["state_numbers"] == 5 * 7 + 2 * 20 + 14 and "predicts_as_fast" not in found
@@ -672,19 +676,72 @@ def test_a_device_needs_neither_remtta_nor_torch(frames: Path, tmp_path: Path) -
     assert [row["status"]["images"] for row in rows] == list(range(1, 13))
 
 
-def test_the_example_for_python_refuses_what_it_cannot_run(tmp_path: Path) -> None:
+def test_an_onnx_file_needs_no_exporter(
+    frames: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_onnx(tmp_path / "tiny.onnx")
+    assert remtta_here("adapt", frames, "--model", "tiny.onnx", "--output", "run", "--mean", "0.5", "--std", "0.2") == 0
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxscript" else find_spec(name))
+    assert remtta_here("export", "tiny.onnx", "--adaptive", "-o", "a.onnx") == 0
+    assert remtta_here("export", "run", "--adaptive", "-o", "b.onnx") == 0
+    assert remtta_here("export", "run", "--format", "onnx", "-o", "folder") == 0
+    line = refusal_of(capfd, "export", "--model", "remtta-demo", "--adaptive", "-o", "c.onnx")
+    assert "an export needs onnxscript" in line
+
+
+def test_the_example_for_python_refuses_what_it_cannot_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plain, batches = write_onnx(tmp_path / "tiny.onnx"), write_onnx(tmp_path / "batches.onnx", batch=3)
     for path in (plain, batches):
         assert remtta_here("export", path, "--adaptive", "-o", path.with_suffix(".a.onnx"), "--mean", "0.5") == 0
-    np.save(tmp_path / "state.npy", np.zeros(42, np.float32))
+        assert "the model's preprocessing is partly unknown: assuming --std" in capfd.readouterr().err
+    size = onnxruntime.InferenceSession(str(tmp_path / "tiny.a.onnx")).get_inputs()[1].shape[0]
+    np.save(tmp_path / "longer.npy", np.zeros(size + 1, np.float32))
+    np.save(tmp_path / "others.npy", np.full(size, 3, np.float32))
+    (tmp_path / "damaged.npy").write_bytes(b"\x93NUM")
+    Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
     main = runpy.run_path(str(EXAMPLES / "classify.py"))["main"]
-    for name, problem in (
-        ("tiny.onnx", "tiny.onnx does not adapt itself; remtta export --adaptive makes a file of it that does"),
-        ("batches.a.onnx", "batches.a.onnx takes 3 images at once; export its classifier for any number"),
-        ("tiny.a.onnx", "state.npy has 42 numbers, not 41: it is another model's"),
+    for name, state, problem in (
+        ("no.onnx", "new.npy", "no.onnx: no such file"),
+        ("tiny.onnx", "new.npy", "tiny.onnx does not adapt itself; remtta export --adaptive makes a file of it that"),
+        ("batches.a.onnx", "new.npy", "batches.a.onnx takes 3 images at once; export its classifier for any number"),
+        ("tiny.a.onnx", "longer.npy", f"longer.npy has {size + 1} numbers, not {size}: it is another model's"),
+        ("tiny.a.onnx", "others.npy", "others.npy is another model's; remove it to begin a new stream"),
+        ("tiny.a.onnx", "damaged.npy", "damaged.npy is damaged; remove it to begin a new stream"),
+        ("tiny.a.onnx", "no folder/new.npy", "new.npy cannot be written: No such file or directory"),
     ):
+        before = {path: path.read_bytes() for path in tmp_path.glob("*.npy")}
         with pytest.raises(SystemExit, match=re.escape(problem)):
-            main([str(tmp_path / name), str(tmp_path), "--state", str(tmp_path / "state.npy")])
+            main([str(tmp_path / name), str(tmp_path), "--state", str(tmp_path / state)])
+        assert before == {path: path.read_bytes() for path in tmp_path.glob("*.npy")}
+    with pytest.raises(SystemExit, match=r"nowhere holds no images \(.jpg, .jpeg, .png\)"):
+        main([str(tmp_path / "tiny.a.onnx"), str(tmp_path / "nowhere")])
+
+
+def test_the_example_for_python_reads_images_as_remtta_does(
+    frames: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, path = tmp_path / "images", write_onnx(tmp_path / "tiny.onnx")
+    folder.mkdir()
+    image, exif = Image.open(frames / "frame_0.png").convert("RGB"), Image.Exif()
+    exif[0x0112] = 6  # rotated
+    image.save(folder / "a.png", exif=exif)
+    grey = np.asarray(image.convert("L"), np.uint16) * 256 + np.arange(image.width, dtype=np.uint16)
+    Image.fromarray(grey).save(folder / "b.png")
+    image.putalpha(Image.linear_gradient("L").resize(image.size))
+    image.save(folder / "c.png")
+    content = (folder / "c.png").read_bytes()
+    (folder / "d.png").write_bytes(content[: len(content) // 2])
+    options = ["--mean", "0.5", "0.4", "0.3", "--std", "0.2", "--crop-pct", "1"]
+    assert remtta_here("export", path, "--adaptive", "-o", tmp_path / "adaptive.onnx", *options) == 0
+    assert remtta_here("adapt", folder, "--model", path, "-o", tmp_path / "run", "-b", "1", *options) == 0
+    capsys.readouterr()
+    runpy.run_path(str(EXAMPLES / "classify.py"))["main"]([str(tmp_path / "adaptive.onnx"), str(folder)])
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row.get("prob") for row in rows[:3]] == pytest.approx(
+        [row["prob"] for row in rows_of(tmp_path / "run")[:3]], abs=1e-4
+    )
+    assert "truncated" in rows[3]["error"]
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,8 @@ def write_adaptive(
     num_channels = sum(len(norm.mean) for norm in norms)
     own = {PATCH_SIZE: json.dumps(model.patch_size)} | ({NORM_CHANNELS: str(num_channels)} if norms else {})
     content = graph.content({**metadata, **own})
-    write_atomically(path, lambda temporary: _write_checked(temporary, content, model, reference, tolerance))
+    advice = "" if clean is None else "; give more, or other, images by --source-data"
+    write_atomically(path, lambda temporary: _write_checked(temporary, content, model, reference, tolerance, advice))
 
 
 def _measure(model: OnnxClassifier, proto: ModelProto, clean: Iterable[Tensor]) -> Sequence[Norm]:
@@ -102,12 +103,15 @@ def _measure(model: OnnxClassifier, proto: ModelProto, clean: Iterable[Tensor]) 
 
 
 @torch.inference_mode()
-def _write_checked(path: Path, content: bytes, model: OnnxClassifier, reference: nn.Module, tolerance: float) -> None:
+def _write_checked(
+    path: Path, content: bytes, model: OnnxClassifier, reference: nn.Module, tolerance: float, advice: str
+) -> None:
     """Write a file; raise RemttaError if a probability of random images differs by more than a tolerance.
 
     Args:
         model: The classifier in the file.
         reference: The same with torch's batch norms, which `fast` adapts.
+        advice: What to do if they differ.
     """
     path.write_bytes(content)
     try:
@@ -131,7 +135,9 @@ def _write_checked(path: Path, content: bytes, model: OnnxClassifier, reference:
         expected = (prediction.logits * (prediction.temperature / divisor)).softmax(-1)
         difference = float((probabilities - expected).abs().max())
         if not (difference <= tolerance and abs(divisor - prediction.temperature) <= _TEMPERATURE_TOLERANCE):
-            raise RemttaError(f"the file predicts otherwise than fast, by {difference:.1e}; nothing was written")
+            raise RemttaError(
+                f"the file predicts otherwise than fast, by {difference:.1e}; nothing was written{advice}"
+            )
 
 
 def _with_torch_norms(model: OnnxClassifier, proto: ModelProto, norms: Sequence[Norm]) -> OnnxClassifier:
