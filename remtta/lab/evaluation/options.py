@@ -152,6 +152,7 @@ class EvalOptions:
         protocol_option(
             "Order of the images within a domain.",
             default="stored for arrays and image lists, else shuffled",
+            common=True,
             more="evaluation.md#orders",
         ),
         Fixed(),

@@ -35,14 +35,9 @@ def of_few(labels: np.ndarray, classes: np.ndarray, rng: np.random.Generator, *,
     return of_classes(labels, classes[:count], rng)
 
 
-def of_other_two(labels: np.ndarray, _: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return positions of images of two classes, others in each domain."""
-    return of_classes(labels, rng.permutation(np.unique(labels))[:2], rng)
-
-
-def switching(labels: np.ndarray, _: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return positions of shuffled images of all classes, then of as many of one class, another in each domain."""
-    then = of_classes(labels, rng.choice(np.unique(labels), 1), rng)
+def switching(labels: np.ndarray, classes: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return positions of shuffled images of all classes, then of as many of the stream's first class."""
+    then = of_classes(labels, classes[:1], rng)
     return np.concatenate([rng.permutation(len(labels))[: len(then)], then])
 
 
@@ -55,13 +50,15 @@ def long_tail(labels: np.ndarray, classes: np.ndarray, rng: np.random.Generator)
     return rng.choice(len(labels), -(-len(labels) // _PART), replace=False, p=each / each.sum())
 
 
-NUM_CLASSES = {"one-class": 1, "two-classes": 2, "three-classes": 3}
-"""Number of classes in the whole stream, by order."""
+NUM_CLASSES = {"one-class": 1, "two-classes": 2, "three-classes": 3, "other-classes": 2, "switch": 1}
+"""Number of classes of a stretch, by order."""
+
+NEXT_CLASSES = ("other-classes", "switch")
+"""Orders in which each domain has the next classes of the stream."""
 
 ORDERS: Mapping[str, Order] = {
     **{f"runs-{length}": partial(in_runs, length=length) for length in (5, 25, 100)},
     **{name: partial(of_few, count=count) for name, count in NUM_CLASSES.items()},
-    "other-classes": of_other_two,
     "switch": switching,
     "long-tail": long_tail,
 }

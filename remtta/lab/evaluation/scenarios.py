@@ -16,7 +16,7 @@ from remtta.errors import UsageError, listed
 from remtta.lab.corruptions.parameters import SEVERITIES
 from remtta.lab.evaluation.domains import Dataset, Domain
 from remtta.lab.evaluation.options import EvalOptions
-from remtta.lab.evaluation.orders import NUM_CLASSES, ORDERS
+from remtta.lab.evaluation.orders import NEXT_CLASSES, NUM_CLASSES, ORDERS
 from remtta.lab.evaluation.trial_writer import TrialProgress
 from remtta.pipeline.pipeline import BETWEEN_UPDATES, Pipeline
 from remtta.runs.loop import OUT_OF_TIME, BatchResult, LearningPolicy
@@ -56,9 +56,11 @@ def plan_visits(dataset: Dataset, options: EvalOptions, seed: int) -> list[Visit
         raise UsageError("--unseen leaves no domain to adapt to")
 
     classes = _stream_classes(dataset, options, seed)
+    step = NUM_CLASSES[options.order] if options.order in NEXT_CLASSES else 0
 
     def visit(number: int, repetition: int = 0, phase: Phase = "adapt") -> Visit:
-        positions = _image_order(dataset.domains[number], options, classes, seed, repetition)
+        chosen = np.roll(classes, -number * step)
+        positions = _image_order(dataset.domains[number], options, chosen, seed, repetition)
         items = np.stack([np.full_like(positions, number), positions], axis=1)
         return Visit(items, reset=scenario == "episodic" and phase == "adapt", phase=phase)
 

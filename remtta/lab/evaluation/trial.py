@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from remtta.deltas.delta import save_delta
-from remtta.errors import StreamError
+from remtta.errors import StreamError, counted
 from remtta.files import writing
 from remtta.interrupts import Interrupts, Stopped
 from remtta.lab.evaluation.context import EvaluationContext
 from remtta.lab.evaluation.domains import Dataset, title_of
+from remtta.lab.evaluation.orders import NEXT_CLASSES, NUM_CLASSES
 from remtta.lab.evaluation.scenarios import TimeConstrainedPolicy, Visit, plan_visits
 from remtta.lab.evaluation.time_left import TimeLeft
 from remtta.lab.evaluation.trial_writer import PROGRESS, TrialRecord, TrialWriter, delta_path
@@ -129,8 +130,20 @@ class Trial(LoopCallback):
         variants = [context.variants[name] for name in context.methods]
         number, left = len(progress.finished), len(progress.remaining(variants, context.options))
         kind = context.options.order
-        order = "images shuffled by" if kind == "shuffled" else f"images in {kind} order,"
+        order = "images shuffled by" if kind == "shuffled" else f"images in {kind} order{self._few()},"
         _log.info("run %d of %d: %s, %s seed %d", number + 1, number + left, self._name, order, self._seed)
+
+    def _few(self) -> str:
+        """Return, in brackets, the classes of a stream of few, and how many images it has if they come again."""
+        items, labels = self._visits[0].items, self._context.info.labels
+        if self._context.options.order not in NUM_CLASSES:
+            return ""
+        classes = np.unique(self._context.dataset.domains[items[0, 0]].labels[items[:, 1]])
+        names = [labels[number] if labels else f"class {number}" for number in classes]
+        listed = [] if self._context.options.order in NEXT_CLASSES else [", ".join(names)]
+        if (distinct := len(np.unique(items, axis=0))) < len(items):
+            listed.append(f"in the first domain {counted(distinct, 'image')}, again and again")
+        return f" ({'; '.join(listed)})" if listed else ""
 
     def on_prediction(self, result: BatchResult) -> None:
         """Write the rows of a batch, and the guard's decisions."""

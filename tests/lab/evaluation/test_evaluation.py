@@ -1,5 +1,6 @@
 """Evaluations on hand-made trees whose answers can be counted."""
 
+import re
 from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any
@@ -82,10 +83,16 @@ def test_several_methods_and_seeds_start_from_the_same_source(tree: Dataset, tmp
     assert " ± " in plain_table(results)
 
 
-def test_rows_have_batches_of_their_own_size_on_the_same_images(tree: Dataset, tmp_path: Path) -> None:
+def test_rows_have_batches_of_their_own_size_on_the_same_images(
+    tree: Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With an order that the seed draws images for, the source model runs with every seed, on the same ones."""
+    caplog.set_level("INFO")
     names = ["source", "remtta", "remtta+batch7"]
     results = evaluate_tiny(tree, tmp_path / "run", names, order="one-class", seeds=(0, 1), batch_size=25)["methods"]
+    assert re.search(
+        r"one-class order \(class_\w; in the first domain \d images?, again and again\), seed 0", caplog.text
+    )
     updates = {name: [seed["updates"] for seed in results[name]["seeds"].values()] for name in names}
     assert updates == {"source": [0, 0], "remtta": [4, 4], "remtta+batch7": [16, 16]}  # 50 images of two domains
     rows = rows_of(tmp_path / "run")

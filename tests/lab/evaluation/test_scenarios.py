@@ -131,10 +131,13 @@ def test_orders_by_class_are_what_their_names_say(tmp_path: Path) -> None:
         first, second = streams(dataset, order=name)
         assert len(set(first)) == number and set(first) == set(second)
         assert len(first) == max(50, number * 30)  # the images of one class come again
-    found = [set(labels) for labels in streams(dataset, order="other-classes")]
-    assert [len(each) for each in found] == [2, 2] and found[0] != found[1]
-    for labels in streams(dataset, order="switch"):
-        assert len(labels) == 100 and len(set(labels[:50])) > 4 and len(set(labels[50:])) == 1
+    for seed in range(7):
+        found = [set(labels) for labels in streams(dataset, seed, order="other-classes")]
+        assert [len(each) for each in found] == [2, 2] and not found[0] & found[1]
+        switched = streams(dataset, seed, order="switch")
+        for labels in switched:
+            assert len(labels) == 100 and len(set(labels[:50])) > 4 and len(set(labels[50:])) == 1
+        assert switched[0][-1] != switched[1][-1]
     tails = [np.bincount(labels, minlength=7) for labels in streams(dataset, order="long-tail")]
     assert [tail.sum() for tail in tails] == [42, 42]
     assert all(tail.max() >= 12 and tail.min() <= 2 for tail in tails) and tails[0].argmax() == tails[1].argmax()
