@@ -9,6 +9,7 @@ Related: NEO (arXiv:2510.05635) centers the features of a whole domain.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ class LogitCentering:
     Attributes:
         offsets: The values to subtract from the logits of "source" and "adapted": (C,), or 0 before the first batch.
         class_fraction_kept: The fraction of the shown classes' part that stays in the logits, a scalar, 0 to 1.
+        uncentered: Whether most of the mean stays, since there are few classes and subtracting it is in doubt.
+        times_uncentered: How often this began.
 
     Args:
         active: False to leave logits as they are.
@@ -38,6 +41,8 @@ class LogitCentering:
     def __init__(self, device: torch.device, *, active: bool = True) -> None:
         self.active, self._device = active, device
         self._double = torch.device("cpu") if device.type == "mps" else device  # MPS has no doubles
+        self._events: list[dict[str, Any]] = []
+        self.times_uncentered = 0
         self.reset()
 
     def reset(self) -> None:
@@ -46,10 +51,12 @@ class LogitCentering:
         self.class_fraction_kept = self._mean_without_classes = torch.zeros(
             (), device=self._double, dtype=torch.float64
         )
+        self.uncentered = False
         self._by_source = False  # whether the source model's predictions decide
         self._num_since_view = 0  # images since the last one seen with shuffled patches, modulo VIEW_EVERY
         self._means = {name: RunningMean(few_classes.HALF_LIFE) for name in ("source", "adapted", "frames")}
         self._means["views"] = RunningMean(few_classes.HALF_LIFE / few_classes.VIEW_EVERY)
+        self._means["answers"] = RunningMean(few_classes.HALF_LIFE)
         self._means["certainty"] = RunningMean(few_classes.EVIDENCE_HALF_LIFE)
 
     def reset_adapted(self) -> None:
@@ -106,8 +113,29 @@ class LogitCentering:
         mean_p, zz = self._means["frames"].add(p, (z - z.mean(-1, keepdim=True)).square().sum(-1))
         pp, cc = self._means["certainty"].add(p.square().sum(-1), centered.square().sum(-1))
         unknown = few_classes.fraction_unknown(mean, zz, shift) if self._means["views"].values else 0
-        self._mean_without_classes = (1 - unknown) * mean - few_classes.class_part(mean_p)
-        self.class_fraction_kept = few_classes.fraction_kept(pp, cc, len(mean))
+        rest = (1 - unknown) * mean - few_classes.class_part(mean_p)
+        answers = (z, z - known * rest)
+        rr, qq = self._means["answers"].add(*(each.softmax(-1).square().sum(-1) for each in answers))
+        evidence = few_classes.evidence_of_few(pp, cc, len(mean))
+        trusted = 1 - few_classes.fraction_doubted(evidence, rr, qq, len(mean))
+        self._mean_without_classes = trusted * rest
+        self.class_fraction_kept = evidence.clamp(0, 1)
+        self._note(float(1 - self.class_fraction_kept * (1 - trusted * (1 - unknown))))
+
+    def _note(self, subtracted: float) -> None:
+        """Note an event if the fraction of the mean that is subtracted passes a half."""
+        if self.uncentered == (subtracted < 1 / 2):
+            return
+        self.uncentered = not self.uncentered
+        self.times_uncentered += self.uncentered
+        few = round(float(self.class_fraction_kept), 4)
+        event = "uncentered" if self.uncentered else "centered"
+        self._events.append({"event": event, "few_classes": few, "subtracted": round(subtracted, 4)})
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return the events since the last call."""
+        events, self._events = self._events, []
+        return events
 
     def _find_shift(self, z: Tensor, mean: Tensor, indices: Tensor, shuffled: PredictShuffled | None) -> Tensor:
         """Return the offset of the shift alone (C,), by views with shuffled patches; 0 without any."""
@@ -131,6 +159,7 @@ class LogitCentering:
             "mean_without_classes": self._mean_without_classes,
             "by_source": torch.tensor(self._by_source),
         }
+        state["uncentered"], state["times_uncentered"] = map(torch.tensor, (self.uncentered, self.times_uncentered))
         state["num_since_view"] = torch.tensor(self._num_since_view)
         for name, mean in self._means.items():
             state |= {f"{name}.{key}": value for key, value in mean.state_dict().items()}
@@ -144,5 +173,6 @@ class LogitCentering:
         self.class_fraction_kept = state["few"].to(self._double)
         self._mean_without_classes = state["mean_without_classes"].to(self._double)
         self._by_source, self._num_since_view = bool(state["by_source"]), int(state["num_since_view"])
+        self.uncentered, self.times_uncentered = bool(state["uncentered"]), int(state["times_uncentered"])
         for name, mean in self._means.items():
             mean.load_state_dict(within(f"{name}.", state), self._double)

@@ -1,4 +1,4 @@
-"""Events of the guard and the accuracy estimate, in words."""
+"""Events of the guard, the centering and the accuracy estimate, in words."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 _log = logging.getLogger(__name__)
 
-_QUIET = ("doubt", "trust", "pardon")  # not worth a warning
+_QUIET = ("doubt", "trust", "pardon", "uncentered", "centered")  # not worth a warning
 _KINDS = (*_QUIET, "expired", "restart", "warning", "rollback", "retired")
 
 
 def log_event(event: Mapping[str, Any], place: str = "") -> None:
-    """Log an event of the guard or the estimator, as a warning if it matters."""
+    """Log an event of the guard, the centering or the estimator, as a warning if it matters."""
     _log.log(logging.DEBUG if event["event"] in _QUIET else logging.WARNING, "%s%s", place, describe(event))
 
 
 def describe(event: Mapping[str, Any]) -> str:
-    """Return a sentence for an event of the guard or the estimator."""
+    """Return a sentence for an event of the guard, the centering or the estimator."""
     kind, numbers = event["event"], ""
     if kind not in _KINDS:
         return ", ".join(f"{name}: {value}" for name, value in event.items())
@@ -27,6 +27,10 @@ def describe(event: Mapping[str, Any]) -> str:
             f"the estimated accuracy of the last frames is {100 * event['estimate']:.1f} %, below "
             f"{100 * event['expire_below']:g} %: consider training the model again"
         )
+    if kind == "uncentered":
+        return "frames show few classes, so that most of the logits' mean is no longer subtracted"
+    if kind == "centered":
+        return "most of the logits' mean is subtracted again"
     if "gap" in event:
         gap, side = event["gap"], "above" if event["gap"] > 0 else "below"
         numbers = f" (mutual information {abs(gap):.3f} nats {side} the source's {event['information']:.3f})"

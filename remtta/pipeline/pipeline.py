@@ -257,9 +257,9 @@ class Pipeline:
         return next((transform for transform in self.transforms if isinstance(transform, kind)), None)
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events of guard and transforms since the last call."""
-        guard = [] if self.guard is None else self.guard.events()
-        return [*guard, *(event for transform in self.transforms for event in transform.events())]
+        """Return the events of guard, centering and transforms since the last call."""
+        parts = (*([self.guard] if self.guard else []), self.centering, *self.transforms)
+        return [event for part in parts for event in part.events()]
 
     # The adaptation state that is saved and reset together.
 

@@ -194,6 +194,9 @@ def run_facts(content: Content) -> Facts:
         "frames": f"{counts['frames']}, {counts['skipped']} skipped; {counted(counts['updates'], 'update')}{rare}",
         "guard": _guard(run.get("guard"), run.get("options") or {}) if learns else "none",
     }
+    if times := (centering := run.get("centering") or {}).get("times_uncentered"):
+        at_end = ", and still at the end" if centering.get("uncentered") else ""
+        facts["centering"] = f"{counted(times, 'time')} mostly left out for few classes{at_end}"
     if estimates := (run.get("accuracy") or {}).get("last"):
         facts["accuracy"] = f"of the last frames, estimated: {shown_estimates(estimates)}"
     if predictions := content.get("predictions"):

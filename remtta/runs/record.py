@@ -30,6 +30,7 @@ from remtta.options import GuardOptions, RunOptions
 from remtta.options.option import fixed_fields
 from remtta.options.run_options import RENAMED
 from remtta.pipeline.accuracy import Estimator
+from remtta.pipeline.centering import LogitCentering
 from remtta.pipeline.guard import guard_for
 from remtta.pipeline.pipeline import Adaptation, Pipeline
 from remtta.runs.folder import RECORD, check_same_settings
@@ -148,6 +149,7 @@ class RunRecord:
             "method": {"name": context.method, **context.config.used(), "batch_size": context.options.batch_size},
             "source_statistics": context.pipeline.source_record,
             "guard": guard_record(context.pipeline, progress),
+            "centering": centering_record(context.pipeline.centering),
             "accuracy": estimator.record() if (estimator := context.pipeline.find(Estimator)) else None,
             "options": {
                 key: value for key, value in dataclasses.asdict(context.options).items() if key != "batch_size"
@@ -169,6 +171,14 @@ def guard_record(pipeline: Pipeline, counts: Counts) -> dict[str, Any] | None:
         "answered_by_source": counts.by_source,
         "answered_by_both": counts.by_both,
     }
+
+
+def centering_record(centering: LogitCentering) -> dict[str, Any] | None:
+    """Return the centering's part of a record, or None without any."""
+    if not centering.active:
+        return None
+    few = round(float(centering.class_fraction_kept), 4)
+    return {"few_classes": few, "uncentered": centering.uncentered, "times_uncentered": centering.times_uncentered}
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -71,7 +71,8 @@ class RunWriter(LoopCallback):
             _log.warning("writing %s at the end of %s again", damaged, PREDICTIONS)
         if live:
             self.summary.count_unsaved(self._rows.unsaved_rows())  # their frames cannot be read again
-        if live or self._context.options.expire_below is not None or (guard is not None and guard.watches):
+        watches = self._context.pipeline.centering.active or (guard is not None and guard.watches)
+        if live or self._context.options.expire_below is not None or watches:
             path = self.summary.output / EVENTS
             kept = progress.event_bytes if path.exists() else 0  # if the user deleted the events, go on without them
             self._events = RowWriter(path, keep_bytes=kept, keep_tail=resume and live, durable=True)  # or made again

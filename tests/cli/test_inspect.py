@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
@@ -24,7 +25,7 @@ from remtta.options import RunOptions
 from tests.command import remtta_here
 from tests.conftest import draw_folder, tiny_vit
 from tests.lab.evaluation.trees import write_tree
-from tests.records import record_of
+from tests.records import lines_of, record_of
 from tests.runs.tiny import adapt_tiny
 
 ESCAPE = "\x1b]0;stolen\x07\x1b[31m"
@@ -81,6 +82,24 @@ def check_told(path: Path) -> None:
             assert "--debug" not in err, err
         else:
             assert err == ""
+
+
+def test_a_stream_of_few_classes_that_is_hardly_centered_is_an_event(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames, one, two = draw_folder(tmp_path / "frames", range(6)), torch.tensor(1.0), torch.tensor(2.0)
+    adapt_stream(tiny_vit(), frames, tmp_path / "many", method="fast", options=RunOptions(batch_size=3))
+    monkeypatch.setattr("remtta.pipeline.few_classes.evidence_of_few", lambda *_: two)
+    monkeypatch.setattr("remtta.pipeline.few_classes.fraction_unknown", lambda *_: one)
+    for method in ("fast", "remtta"):
+        folder = tmp_path / method
+        adapt_stream(tiny_vit(), frames, folder, method=method, options=RunOptions(batch_size=3))
+        (event,) = lines_of(folder / "events.jsonl")
+        assert event["event"] == "uncentered" and event["frame"] == 0 and event["subtracted"] == 0
+        assert record_of(folder)["centering"] == {"few_classes": 1.0, "uncentered": True, "times_uncentered": 1}
+        assert "1 time mostly left out for few classes, and still at the end" in told(folder)[1]
+    assert record_of(tmp_path / "many")["centering"]["times_uncentered"] == 0
+    assert "left out for few classes" not in told(tmp_path / "many")[1]
 
 
 def test_layers_moved_as_far_as_the_delta_says(run: Path) -> None:

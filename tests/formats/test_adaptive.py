@@ -325,7 +325,7 @@ def test_doctor_finds_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     found = json.loads(capsys.readouterr().out)
     size = 3 if form == "fixed" else 1
     assert found["works"] and found["images"] == 20 and found["images_seen"] == -(-20 // size) * size
-    assert found["state_keeps_its_size"] and found["state_numbers"] == 4 * 7 + 13
+    assert found["state_keeps_its_size"] and found["state_numbers"] == 4 * 7 + 15
     assert found["predictions_are_finite"] and found["stored_state_continues_exactly"] and found["nan_leaves_state"]
     assert found.get("predicts_as_fast") == (None if form == "fixed" else True)
     assert found["offset_norm"] > 1 and 0 < found["agreement"] < 1 and found["temperature"] != 1
@@ -592,10 +592,10 @@ def test_source_data_are_for_folded_batch_norms_only(
         runpy.run_path(str(EXAMPLES.parent / "check_adaptive.py"))["main"](["adaptive.onnx", "folded.onnx", "clean"])
     assert remtta_here("doctor", "clean", "--model", "adaptive.onnx", "--json") == 0
     found = json.loads(capfd.readouterr().out)
-    assert found["works"] and found["state_numbers"] == 5 * 7 + 2 * 20 + 14 and "predicts_as_fast" not in found
+    assert found["works"] and found["state_numbers"] == 5 * 7 + 2 * 20 + 16 and "predicts_as_fast" not in found
     assert remtta_here("export", "folded.onnx", *args[:-2], "--overwrite") == 0
     assert "with --source-data FOLDER" in capfd.readouterr().err
-    assert Device(tmp_path / "adaptive.onnx").state.shape == (4 * 7 + 13,)
+    assert Device(tmp_path / "adaptive.onnx").state.shape == (4 * 7 + 15,)
 
 
 @pytest.mark.filterwarnings("ignore")

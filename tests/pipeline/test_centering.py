@@ -11,6 +11,8 @@ from remtta.methods.pixels import shuffle_patches
 from remtta.methods.table import method_config
 from remtta.options import GuardOptions
 from remtta.pipeline.centering import LogitCentering
+from remtta.pipeline.events import describe
+from remtta.pipeline.few_classes import fraction_doubted
 from remtta.pipeline.forward import source_logits
 from remtta.pipeline.guard import Guard
 from remtta.pipeline.pipeline import Pipeline
@@ -139,6 +141,42 @@ def test_the_classes_that_shuffled_patches_look_like_are_learned_and_are_no_shif
     after = slice(1000, None)
     answers = center(LogitCentering(CPU), logits, views=views)
     assert errors(answers[after], labels[after]) < errors(logits[after], labels[after]) - 0.1
+
+
+def test_a_shift_is_found_by_views_of_images_that_show_another_class_than_the_rest() -> None:
+    wrong = 0.0
+    for seed in range(4):
+        labels = shuffled(600, seed) % 3
+        labels[::16] = 5  # every 16th image has a view
+        clean, shift = logits_of(labels, seed), 4.0 * torch.nn.functional.one_hot(torch.tensor(7), CLASSES)
+        views = shift + 0.3 * clean + logits_of(labels, seed + 1) / 10
+        wrong += errors(center(LogitCentering(CPU), clean + shift, views=views), labels) / 4
+    assert wrong < 0.2  # source: 0.78
+
+
+@pytest.mark.parametrize(("classes", "evidence", "qq", "doubted"), [
+    (2, 2, 0.9, 0), (2, 2, 0.7, 0.99), (2, 1, 0.7, 0), (2, 1.5, 0.7, 0.495), (100, 2, 0.7, 0.556), (1000, 2, 0.7, 0),
+])  # fmt: skip
+def test_predictions_of_clearly_few_classes_that_become_less_certain_are_in_doubt(
+    classes: int, evidence: float, qq: float, doubted: float
+) -> None:
+    found = fraction_doubted(torch.tensor(evidence), torch.tensor(0.9), torch.tensor(qq), classes)
+    assert float(found) == pytest.approx(doubted, abs=2e-3)
+
+
+def test_an_event_tells_that_most_of_the_mean_stays_for_few_classes_and_when_this_ends() -> None:
+    noise, labels = torch.Generator().manual_seed(0), shuffled(600)
+    one = 2 * torch.randn(CLASSES, generator=noise) + torch.randn(600, CLASSES, generator=noise) / 4
+    centering, resumed = LogitCentering(CPU), LogitCentering(CPU)
+    center(centering, one, views=0.4 * one)
+    (began,) = centering.events()
+    assert began["event"] == "uncentered" and began["few_classes"] == 1 and began["subtracted"] < 0.5
+    resumed.load_state_dict(centering.state_dict())
+    center(resumed, logits_of(labels), views=logits_of(labels) / 2)
+    (ended,) = resumed.events()
+    assert ended["event"] == "centered" and ended["subtracted"] >= 0.5
+    assert resumed.events() == [] and resumed.times_uncentered == 1 and not resumed.uncentered
+    assert [describe(each).partition(" ")[0] for each in (began, ended)] == ["frames", "most"]
 
 
 def test_the_first_image_keeps_its_class_and_is_no_evidence() -> None:

@@ -18,6 +18,7 @@ from remtta.pipeline import temperature
 from remtta.pipeline.few_classes import (
     CLASS_LOGIT,
     COMMON_RANGE,
+    DOUBT_RANGE,
     EVIDENCE_HALF_LIFE,
     HALF_LIFE,
     LOST_RANGE,
@@ -31,6 +32,7 @@ NUMBERS = (
     "spread",  # variance of logits less their mean over classes
     *("variance", "covariance"),  # of plain logits; of these and the shuffled views' logits
     *("certainty", "centered_certainty"),  # p . p and c . c of few_classes.py, minus 1 / C
+    *("source_certainty", "rest_certainty"),  # r . r and q . q, likewise
     "agreement",  # of the predictions before and after centering
     "log_temperature",  # natural logarithm, as sought
 )
@@ -121,11 +123,21 @@ def center(
         new[name] = evidence.add(state[name], op.sum(beyond * beyond, 1))
     low, high = LOST_RANGE
     lost = 1.0 - new["centered_certainty"] / op("Max", new["certainty"], _TINY)
-    fraction = op("Clip", (lost - low) / (high - low), 0.0, 1.0) * op("Clip", evidence.weight, 0.0, 1.0)
+    few = (lost - low) / (high - low)
+    fraction = op("Clip", few, 0.0, 1.0) * op("Clip", evidence.weight, 0.0, 1.0)
     class_part = (new["probabilities"] - 1 / num_classes) * CLASS_LOGIT
     mean, beyond = (_less_mean(op, each, num_classes) for each in (state["logits"], z))
     new["spread"] = means.add_covariance(state["spread"], (mean, mean), (beyond, beyond))
     without_classes = new["logits"] * (1.0 - _find_unknown(op, new, shift, num_classes)) - class_part
+    answers = {"source_certainty": z, "rest_certainty": z - known * without_classes}
+    for name, each in answers.items():
+        beyond = op("Softmax", each, axis=-1) - 1 / num_classes
+        new[name] = means.add(state[name], op.sum(beyond * beyond, 1))
+    low, high = DOUBT_RANGE
+    certain = new["rest_certainty"] / op("Max", new["source_certainty"], _TINY)
+    doubted = op("Clip", few - 1.0, 0.0, 1.0) * op("Clip", (high - certain) / (high - low), 0.0, 1.0)
+    doubted = doubted * (1 - temperature.share_of(num_classes) ** 2)
+    without_classes = without_classes * (1.0 - doubted)
     offset = known * (new["logits"] + fraction * (without_classes - new["logits"]))
     before, after = z, z - offset
     predicted = logits - offset
@@ -265,7 +277,7 @@ def _find_shift(op: Nodes, state: State, num_classes: int) -> Value:
     """Return the offset of the shift alone (C,), as `few_classes.find_shift`; 0 before the first view."""
     z = state["logits"]
     left = op("Clip", state["covariance"] / op("Max", state["variance"], _TINY), 0.0, MAX_LEFT)
-    shift = _less_mean(op, z - (state["plain"] - state["shuffled"]) / (1.0 - left), num_classes)
+    shift = _less_mean(op, state["plain"] - (state["plain"] - state["shuffled"]) / (1.0 - left), num_classes)
     explained = op.sum(shift * z, 0, keepdims=True) / op("Max", op.sum(shift * shift, 0, keepdims=True), _TINY)
     return shift * op("Clip", explained, 0.0, 1.0) * op("Clip", state["view_weight"], 0.0, 1.0)
 
