@@ -88,6 +88,7 @@ def test_a_stream_of_few_classes_that_is_hardly_centered_is_an_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frames, one, two = draw_folder(tmp_path / "frames", range(6)), torch.tensor(1.0), torch.tensor(2.0)
+    monkeypatch.setattr("remtta.pipeline.few_classes.evidence_of_few", lambda *_: -one)
     adapt_stream(tiny_vit(), frames, tmp_path / "many", method="fast", options=RunOptions(batch_size=3))
     monkeypatch.setattr("remtta.pipeline.few_classes.evidence_of_few", lambda *_: two)
     monkeypatch.setattr("remtta.pipeline.few_classes.fraction_unknown", lambda *_: one)
