@@ -258,8 +258,9 @@ class Pipeline:
 
     def events(self) -> list[dict[str, Any]]:
         """Return the events of guard, centering and transforms since the last call."""
-        parts = (*([self.guard] if self.guard else []), self.centering, *self.transforms)
-        return [event for part in parts for event in part.events()]
+        guard = [] if self.guard is None else self.guard.events()
+        others = (event for transform in self.transforms for event in transform.events())
+        return [*guard, *self.centering.events(), *others]
 
     # The adaptation state that is saved and reset together.
 

@@ -68,7 +68,10 @@ def test_the_shift_is_the_norm_of_the_offset_and_distances_of_sketches_those_of_
     config = method_config("center", {}, batch_size=3)
     adapt_tiny(frames, tmp_path / "run", "center", config=config, options={"guard": None, "logits": True})
     adapt_tiny(frames, tmp_path / "source", "source", options={"guard": None, "logits": True})
-    raw, centered = (torch.tensor([row["logits"] for row in rows_of(tmp_path / run)]) for run in ("source", "run"))
+    answers = (rows_of(tmp_path / run) for run in ("source", "run"))
+    raw, centered = (
+        torch.tensor([[z * row.get("temperature", 1) for z in row["logits"]] for row in rows]) for rows in answers
+    )
     offsets, means = (raw - centered)[::3], raw.reshape(4, 3, -1).mean(1)
     rows = lines_of(tmp_path / "run" / BATCHES)
     norms = [float(offset.norm()) for offset in offsets - offsets.mean(1, keepdim=True)]
