@@ -243,10 +243,12 @@ class _Moments(torch.autograd.Function):
 
     @staticmethod
     def forward(context: Any, input: Tensor) -> tuple[Tensor, Tensor]:
-        if input.device.type == "cpu":
-            mean, variance = torch.batch_norm_update_stats(input, None, None, 0.0)
-        else:
+        if input.device.type != "cpu":
             variance, mean = torch.var_mean(input, [0, *range(2, input.ndim)], correction=0)
+        elif input.ndim == 4 and not input.is_contiguous():
+            mean, variance = _moments_by_column(input)
+        else:
+            mean, variance = torch.batch_norm_update_stats(input, None, None, 0.0)
         context.save_for_backward(input, mean)
         return mean, variance
 
@@ -256,6 +258,18 @@ class _Moments(torch.autograd.Function):
         count, shape = input.numel() / len(mean), (1, -1) + (1,) * (input.ndim - 2)
         slope = to_variance * (2 / count)
         return torch.addcmul((to_mean / count - slope * mean).view(shape), input, slope.view(shape))
+
+
+def _moments_by_column(maps: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of channels (C,) of channels-last maps (B, C, H, W), by those of their columns.
+
+    Torch adds all pixels of such maps one after another in float32, which loses 1e-3 of the mean in 20 images.
+    """
+    rows = maps.permute(0, 2, 3, 1).flatten(2)  # (B, H, W C)
+    moments = torch.batch_norm_update_stats(rows.unsqueeze(2).permute(0, 3, 1, 2), None, None, 0.0)
+    means, variances = (each.unflatten(0, (maps.shape[3], maps.shape[1])) for each in moments)
+    between, mean = torch.var_mean(means, 0, correction=0)
+    return mean, variances.mean(0) + between
 
 
 def batch_norms(module: nn.Module) -> dict[str, BatchNorm]:

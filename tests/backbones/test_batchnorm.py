@@ -91,6 +91,20 @@ def test_recent_statistics_are_their_plain_reading(prior: int | None, counts_for
         torch.testing.assert_close((layer.running_mean, layer.running_var), (mean, variance), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("size", [(1, 5, 7), (3, 1, 1), (8, 120, 120)])
+def test_statistics_of_channels_last_maps_are_as_exact_as_those_of_others(size: tuple[int, int, int]) -> None:
+    count, *sides = size
+    maps = 3 + torch.randn(count, 4, *sides, generator=torch.Generator().manual_seed(0))
+    layer = nn.BatchNorm2d(4).eval()
+    statistics = BatchStatistics({"": layer}, "recent", 0)
+    statistics.begin_batch(count)
+    with statistics:
+        layer(maps.contiguous(memory_format=torch.channels_last))
+    variance, mean = torch.var_mean(maps.double(), [0, 2, 3], correction=0)
+    torch.testing.assert_close(statistics.state()["bn..mean"].double(), mean, rtol=1e-6, atol=1e-5)
+    torch.testing.assert_close(statistics.state()["bn..variance"].double(), variance, rtol=1e-5, atol=1e-5)
+
+
 def test_a_batch_that_is_not_finite_leaves_recent_statistics_as_they_were() -> None:
     pipeline, images = make("fast"), pictures(4)
     pipeline(images)
