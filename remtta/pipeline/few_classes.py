@@ -33,7 +33,7 @@ def find_shift(z: Tensor, v: Tensor, w: Tensor, vv: Tensor, vw: Tensor) -> Tenso
         vv: Mean of v . v over these images, a scalar.
         vw: Mean of v . w.
     """
-    left = (vw - v @ w) / (vv - v @ v).clamp(min=_TINY)
+    left = (vw - v @ w) / (vv - v @ v).clamp(min=_TINY * (1 + vv))  # 0 of a single view, not rounding noise
     shift = v - (v - w) / (1 - left.clamp(0, MAX_LEFT))
     shift = shift - shift.mean()
     return (shift @ z / (shift @ shift).clamp(min=_TINY)).clamp(0, 1) * shift

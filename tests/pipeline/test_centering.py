@@ -12,7 +12,7 @@ from remtta.methods.table import method_config
 from remtta.options import GuardOptions
 from remtta.pipeline.centering import LogitCentering
 from remtta.pipeline.events import describe
-from remtta.pipeline.few_classes import fraction_doubted
+from remtta.pipeline.few_classes import find_shift, fraction_doubted
 from remtta.pipeline.forward import source_logits
 from remtta.pipeline.guard import Guard
 from remtta.pipeline.pipeline import Pipeline
@@ -349,3 +349,11 @@ def test_the_centering_continues_from_its_state() -> None:
     center(through, logits[:60], views=logits[:60] + 1)
     resumed.load_state_dict(through.state_dict())
     assert torch.equal(*(center(each, logits[60:], views=logits[60:] - 1) for each in (through, resumed)))
+
+
+def test_of_a_single_view_the_shift_is_exact() -> None:
+    plain, view = 3 * torch.randn(2, 1000, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    plain = plain + view
+    rounded = (plain @ view) * (1 + torch.finfo(torch.float64).eps)
+    shift = find_shift(view, plain, view, plain @ plain, rounded)
+    torch.testing.assert_close(shift, view - view.mean(), rtol=1e-5, atol=1e-5)
