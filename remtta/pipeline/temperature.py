@@ -7,8 +7,8 @@ calibrated (Jiang et al., "Assessing Generalization of SGD via Disagreement", IC
 of an ensemble is how often the source and the adapted model predict the same class, corrected:
 
 - The models share most of their weights, and so make some errors together: few where there are 1,000 classes to choose
-  from, many where there are ten. With few classes the rate also falls with the source model's confidence, and with how
-  many of its predictions the ensemble changed.
+  from, many where there are ten. With few classes the rate also falls with how many of the source model's predictions
+  the ensemble changed.
 - If the shift ruined the source model, the two agree more rarely than the adapted model is right. Then adaptation also
   made predictions more confident than the source's are, and than the two agree: the rate rises by this difference.
 - Models that recent statistics of batch norms alone tell apart are less accurate than their ensemble, the more, the
@@ -34,6 +34,7 @@ from remtta.pipeline.prediction import Prediction, PredictionTransform
 HALF_LIFE = 100.0  # in images
 GAIN = 3.0  # a mean confidence falls by about a third if the temperature rises e-fold
 MAX_LOG = 1.5  # bound on the logarithm of the temperature sought
+CHANGED = 1.5  # exponent of the fraction of unchanged predictions in an ensemble's rate, with the fewest classes
 CORRECTED = 0.15  # of the images on which predictions differ without training: how many more are right for it
 _MANY_CLASSES = 1000
 
@@ -89,8 +90,8 @@ class TemperatureScaling(PredictionTransform):
         source = prediction.source[counted]
         agree, by_source = _agreement(source, adapted), _confidence(source)
         gained = max(0.0, _confidence(adapted) - max(agree, by_source))
-        common = (by_source * unchanged) ** (1 - self._share)
-        return agree * common + self._share * (self._corrected * (1 - agree) + gained)
+        rate = agree * unchanged ** (CHANGED * (1 - self._share))
+        return rate + self._share * (self._corrected * (1 - agree) + gained)
 
     def on_reset(self) -> None:
         self._log_sought = 0.0
