@@ -105,6 +105,14 @@ def test_statistics_of_channels_last_maps_are_as_exact_as_those_of_others(size: 
     torch.testing.assert_close(statistics.state()["bn..variance"].double(), variance, rtol=1e-5, atol=1e-5)
 
 
+def test_the_batchs_statistics_of_channels_last_maps_are_as_exact_as_those_of_others() -> None:
+    maps = 30 + torch.randn(20, 4, 112, 112, generator=torch.Generator().manual_seed(0))
+    layer = nn.BatchNorm2d(4).eval()
+    with BatchStatistics({"": layer}, "batch", 0):
+        expected, got = layer(maps), layer(maps.contiguous(memory_format=torch.channels_last))
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=0)
+
+
 def test_a_batch_that_is_not_finite_leaves_recent_statistics_as_they_were() -> None:
     pipeline, images = make("fast"), pictures(4)
     pipeline(images)
