@@ -144,7 +144,8 @@ def assemble_pipeline(
     guard = guard_for(method, options)
     is_ensemble = guard is not None and guard.options.answer == "both"
     scales, trains = is_ensemble or only_centers(method), method.trains != "none"
-    scaling = TemperatureScaling(method.model.num_classes, trains=trains) if scales else None
+    moves = method.model.batch_norms.moves
+    scaling = TemperatureScaling(method.model.num_classes, trains=trains, moves=moves) if scales else None
     return Pipeline(method, guard, [transform for transform in (scaling, *transforms) if transform is not None])
 
 

@@ -8,7 +8,7 @@ of an ensemble is how often the source and the adapted model predict the same cl
 
 - The models share most of their weights, and so make some errors together: few where there are 1,000 classes to choose
   from, many where there are ten. With few classes the rate also falls with how many of the source model's predictions
-  the ensemble changed.
+  the ensemble changed, but not where recent statistics of batch norms tell the models apart, too.
 - If the shift ruined the source model, the two agree more rarely than the adapted model is right. Then adaptation also
   made predictions more confident than the source's are, and than the two agree: the rate rises by this difference.
 - Models that recent statistics of batch norms alone tell apart are less accurate than their ensemble, the more, the
@@ -51,12 +51,14 @@ class TemperatureScaling(PredictionTransform):
 
     Args:
         trains: Whether weights of the adapted model are trained.
+        moves: Whether its batch norms follow the stream.
     """
 
     prefix = "temperature."
 
-    def __init__(self, num_classes: int, *, trains: bool) -> None:
+    def __init__(self, num_classes: int, *, trains: bool, moves: bool = False) -> None:
         self._share = share_of(num_classes)
+        self._exponent = 0.0 if moves else CHANGED * (1 - self._share)
         self._corrected = 0.0 if trains else CORRECTED
         self._log_sought = 0.0
 
@@ -90,7 +92,7 @@ class TemperatureScaling(PredictionTransform):
         source = prediction.source[counted]
         agree, by_source = _agreement(source, adapted), _confidence(source)
         gained = max(0.0, _confidence(adapted) - max(agree, by_source))
-        rate = agree * unchanged ** (CHANGED * (1 - self._share))
+        rate = agree * unchanged**self._exponent
         return rate + self._share * (self._corrected * (1 - agree) + gained)
 
     def on_reset(self) -> None:

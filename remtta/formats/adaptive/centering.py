@@ -196,8 +196,7 @@ def _log_temperature(
     if models:
         agree, (by_source, by_adapted) = agreement(*models), (confidence(each) for each in models)
         gained = op("Max", by_adapted - op("Max", agree, by_source), 0.0)
-        rate = agree * op("Pow", unchanged, temperature.CHANGED * (1 - share))
-        rate = rate + ((1.0 - agree) * temperature.CORRECTED + gained) * share
+        rate = agree + ((1.0 - agree) * temperature.CORRECTED + gained) * share
     else:
         rate = confidence(raw) * op("Pow", unchanged, 1 - share) + (1.0 - unchanged) * (share * temperature.CORRECTED)
     newest = 1.0 - op("Exp", total * (math.log(0.5) / temperature.HALF_LIFE))
