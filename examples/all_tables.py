@@ -61,20 +61,9 @@ def split_first(out: Path) -> None:
             link.symlink_to(image.resolve())
 
 
-def take_classes(tree: Path, out: Path, *classes: Path) -> None:
-    """Link the folders of some classes of each domain; OUT.txt numbers all classes, for --class-map."""
-    names = sorted(folder.name for folder in next(tree.glob("*/*")).iterdir())
-    out.with_suffix(".txt").write_text("".join(f"{name} {number}\n" for number, name in enumerate(names)))
-    for part in tree.glob("*/*"):
-        links = out / part.relative_to(tree)
-        links.mkdir(parents=True)
-        for name in classes:
-            (links / name).symlink_to((part / name).resolve())
-
-
 def call(words: Sequence[str], *, capture: bool = False) -> str:
     """Run a remtta command, or a script or function here; return what it prints if `capture`."""
-    functions: dict[str, Callable[..., None]] = {"split_first": split_first, "take_classes": take_classes}
+    functions: dict[str, Callable[..., None]] = {"split_first": split_first}
     if words[0] in functions:
         functions[words[0]](*map(Path, words[1:]))
         return ""

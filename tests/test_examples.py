@@ -20,7 +20,6 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import remtta
-from remtta.lab.evaluation.class_maps import read_class_map
 from remtta.lab.evaluation.datasets import open_dataset
 from tests.command import remtta_here
 from tests.conftest import NUM_CLASSES, TINY, TINY_OPTIONS, draw_video
@@ -122,15 +121,6 @@ def test_first_frames_are_not_those_that_are_tested(tmp_path: Path) -> None:
     assert not common & other
 
 
-def test_classes_keep_their_numbers_in_a_tree_of_a_few(tmp_path: Path) -> None:
-    write_tree(tmp_path / "c", ["fog", "snow"], classes=[f"class_{letter}" for letter in "abcdefg"], each=2)
-    out = tmp_path / "few"
-    script("all_tables").take_classes(tmp_path / "c", out, "class_b", "class_d")
-    dataset = open_dataset(out, num_classes=NUM_CLASSES, class_map=read_class_map(out.with_suffix(".txt")))
-    assert [domain.name for domain in dataset.domains] == ["snow", "fog"]
-    assert [sorted(domain.labels) for domain in dataset.domains] == [[1, 1, 3, 3]] * 2
-
-
 def test_centered_logits_by_the_order_of_classes(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,10 +138,6 @@ def test_centered_logits_by_the_order_of_classes(
     assert changes[0] == 1 < changes[1]
 
 
-EARLIER = {"streams"}
-"""Tables of docs/results.md whose figures are of an earlier command, as the page says."""
-
-
 def test_every_table_is_of_commands_that_are_there() -> None:
     tables = script("all_tables")
     for name, table in tables.TABLES.items():
@@ -163,7 +149,7 @@ def test_every_table_is_of_commands_that_are_there() -> None:
         for case, arguments in table["cases"].items():
             command = tables.expanded(arguments)
             whole = f"python examples/{command}" if tables.is_script(command) else f"remtta eval {command}"
-            assert case not in cases or name in EARLIER or measured[case]["command"] == whole
+            assert case not in cases or measured[case]["command"] == whole
             if not tables.is_script(command):
                 assert is_taken("eval", command.format(data="data", out="out").split())
 
@@ -391,7 +377,7 @@ README_ROWS = {
     "ViT-Ti, ImageNet photographs, 5": ("imagenet", "vit, severity 5"),
     "DeiT-Ti, ImageNet photographs, 3": ("imagenet", "deit, severity 3"),
     "DeiT-Ti, ImageNet photographs, 5": ("imagenet", "deit, severity 5"),
-    "EfficientNet-Lite0, ImageNet photographs, 5": ("convolutional", "severity 5"),
+    "EfficientNet-Lite0, ImageNet photographs, 5": ("lite", "severity 5"),
     "ViT-Ti, photographs to paintings, cartoons, sketches (PACS)": ("pacs", "vit"),
     "DeiT-Ti, the same": ("pacs", "deit"),
     "EfficientNet-Lite0, the same": ("pacs", "lite"),
@@ -410,11 +396,9 @@ def test_readme_has_the_figures_of_an_evaluation(start: str) -> None:
 
 
 def told(row: dict[str, Any], digits: int | None = 1) -> str:
-    """A cell of docs/results.md: digits of the worst domain; without it (None); the gain alone (-1)."""
+    """A cell of docs/results.md: digits of the worst domain; without it (None)."""
     if row["worst"] is None:
         return f"{row['error']:.1f}"
-    if digits == -1:
-        return f"{row['gain']:.1f} ± {row['gain_se']:.1f}"
     gain = f"{row['error']:.1f}: {row['gain']:.1f} ± {row['gain_se']:.1f}"
     if digits is None:
         return gain
@@ -429,24 +413,12 @@ def rows_after(start: str, name: str = "results.md") -> list[list[str]]:
     return [[cell.strip(" *`") for cell in line.strip("|").split("|")] for line in rows]
 
 
-@pytest.mark.parametrize(
-    ("start", "table", "methods", "case", "digits", "cells"),
-    [
-        ("## ImageNet photographs", "imagenet", "source rem fast half=remtta remtta", "{}", 1, [5] * 4),
-        ("**Whole methods**", "orders", "source fast light remtta", "{}", -1, [4] * 7),
-    ],
-)
-def test_results_have_the_figures_of_evaluations(
-    start: str, table: str, methods: str, case: str, digits: int | None, cells: list[int]
-) -> None:
-    rows = [row for row in rows_after(start) if not re.search("^ECE|imagecorruptions", row[0])]
-    assert [len(row) - 1 for row in rows] == cells
-    for label, *own in rows:
-        name, smooth, _ = label.partition(", `--smooth")
-        name = re.sub("(ViT|DeiT)-Ti", lambda found: found[1].lower(), re.sub(r" \(.*", "", name))
-        figures = FIGURES[table][case.format(name)]["methods"]
-        expected = [told(figures[f"{each}+smooth" if smooth else each], digits) for each in methods.split()]
-        assert own[: len(expected)] == expected
+def test_results_have_the_figures_of_photographs() -> None:
+    rows = [row for row in rows_after("## ImageNet photographs") if "imagecorruptions" not in row[0]]
+    assert len(rows) == 4
+    for label, *cells in rows:
+        figures = FIGURES["imagenet"][re.sub("(ViT|DeiT)-Ti", lambda found: found[1].lower(), label)]["methods"]
+        assert cells == [told(figures[name]) for name in ("source", "rem", "fast", HALF, "remtta")]
 
 
 def test_results_have_the_figures_of_the_ablation() -> None:
