@@ -108,7 +108,7 @@ class AnyClassifier(Backbone):
 
     @cached_property
     def _takes_channels_last(self) -> bool:
-        """Whether the channels-last format is faster (on CPUs), and safe: models of others may call `view` on maps."""
+        """True if the channels-last format is faster (on CPUs), and safe: models of others may call `view` on maps."""
         return bool(self.batch_norms) and type(self.module).__module__.partition(".")[0] in _LIBRARIES
 
     def check_scores(self, scores: Scores) -> None:

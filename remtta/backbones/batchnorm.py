@@ -176,7 +176,7 @@ class BatchStatistics(TorchFunctionMode):
         prior = max(0, FEW - len(input)) if self._prior is None else self._prior
         if self.moves:
             _, mean, variance = self._pooled_with_recent(name, input)
-        elif not prior and input.numel() > input.shape[1] and input.is_contiguous():
+        elif not prior and input.numel() > input.shape[1] and input.is_contiguous():  # see `_moments_by_column`
             return F.batch_norm(input, None, None, weight, bias, True, momentum, eps)
         else:
             mean, variance = _Moments.apply(input.to(running_mean.dtype))

@@ -56,7 +56,7 @@ class LogitCentering:
         self._num_since_view = 0  # images since the last one seen with shuffled patches, modulo VIEW_EVERY
         self._means = {name: RunningMean(few_classes.HALF_LIFE) for name in ("source", "adapted", "frames")}
         self._means["views"] = RunningMean(few_classes.HALF_LIFE / few_classes.VIEW_EVERY)
-        self._means["answers"] = RunningMean(few_classes.HALF_LIFE)
+        self._means["recent_certainty"] = RunningMean(few_classes.HALF_LIFE)
         self._means["certainty"] = RunningMean(few_classes.EVIDENCE_HALF_LIFE)
 
     def reset_adapted(self) -> None:
@@ -114,8 +114,8 @@ class LogitCentering:
         pp, cc = self._means["certainty"].add(p.square().sum(-1), centered.square().sum(-1))
         unknown = few_classes.fraction_unknown(mean, zz, shift) if self._means["views"].values else 0
         rest = (1 - unknown) * mean - few_classes.class_part(mean_p)
-        answers = (z, z - known * rest)
-        rr, qq = self._means["answers"].add(*(each.softmax(-1).square().sum(-1) for each in answers))
+        predictions = (z.softmax(-1), (z - known * rest).softmax(-1))
+        rr, qq = self._means["recent_certainty"].add(*(each.square().sum(-1) for each in predictions))
         evidence = few_classes.evidence_of_few(pp, cc, len(mean))
         trusted = 1 - few_classes.fraction_doubted(evidence, rr, qq, len(mean))
         self._mean_without_classes = trusted * rest

@@ -34,8 +34,8 @@ from remtta.pipeline.prediction import Prediction, PredictionTransform
 HALF_LIFE = 100.0  # in images
 GAIN = 3.0  # a mean confidence falls by about a third if the temperature rises e-fold
 MAX_LOG = 1.5  # bound on the logarithm of the temperature sought
-CHANGED = 1.5  # exponent of the fraction of unchanged predictions in an ensemble's rate, with the fewest classes
 CORRECTED = 0.15  # of the images on which predictions differ without training: how many more are right for it
+_UNCHANGED_EXPONENT = 1.5  # of the fraction of unchanged predictions in an ensemble's rate, with the fewest classes
 _MANY_CLASSES = 1000
 
 
@@ -58,7 +58,7 @@ class TemperatureScaling(PredictionTransform):
 
     def __init__(self, num_classes: int, *, trains: bool, moves: bool = False) -> None:
         self._share = share_of(num_classes)
-        self._exponent = 0.0 if moves else CHANGED * (1 - self._share)
+        self._exponent = 0.0 if moves else _UNCHANGED_EXPONENT * (1 - self._share)
         self._corrected = 0.0 if trains else CORRECTED
         self._log_sought = 0.0
 

@@ -112,32 +112,9 @@ def center(
     known = op("Clip", 1.0 - inverse_ess, 0.0, 1.0)
 
     new |= _see_views(op, state, z, finite, *views)
-    shift = _find_shift(op, new, num_classes)
-    probabilities = op("Softmax", z - shift, axis=-1)
-    centered = op("Softmax", z - known * new["logits"], axis=-1)
-    new["probabilities"] = means.add(state["probabilities"], probabilities)
     evidence = _RunningMean(op, EVIDENCE_HALF_LIFE, state["evidence_weight"], counted)
     new["evidence_weight"] = evidence.weight
-    for name, values in (("certainty", probabilities), ("centered_certainty", centered)):
-        beyond = values - 1 / num_classes
-        new[name] = evidence.add(state[name], op.sum(beyond * beyond, 1))
-    low, high = LOST_RANGE
-    lost = 1.0 - new["centered_certainty"] / op("Max", new["certainty"], _TINY)
-    few = (lost - low) / (high - low)
-    fraction = op("Clip", few, 0.0, 1.0) * op("Clip", evidence.weight, 0.0, 1.0)
-    class_part = (new["probabilities"] - 1 / num_classes) * CLASS_LOGIT
-    mean, beyond = (_less_mean(op, each, num_classes) for each in (state["logits"], z))
-    new["spread"] = means.add_covariance(state["spread"], (mean, mean), (beyond, beyond))
-    without_classes = new["logits"] * (1.0 - _find_unknown(op, new, shift, num_classes)) - class_part
-    answers = {"source_certainty": z, "rest_certainty": z - known * without_classes}
-    for name, each in answers.items():
-        beyond = op("Softmax", each, axis=-1) - 1 / num_classes
-        new[name] = means.add(state[name], op.sum(beyond * beyond, 1))
-    low, high = DOUBT_RANGE
-    certain = new["rest_certainty"] / op("Max", new["source_certainty"], _TINY)
-    doubted = op("Clip", few - 1.0, 0.0, 1.0) * op("Clip", (high - certain) / (high - low), 0.0, 1.0)
-    doubted = doubted * (1 - temperature.share_of(num_classes) ** 2)
-    without_classes = without_classes * (1.0 - doubted)
+    fraction, without_classes = _find_class_part(op, state, new, z, known, (means, evidence), num_classes)
     offset = known * (new["logits"] + fraction * (without_classes - new["logits"]))
     before, after = z, z - offset
     predicted = logits - offset
@@ -160,6 +137,51 @@ def center(
     old_state, new_state = (op("Concat", *(each[name] for name in state), axis=0) for each in (state, new))
     next_state = op("Where", op("Greater", count, 0.0), new_state, old_state)  # bit for bit, if no image counted
     return predicted / divisor, next_state, op("Concat", *status, axis=0)
+
+
+def _find_class_part(
+    op: Nodes,
+    state: State,
+    new: dict[str, Value],
+    z: Value,
+    known: Value,
+    means: tuple[_RunningMean, _RunningMean],
+    num_classes: int,
+) -> tuple[Value, Value]:
+    """Return the fraction of the shown classes' part that is kept (1,), and the mean logits without this part (C,).
+
+    As `LogitCentering._update_class_part`; adds the running means that it needs to the new state.
+
+    Args:
+        z: Raw logits of finite images, shape (B, C).
+        known: One minus the inverse effective sample size, shape (1,).
+        means: Of logits, and of the certainties that are evidence of few classes.
+    """
+    recent, evidence = means
+
+    def certainty(logits: Value) -> Value:
+        beyond = op("Softmax", logits, axis=-1) - 1 / num_classes
+        return op.sum(beyond * beyond, 1)
+
+    shift = _find_shift(op, new, num_classes)
+    new["probabilities"] = recent.add(state["probabilities"], op("Softmax", z - shift, axis=-1))
+    new["certainty"] = evidence.add(state["certainty"], certainty(z - shift))
+    new["centered_certainty"] = evidence.add(state["centered_certainty"], certainty(z - known * new["logits"]))
+    low, high = LOST_RANGE
+    few = (1.0 - new["centered_certainty"] / op("Max", new["certainty"], _TINY) - low) / (high - low)
+    fraction = op("Clip", few, 0.0, 1.0) * op("Clip", evidence.weight, 0.0, 1.0)
+
+    mean, beyond = (_less_mean(op, each, num_classes) for each in (state["logits"], z))
+    new["spread"] = recent.add_covariance(state["spread"], (mean, mean), (beyond, beyond))
+    class_part = (new["probabilities"] - 1 / num_classes) * CLASS_LOGIT
+    rest = new["logits"] * (1.0 - _find_unknown(op, new, shift, num_classes)) - class_part
+
+    new["source_certainty"] = recent.add(state["source_certainty"], certainty(z))
+    new["rest_certainty"] = recent.add(state["rest_certainty"], certainty(z - known * rest))
+    low, high = DOUBT_RANGE
+    certain = new["rest_certainty"] / op("Max", new["source_certainty"], _TINY)
+    doubted = op("Clip", few - 1.0, 0.0, 1.0) * op("Clip", (high - certain) / (high - low), 0.0, 1.0)
+    return fraction, rest * (1.0 - doubted * (1 - temperature.share_of(num_classes) ** 2))
 
 
 def _log_temperature(
@@ -192,12 +214,12 @@ def _log_temperature(
     def confidence(logits: Value) -> Value:
         return mean(op("GatherElements", op("Softmax", logits, axis=-1), op("ArgMax", logits, axis=1), axis=1))
 
-    unchanged = agreement(raw, predicted)
     if models:
         agree, (by_source, by_adapted) = agreement(*models), (confidence(each) for each in models)
         gained = op("Max", by_adapted - op("Max", agree, by_source), 0.0)
         rate = agree + ((1.0 - agree) * temperature.CORRECTED + gained) * share
     else:
+        unchanged = agreement(raw, predicted)
         rate = confidence(raw) * op("Pow", unchanged, 1 - share) + (1.0 - unchanged) * (share * temperature.CORRECTED)
     newest = 1.0 - op("Exp", total * (math.log(0.5) / temperature.HALF_LIFE))
     step = (confidence(predicted / op("Exp", log)) - rate) * newest * temperature.GAIN

@@ -130,10 +130,10 @@ class Trial(LoopCallback):
         variants = [context.variants[name] for name in context.methods]
         number, left = len(progress.finished), len(progress.remaining(variants, context.options))
         kind = context.options.order
-        order = "images shuffled by" if kind == "shuffled" else f"images in {kind} order{self._few()},"
+        order = "images shuffled by" if kind == "shuffled" else f"images in {kind} order{self._classes()},"
         _log.info("run %d of %d: %s, %s seed %d", number + 1, number + left, self._name, order, self._seed)
 
-    def _few(self) -> str:
+    def _classes(self) -> str:
         """Return, in brackets, the classes of a stream of few, and how many images it has if they come again."""
         items, labels = self._visits[0].items, self._context.info.labels
         if self._context.options.order not in NUM_CLASSES:
