@@ -81,17 +81,22 @@ def check_can_hold(folder: Path, what: str, option: str) -> None:
     if not nearest.is_dir():
         subject = "it" if nearest == folder else folder
         raise UsageError(f"{nearest} is a file, so {subject} cannot be {what}; choose another {option}")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise OutputError(f"{nearest} is not writable; make it so, or choose another {option}")
+    _check_writable(folder, nearest, option)
+
+
+def _check_writable(path: Path, folder: Path, option: str) -> None:
+    """Raise OutputError if the folder that is to hold a file or folder is not writable."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise OutputError(f"{folder} is not writable; make it so, or choose another {option}")
     import tempfile  # slow, and not needed for --help
 
-    with writing(folder), tempfile.TemporaryDirectory(prefix=".remtta-", dir=nearest):
+    with writing(path), tempfile.TemporaryDirectory(prefix=".remtta-", dir=folder):
         pass  # some file systems, such as /proc, refuse what the permissions allow
 
 
 def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_by_then: Path | None = None) -> None:
     """Raise UsageError before any work if a file has another suffix, or exists, or its folder, a link's target's, does
-    not.
+    not; OutputError if that folder is not writable.
 
     Args:
         option: The option that names it, for the message: "--output".
@@ -108,6 +113,8 @@ def check_target(path: Path, option: str, suffix: str, *, overwrite: bool, made_
         raise UsageError(f"{option}: {parent}: no such folder; make it first")
     if path.exists() and not overwrite:
         raise UsageError(f"{path} exists; choose another {option} or add --overwrite")
+    if not will_exist:
+        _check_writable(path, parent, option)
 
 
 def check_not_input(path: Path, option: str, inputs: Iterable[str | Path | None]) -> None:

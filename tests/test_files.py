@@ -128,6 +128,16 @@ def test_a_folder_that_cannot_be_created_is_reported_before_any_work(
         check_can_hold(tmp_path / "a" / "b", "a folder of results", "--output")
 
 
+def test_a_folder_that_holds_no_new_file_is_reported_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_target(tmp_path / "a.onnx", "--output", ".onnx", overwrite=False)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(OutputError, match=f"^{tmp_path} is not writable; make it so, or choose another --output$"):
+        check_target(tmp_path / "a.onnx", "--output", ".onnx", overwrite=False)
+
+
 def test_json_is_written_for_people_and_machines_and_never_holds_nan(tmp_path: Path) -> None:
     content = {"name": "Jürgen\n\udcff", "values": [1, 0.1, None]}
     write_json(tmp_path / "run.json", content)

@@ -157,7 +157,10 @@ def save_adaptive(adapted: ExportableModel, path: Path, source_data: Path | None
 
     metadata, model = {**adapted.facts, ADAPTIVE: json.dumps(STATUS)}, adapted.model
     if isinstance(model, OnnxClassifier):
-        clean = None if source_data is None else _clean_batches(source_data, adapted.info.preprocessing)
+        clean = None
+        if source_data is not None:
+            _log.info("measuring the convolutions of %s on the images of %s ...", adapted.info.name, source_data)
+            clean = _clean_batches(source_data, adapted.info.preprocessing)
         write_adaptive(model, path, metadata, clean=clean)
         return
     if source_data is not None:

@@ -65,6 +65,8 @@ class MethodVariant:
         sizes = [int(size[1]) for suffix in suffixes if (size := _BATCH.fullmatch(suffix))]
         for suffix in suffixes:
             if suffix not in _SUFFIXES and not _BATCH.fullmatch(suffix):
+                if re.fullmatch(r"batch\d*", suffix):
+                    raise UsageError(f"{name}: +batch needs a number of images from 1: +batch4")
                 raise unknown("suffix", f"+{suffix}", [f"+{known}" for known in (*_SUFFIXES, "batchN")])
             if suffixes.count(suffix) > 1:
                 raise UsageError(f"{name}: +{suffix} is there twice; leave one out")
