@@ -20,7 +20,7 @@ from remtta.files import cache_folder, remove_leftovers
 from remtta.methods.adapted_model import AdaptedModel
 from remtta.methods.base import Config, Method
 from remtta.methods.settings.base import MethodConfig
-from remtta.methods.source_data import FEW_IMAGES, clean_batches, source_files
+from remtta.methods.source_data import FEW_IMAGES, clean_batches, fitting_transform, source_files
 from remtta.models.preprocessing import Preprocessing, preprocessing_of
 from remtta.models.tensor_files import UNREADABLE, json_sha256, read_tensors, save_tensors, state_sha256, tensors_sha256
 
@@ -125,9 +125,8 @@ class SourceStatistics(Method[Config]):
             else:
                 _log.info("%s computes statistics of source images (%d files), once", name, len(files))
                 device, most = self.model.device, self.max_source_images
-                batches = clean_batches(
-                    files, preprocessing, device, most, wait, fitting_as_they_are=fitting_as_they_are
-                )
+                transform = fitting_transform(preprocessing) if fitting_as_they_are else None
+                batches = clean_batches(files, preprocessing, device, most, wait, transform=transform)
                 header, tensors = _learned(self, path, made_for, batches)
         if header["images"] < FEW_IMAGES:
             _log.warning(

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import warnings
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from PIL import Image
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -32,7 +34,7 @@ from remtta.files import FolderLock, check_can_hold, check_not_input, write_atom
 from remtta.formats.onnx_graph import OnnxGraph, read_graph
 from remtta.formats.onnx_loading import ADAPTIVE
 from remtta.formats.onnx_model import OnnxClassifier
-from remtta.methods.pixels import random_view
+from remtta.methods.pixels import flipped, random_box
 from remtta.methods.source_data import clean_batches, source_files
 from remtta.models.info import ModelInfo, model_info
 from remtta.models.loading import load, load_model
@@ -160,7 +162,7 @@ def save_adaptive(adapted: ExportableModel, path: Path, source_data: Path | None
         clean = None
         if source_data is not None:
             _log.info("measuring the convolutions of %s on the images of %s ...", adapted.info.name, source_data)
-            clean = _clean_batches(source_data, adapted.info.preprocessing)
+            clean = _training_crops(source_data, adapted.info.preprocessing)
         write_adaptive(model, path, metadata, clean=clean)
         return
     if source_data is not None:
@@ -173,11 +175,19 @@ def save_adaptive(adapted: ExportableModel, path: Path, source_data: Path | None
         write_adaptive(exported, path, metadata, original=model)
 
 
-def _clean_batches(folder: Path, preprocessing: Preprocessing) -> Iterator[Tensor]:
-    """Return batches of random crops, as of training, whose statistics batch norms have."""
-    files, generator = source_files(folder), torch.Generator().manual_seed(0)
-    for images in clean_batches(files, preprocessing, torch.device("cpu"), _MOST_SOURCE_IMAGES, lambda: None):
-        yield torch.stack([random_view(image, generator) for image in images])
+def _training_crops(folder: Path, preprocessing: Preprocessing) -> Iterator[Tensor]:
+    """Return batches of random crops of images, as of training, whose statistics batch norms have."""
+    height, width = preprocessing.input_size
+    resampling = Image.Resampling[preprocessing.interpolation.upper()]
+
+    def crop(image: Image.Image) -> Tensor:
+        generator = torch.Generator().manual_seed(zlib.crc32(image.tobytes()))  # threads take images in any order
+        top, left, high, wide = random_box(image.height, image.width, generator)
+        resized = image.resize((width, height), resampling, (left, top, left + wide, top + high))
+        return flipped(torch.from_numpy(np.array(resized)).permute(2, 0, 1), generator)
+
+    device = torch.device("cpu")
+    return clean_batches(source_files(folder), preprocessing, device, _MOST_SOURCE_IMAGES, lambda: None, transform=crop)
 
 
 def _to_onnx(adapted: ExportableModel) -> Any:

@@ -66,18 +66,24 @@ def flipped(pixels: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _random_crop(pixels: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a crop of 8-100 % of the area with an aspect ratio of 3/4-4/3, resized to the image's size."""
+    """Return a random crop of an image, resized to the image's size."""
     from torchvision.transforms.v2 import functional as T
 
     height, width = pixels.shape[-2:]
+    return T.resized_crop(pixels, *random_box(height, width, generator), [height, width], antialias=True)
+
+
+def random_box(height: int, width: int, generator: torch.Generator) -> tuple[int, int, int, int]:
+    """Return top, left, height and width of a random crop of 8-100 % of an image's area with an aspect ratio of
+    3/4-4/3; of the whole image if ten attempts do not fit into it.
+    """
     for _ in range(10):
         area = height * width * uniform(generator, 0.08, 1)
         ratio = math.exp(uniform(generator, math.log(3 / 4), math.log(4 / 3)))
         high, wide = round(math.sqrt(area / ratio)), round(math.sqrt(area * ratio))
         if 0 < high <= height and 0 < wide <= width:
-            top, left = integer(generator, 0, height - high), integer(generator, 0, width - wide)
-            return T.resized_crop(pixels, top, left, high, wide, [height, width], antialias=True)
-    return pixels
+            return integer(generator, 0, height - high), integer(generator, 0, width - wide), high, wide
+    return 0, 0, height, width
 
 
 def uniform(generator: torch.Generator, low: float, high: float) -> float:

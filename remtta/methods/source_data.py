@@ -67,18 +67,15 @@ def clean_batches(
     most: int | None,
     wait: Callable[[], None],
     *,
-    fitting_as_they_are: bool = False,
+    transform: Callable[[Image.Image], Tensor] | None = None,
 ) -> Generator[Tensor]:
     """Yield at most `most` preprocessed images in batches (B, 3, H, W), in a fixed order that mixes the classes; raise
     StreamError if none of them can be read.
+
+    Args:
+        transform: From an RGB image to a uint8 tensor (3, H, W), called by several threads; None: the model's.
     """
-    as_usual = preprocessing.transform()
-    uncropped = dataclasses.replace(preprocessing, crop_pct=1.0).transform() if fitting_as_they_are else as_usual
-    height, width = preprocessing.input_size
-
-    def transform(image: Image.Image) -> Tensor:
-        return uncropped(image) if image.size == (width, height) else as_usual(image)
-
+    transform = transform or preprocessing.transform()
     order = torch.randperm(len(files), generator=torch.Generator().manual_seed(_ORDER_SEED)).tolist()
     frames = open_stream([files[number] for number in order]).frames
     found = False
@@ -89,6 +86,13 @@ def clean_batches(
             yield preprocessing.normalise(torch.stack(batch).to(device))
     if not found:
         raise StreamError(f"--source-data: no readable image ({len(files)} failed)")
+
+
+def fitting_transform(preprocessing: Preprocessing) -> Callable[[Image.Image], Tensor]:
+    """Return a model's transform, but for images of its input size, which it neither resizes nor crops."""
+    as_usual, uncropped = preprocessing.transform(), dataclasses.replace(preprocessing, crop_pct=1.0).transform()
+    height, width = preprocessing.input_size
+    return lambda image: uncropped(image) if image.size == (width, height) else as_usual(image)
 
 
 def _readable(frames: Iterable[DecodedFrame]) -> Iterator[Tensor]:

@@ -556,8 +556,13 @@ def test_convolutions_with_quantised_outputs_stay_in_integers(tmp_path: Path) ->
 
 @pytest.mark.filterwarnings("ignore")
 def test_clean_images_are_cropped_as_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the whole image, not from what the model sees of it, and in a new run as before."""
     monkeypatch.chdir(tmp_path)
-    draw_folder(tmp_path / "clean", [1] * 20)  # the same image
+    (tmp_path / "clean").mkdir()
+    for number in range(20):  # only the center, which the model sees, is black
+        image = Image.new("RGB", (120, 40), (255, 255, number))
+        image.paste((0, 0, 0), (40, 0, 80, 40))
+        image.save(tmp_path / "clean" / f"{number}.png")
     save_onnx(exportable(with_norms(random_images(20, 1, 32))), tmp_path / "plain.onnx")
     folded(tmp_path / "plain.onnx", random_images(20, 1, 32))
     given: list[list[Tensor]] = []
@@ -567,7 +572,7 @@ def test_clean_images_are_cropped_as_in_training(tmp_path: Path, monkeypatch: py
         remtta_here("export", "folded.onnx", *args)
     first, again = (torch.cat(batches) for batches in given)
     assert first.shape == (20, 3, 32, 32) and torch.equal(first, again)
-    assert len({image.numpy().tobytes() for image in first}) == 20
+    assert len({image[:2].mean().item() for image in first}) > 10 and (first[:, :2] == first.max()).any()
 
 
 @pytest.mark.filterwarnings("ignore")
