@@ -437,11 +437,24 @@ def test_results_have_the_figures_of_orders() -> None:
         assert row[1:] == [re.sub(r"^[+-]0\.0", "0.0", cell) for cell in cells]
 
 
-def test_results_have_the_figures_of_hard_streams() -> None:
+@pytest.mark.parametrize(
+    ("start", "table"),
+    [
+        ("## Hard streams", "hard_small_vit"),
+        ("**The ViT-Ti**, on the photographs", "hard_vit"),
+        ("**The EfficientNet-Lite0**, likewise", "hard_lite"),
+    ],
+)
+def test_results_have_the_figures_of_hard_streams(start: str, table: str) -> None:
     """Of batches of 1, 4 and 20: gains, the change on the worst domain, and the gain on the first images."""
-    for case, source, *cells, error in rows_after("## Hard streams"):
-        own = FIGURES["hard_small_vit"][case]["methods"]
-        fast, ours = ([own[f"{name}{size}"] for size in ("+batch1", "+batch4", "")] for name in ("fast", "remtta"))
+    rows = rows_after(start)
+    assert {case for case, *_ in rows} == FIGURES[table].keys()
+    for case, source, *cells, error in rows:
+        own = FIGURES[table][case]["methods"]
+        fast, ours = (
+            [own[label] for size in ("+batch1", "+batch4", "") if (label := f"{name}{size}") in own]
+            for name in ("fast", "remtta")
+        )
         expected = [
             [f"{row['gain']:.1f}" for row in fast],
             [f"{row['gain']:.1f}" for row in ours],
