@@ -458,7 +458,7 @@ def test_batch_norms_of_torch_follow_the_stream(tmp_path: Path) -> None:
         device, model = Device(tmp_path / "a.onnx"), with_norms()
         pipeline = build_pipeline(model, model_info(model), AdaptationConfig("fast").with_guard())
         check_equal_with_norms(device, pipeline, stream(size))
-        assert device.status[0] == pytest.approx(float(pipeline.centering.offsets["adapted"].norm()), rel=1e-3)
+        assert device.status[0] == pytest.approx(float(pipeline.centering.offsets["adapted"].norm()), abs=2e-3)
         assert device.status[1] == pytest.approx(float(pipeline.centering.class_fraction_kept), abs=5e-3)
         assert device.status[4] == 160
     for images in stream(20):
