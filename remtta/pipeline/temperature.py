@@ -6,9 +6,9 @@ Two models of the same accuracy that err independently agree about as often as e
 calibrated (Jiang et al., "Assessing Generalization of SGD via Disagreement", ICLR 2022, arXiv:2106.13799). So the rate
 of an ensemble is how often the source and the adapted model predict the same class, corrected:
 
-- The models share most of their weights, and so make some errors together: few where there are 1,000 classes to choose
-  from, many where there are ten. With few classes the rate also falls with how many of the source model's predictions
-  the ensemble changed, but not where recent statistics of batch norms tell the models apart, too.
+- The models share most of their weights, and so make some errors together: some where there are 1,000 classes to choose
+  from, more where there are ten. So the rate also falls with how many of the source model's predictions the ensemble
+  changed, but not where recent statistics of batch norms tell the models apart, too.
 - If the shift ruined the source model, the two agree more rarely than the adapted model is right. Then adaptation also
   made predictions more confident than the source's are, and than the two agree: the rate rises by this difference.
 - Models that recent statistics of batch norms alone tell apart are less accurate than their ensemble, the more, the
@@ -35,7 +35,7 @@ HALF_LIFE = 100.0  # in images
 GAIN = 3.0  # a mean confidence falls by about a third if the temperature rises e-fold
 MAX_LOG = 1.5  # bound on the logarithm of the temperature sought
 CORRECTED = 0.15  # of the images on which predictions differ without training: how many more are right for it
-_UNCHANGED_EXPONENT = 1.5  # of the fraction of unchanged predictions in an ensemble's rate, with the fewest classes
+_UNCHANGED_EXPONENTS = (1.25, 0.5)  # of the fraction of unchanged predictions in an ensemble's rate: few, many classes
 _MANY_CLASSES = 1000
 
 
@@ -58,7 +58,8 @@ class TemperatureScaling(PredictionTransform):
 
     def __init__(self, num_classes: int, *, trains: bool, moves: bool = False) -> None:
         self._share = share_of(num_classes)
-        self._exponent = 0.0 if moves else _UNCHANGED_EXPONENT * (1 - self._share)
+        few, many = _UNCHANGED_EXPONENTS
+        self._exponent = 0.0 if moves else few + (many - few) * self._share
         self._corrected = 0.0 if trains else CORRECTED
         self._log_sought = 0.0
 
