@@ -21,18 +21,8 @@ from remtta.lab.corruptions.tree import corrupt_tree
 from remtta.lab.evaluation.evaluating import evaluate
 from remtta.lab.evaluation.options import EvalOptions
 from tests.conftest import draw_image, happens, meanwhile, raising, tiny_vit
+from tests.engines.until_stopped import until_stopped
 from tests.lab.evaluation.trees import open_tree, write_tree
-
-
-def until_stopped(folder: Path, number: int, stopped: Callable[[], int]) -> int:
-    """Run until asked to stop; the first worker that does 8 dies."""
-    if number == 8 and not (folder / "died").exists():
-        (folder / "died").touch()
-        os._exit(1)
-    (folder / str(number)).touch()
-    while not stopped():
-        time.sleep(0.05)
-    return number
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own
