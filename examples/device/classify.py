@@ -1,7 +1,9 @@
 """Classify a folder of images, or a camera's frames, with a file that adapts itself; without remtta and torch.
 
 remtta export model.onnx --adaptive --output adaptive.onnx
-python examples/device/classify.py adaptive.onnx frames/ --state state.npy > predictions.jsonl
+python examples/device/classify.py adaptive.onnx frames/ --state state.npy >> predictions.jsonl
+
+A stop by SIGINT or SIGTERM writes the state. The next run continues the stream, with the first image of the folder.
 
 Needs numpy, onnxruntime and Pillow; OpenCV for a camera, which is named by its number.
 """
@@ -11,6 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +33,11 @@ def pictures(source: str) -> Iterator[tuple[str, Image.Image | OSError]]:
     """
     if not source.isdigit():
         suffixes = (".jpg", ".jpeg", ".png")
+        if not Path(source).is_dir():
+            raise SystemExit(f"{source}: no such folder")
         paths = sorted(path for path in Path(source).rglob("*") if path.suffix.lower() in suffixes)
         if not paths:
-            raise SystemExit(f"{source} holds no images ({', '.join(suffixes)})")
+            raise SystemExit(f"{source} has no images ({', '.join(suffixes)})")
         for path in paths:
             try:
                 with Image.open(path) as image:
@@ -66,7 +72,10 @@ class Classifier:
             raise SystemExit(f"{model}: no such file")
         options = onnxruntime.SessionOptions()
         options.enable_mem_pattern = False  # which takes memory for each number of rows that the classifier sees
-        self.session = onnxruntime.InferenceSession(str(model), options)
+        try:
+            self.session = onnxruntime.InferenceSession(str(model), options)
+        except Exception as error:  # onnxruntime's own, of no common class
+            raise SystemExit(f"{model} cannot be loaded by ONNX Runtime: {error}") from error
         facts = self.session.get_modelmeta().custom_metadata_map
         if "adaptive" not in facts:
             raise SystemExit(f"{model} does not adapt itself; remtta export --adaptive makes a file of it that does")
@@ -81,7 +90,7 @@ class Classifier:
         if state and state.exists():
             try:
                 self.state = np.load(state)
-            except (OSError, ValueError) as error:
+            except (OSError, ValueError, EOFError) as error:
                 raise SystemExit(f"{state} is damaged; remove it to begin a new stream") from error
         if list(self.state.shape) != zero.shape:
             raise SystemExit(f"{state} has {self.state.size} numbers, not {zero.shape[0]}: it is another model's")
@@ -153,4 +162,5 @@ def save(state: np.ndarray, path: Path | None) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # as services are stopped
     main()

@@ -36,6 +36,11 @@ class Backbone(Protocol):
         return ""
 
     @property
+    def advice_on_norms(self) -> str:
+        """What to do if batch norms are out of reach, and so do not follow the stream; "" if they are not."""
+        return ""
+
+    @property
     def blocks(self) -> Sequence[nn.Module]:
         """The modules that `adapt_layers` numbers and `compile_blocks` compiles, in the order of the forward pass."""
 

@@ -49,6 +49,7 @@ TOLERANCE = 1e-4
 
 BATCHES = (1, 7)
 
+_FEW_SOURCE_IMAGES = 100
 _MOST_SOURCE_IMAGES = 512  # statistics of convolutions need no more
 _ONNX_FILE, _PROVIDER = "model.onnx", "CPUExecutionProvider"
 
@@ -186,8 +187,10 @@ def _training_crops(folder: Path, preprocessing: Preprocessing) -> Iterator[Tens
         resized = image.resize((width, height), resampling, (left, top, left + wide, top + high))
         return flipped(torch.from_numpy(np.array(resized)).permute(2, 0, 1), generator)
 
-    device = torch.device("cpu")
-    return clean_batches(source_files(folder), preprocessing, device, _MOST_SOURCE_IMAGES, lambda: None, transform=crop)
+    files, device = source_files(folder), torch.device("cpu")
+    if len(files) < _FEW_SOURCE_IMAGES:
+        _log.warning("--source-data: %d images are too few for batch norms; give hundreds, of all classes", len(files))
+    return clean_batches(files, preprocessing, device, _MOST_SOURCE_IMAGES, lambda: None, transform=crop)
 
 
 def _to_onnx(adapted: ExportableModel) -> Any:

@@ -338,6 +338,19 @@ class OnnxBackbone(AnyClassifier):
         return f"{self._file.path.name} is an ONNX file"
 
     @property
+    def advice_on_norms(self) -> str:
+        from remtta.formats.adaptive.norms import convolutions, find_norms
+
+        if self.batch_norms:  # in torch
+            return ""
+        graph, name = read_graph(self._file.path, whole=True).proto.graph, self._file.path.name
+        if not (norms := find_norms(graph)) and not convolutions(graph):
+            return ""
+        source_data = "" if norms else " --source-data FOLDER (clean images)"
+        advice = f"those of a file by remtta export --adaptive{source_data} do"
+        return f"batch norms of {name} do not follow the stream; {advice}"
+
+    @property
     def _structure(self) -> Never:
         raise ModelError(f"the layers of an ONNX file such as {self._file.path.name} cannot be reached")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TypeVar
 
 import torch
@@ -18,6 +19,8 @@ from remtta.options import DEFAULT_BATCH_SIZE
 
 M = TypeVar("M", bound=Method[MethodConfig])
 
+_log = logging.getLogger(__name__)
+
 
 def build_method(name: str, model: nn.Module, config: MethodConfig | None = None) -> Method[MethodConfig]:
     """Set up a method of METHOD_TABLE on a model, which it adapts in place; with its default settings without a config.
@@ -33,11 +36,14 @@ def build_method(name: str, model: nn.Module, config: MethodConfig | None = None
 @torch.inference_mode(False)
 def create_method(method: type[M], model: nn.Module, config: MethodConfig) -> M:
     """Set up a method of a class on a model; raise as `build_method` does."""
-    if (why := backbone_of(model).forward_only) and not issubclass(method, Source):
+    backbone = backbone_of(model)
+    if (why := backbone.forward_only) and not issubclass(method, Source):
         raise ModelError(
             f"{why}, of which there are forward passes only, and this method needs gradients or layers; use the method "
             "fast, center, source or lame"
         )
+    if config.bn == "recent" and (advice := backbone.advice_on_norms):
+        _log.info("%s", advice)
     created = method(AdaptedModel(model, config, method.trains, calls_module=method.calls_module), config)
     created.reset_learned()
     return created

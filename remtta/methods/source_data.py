@@ -41,8 +41,8 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
         )
     if source_data is not None and not learners and not calibrates:
         raise UsageError(
-            f"none of {', '.join(names)} learns from source images; leave --source-data out (in remtta adapt it also "
-            "calibrates --estimate)"
+            f"no source images are used by {', '.join(names)}; leave --source-data out (remtta adapt also uses them to "
+            "calibrate --estimate, and remtta export --adaptive to measure batch norms)"
         )
     if source_data is not None and not Path(source_data).exists():
         raise UsageError(f"--source-data: {source_data}: no such file or folder")

@@ -331,7 +331,9 @@ def test_doctor_finds_nothing_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert found["offset_norm"] > 1 and 0 < found["agreement"] < 1 and found["temperature"] != 1
     assert remtta_here(*args) == 0
     page = capsys.readouterr().out
-    assert "nan leaves state                yes" in page and page.endswith("\nIt does what it should.\n")
+    assert (
+        "nan leaves state                yes" in page and "\nIt does what it should. Its preprocessing was not" in page
+    )
 
 
 BRIGHTNESS = helper.make_node("ReduceMean", ["images"], ["fault"], keepdims=0)
@@ -592,14 +594,26 @@ def test_source_data_are_for_folded_batch_norms_only(
     assert line.endswith("tiny.onnx has no convolutions that batch norms were folded into; leave --source-data out")
     assert remtta_here("export", "folded.onnx", *args) == 0
     printed = capfd.readouterr().err
-    assert "--source-data" not in printed and "assuming" not in printed
+    assert "--source-data: 20 images are too few for batch norms" in printed
+    assert "do not follow" not in printed and "assuming" not in printed
     with pytest.raises(SystemExit, match=r"and folded\.onnx has none: name the model in torch"):
         runpy.run_path(str(EXAMPLES.parent / "check_adaptive.py"))["main"](["adaptive.onnx", "folded.onnx", "clean"])
     assert remtta_here("doctor", "clean", "--model", "adaptive.onnx", "--json") == 0
     found = json.loads(capfd.readouterr().out)
     assert found["works"] and found["state_numbers"] == 5 * 7 + 2 * 20 + 16 and "predicts_as_fast" not in found
     assert remtta_here("export", "folded.onnx", *args[:-2], "--overwrite") == 0
-    assert "with --source-data FOLDER" in capfd.readouterr().err
+    advice = (
+        "batch norms of folded.onnx do not follow the stream; those of a file by remtta export --adaptive --source-data"
+    )
+    assert advice in capfd.readouterr().err
+    assert remtta_here("adapt", "clean", "--model", "folded.onnx", "-o", "run", "--mean", "0.5") == 0
+    assert advice in capfd.readouterr().err
+    assert remtta_here("adapt", "clean", "--model", "plain.onnx", "-o", "run2", "--mean", "0.5") == 0
+    assert "batch norms of plain.onnx do not follow the stream; those of a file by remtta export --adaptive do" in (
+        capfd.readouterr().err
+    )
+    assert remtta_here("adapt", "clean", "--model", "tiny.onnx", "-o", "run3", "--mean", "0.5") == 0
+    assert "do not follow" not in capfd.readouterr().err
     assert Device(tmp_path / "adaptive.onnx").state.shape == (4 * 7 + 15,)
 
 
@@ -704,6 +718,8 @@ def test_the_example_for_python_refuses_what_it_cannot_run(tmp_path: Path, capfd
     np.save(tmp_path / "longer.npy", np.zeros(size + 1, np.float32))
     np.save(tmp_path / "others.npy", np.full(size, 3, np.float32))
     (tmp_path / "damaged.npy").write_bytes(b"\x93NUM")
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "text.onnx").write_text("no model")
     Image.new("RGB", (32, 32), "red").save(tmp_path / "red.png")
     main = runpy.run_path(str(EXAMPLES / "classify.py"))["main"]
     for name, state, problem in (
@@ -713,14 +729,19 @@ def test_the_example_for_python_refuses_what_it_cannot_run(tmp_path: Path, capfd
         ("tiny.a.onnx", "longer.npy", f"longer.npy has {size + 1} numbers, not {size}: it is another model's"),
         ("tiny.a.onnx", "others.npy", "others.npy is another model's; remove it to begin a new stream"),
         ("tiny.a.onnx", "damaged.npy", "damaged.npy is damaged; remove it to begin a new stream"),
+        ("tiny.a.onnx", "empty.npy", "empty.npy is damaged; remove it to begin a new stream"),
+        ("text.onnx", "new.npy", "text.onnx cannot be loaded by ONNX Runtime"),
         ("tiny.a.onnx", "no folder/new.npy", "new.npy cannot be written: No such file or directory"),
     ):
         before = {path: path.read_bytes() for path in tmp_path.glob("*.npy")}
         with pytest.raises(SystemExit, match=re.escape(problem)):
             main([str(tmp_path / name), str(tmp_path), "--state", str(tmp_path / state)])
         assert before == {path: path.read_bytes() for path in tmp_path.glob("*.npy")}
-    with pytest.raises(SystemExit, match=r"nowhere holds no images \(.jpg, .jpeg, .png\)"):
+    with pytest.raises(SystemExit, match=r"nowhere: no such folder"):
         main([str(tmp_path / "tiny.a.onnx"), str(tmp_path / "nowhere")])
+    (tmp_path / "nothing").mkdir()
+    with pytest.raises(SystemExit, match=r"nothing has no images \(.jpg, .jpeg, .png\)"):
+        main([str(tmp_path / "tiny.a.onnx"), str(tmp_path / "nothing")])
 
 
 def test_the_example_for_python_reads_images_as_remtta_does(

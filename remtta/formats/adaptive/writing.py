@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from remtta.formats.adaptive.norms import (
     NORM,
     Norm,
     add_measurements,
-    convolutions,
     find_norms,
     measured_norms,
     round_again,
@@ -40,15 +38,9 @@ PATCH_SIZE = "patch_size"
 NORM_CHANNELS = "norm_channels"
 """Key in the same metadata: number of channels of all batch norms that follow the stream, if there are any."""
 
-_FOLDED = (
-    "batch norms in %s, if any, are folded into its convolutions and do not follow the stream; with --source-data "
-    "FOLDER (clean images) they do"
-)
 _TEMPERATURE_TOLERANCE = 0.1
 _BATCH, _NUM_BATCHES = 3, 6  # 18 images, two of them with a view
 _PROVIDERS = ["CPUExecutionProvider"]
-
-_log = logging.getLogger(__name__)
 
 
 def write_adaptive(
@@ -74,8 +66,6 @@ def write_adaptive(
             raise UsageError(f"{model.path.name} has its batch norms; leave --source-data out")
         round_again(proto.graph)
         norms = _measure(model, proto, clean)
-    elif not norms and convolutions(proto.graph):
-        _log.info(_FOLDED, model.path.name)
     parts = [bytes.fromhex(state_sha256(model)), *(norm.mean.tobytes() for norm in norms)]
     digest = hashlib.sha256(b"".join(parts)).digest() if norms else parts[0]
     reference = original or (_with_torch_norms(model, proto, norms) if norms else model)

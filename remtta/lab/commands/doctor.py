@@ -97,8 +97,11 @@ def _check_lines(found: Mapping[str, object], failed: Sequence[str]) -> list[str
         ]
         for name, value in found.items()
     ]
+    if "predicts_as_fast" not in found:
+        rows.append(["predicts as fast", "not checked"])
     names = " and ".join(name.replace("_", " ") for name in failed)
     verdict = f"It does not do what it should: {names}. Export it again." if failed else "It does what it should."
+    verdict += " Its preprocessing was not checked: run doctor on the original model."
     return [*aligned(rows, left=(0, 1)), "", verdict]
 
 
