@@ -165,7 +165,8 @@ def read_graph(path: Path, *, whole: bool = False) -> OnnxGraph:
     try:
         proto = onnx.load_model_from_string(content := path.read_bytes())
     except Exception as error:  # protobuf's, which depend on its implementation
-        raise CheckpointError(f"{path} is not a readable ONNX file: {first_line(error)}") from error
+        text = f"{path} is not a readable ONNX file; export or copy it again"
+        raise CheckpointError(f"{text} ({first_line(error)})") from error
     digest = hashlib.sha256(content)
     outside = [each for each in messages(proto) if getattr(each, "data_location", None) == onnx.TensorProto.EXTERNAL]
     stored = [_texts(tensor.external_data) for tensor in outside]

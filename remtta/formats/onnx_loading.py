@@ -17,6 +17,7 @@ from remtta.formats.loaders import OnnxOptions, config_in
 from remtta.formats.onnx_graph import OnnxGraph, read_graph
 from remtta.formats.onnx_model import CPU, MAX_PIXELS, OnnxClassifier
 from remtta.formats.transformers_processors import PREPROCESSOR, are_placeholders, image_settings, labels_in
+from remtta.models import imagenet
 from remtta.models.metadata import PretrainedConfig
 from remtta.models.preprocessing import Preprocessing
 from remtta.options import ModelOptions
@@ -52,6 +53,8 @@ def load_onnx(
     if stored and options.input_size is None and stored["usual"] != model.image_size:
         raise _damaged(graph, f"images of {stored['usual']} pixels, and it takes {model.image_size}")
     names = config.get("label_names")
+    if not names and options.labels is None and imagenet.names_of(model.num_classes):
+        _log.info("%s has no class names; using ImageNet's %d", model.path.name, model.num_classes)
     if names and options.labels is None and len(names) != model.num_classes:
         raise _damaged(graph, f"{len(names)} names of {model.num_classes} classes")
     if model.returns_probabilities:

@@ -163,7 +163,8 @@ def _json_labels(text: str, path: str | Path) -> Sequence[str] | None:
 
 def checked_labels(labels: Sequence[str], num_classes: int) -> list[str]:
     if len(labels) != num_classes:
-        raise UsageError(f"got {counted(len(labels), 'label')} for a model with {num_classes} classes")
+        got = f"got {counted(len(labels), 'label')} for a model with {num_classes} classes"
+        raise UsageError(f"{got}; give one for each, in their order, or leave --labels out")
     return list(labels)
 
 

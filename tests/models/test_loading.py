@@ -247,7 +247,9 @@ def test_labels_of_another_number_of_classes_are_refused(checkpoint: Path, tmp_p
         _load(checkpoint, labels=tmp_path / "names.txt")
     with pytest.raises(UsageError) as caught:
         _load(checkpoint, labels=["cat", "dog"])
-    assert str(caught.value) == "got 2 labels for a model with 7 classes"
+    assert str(caught.value) == (
+        "got 2 labels for a model with 7 classes; give one for each, in their order, or leave --labels out"
+    )
 
 
 def test_a_preprocessing_that_a_file_does_not_name_is_reported(
