@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TypeVar
 
@@ -43,7 +44,13 @@ def create_method(method: type[M], model: nn.Module, config: MethodConfig) -> M:
             "fast, center, source or lame"
         )
     if config.bn == "recent" and (advice := backbone.advice_on_norms):
-        _log.info("%s", advice)
+        tell_once(advice)
     created = method(AdaptedModel(model, config, method.trains, calls_module=method.calls_module), config)
     created.reset_learned()
     return created
+
+
+@functools.cache
+def tell_once(advice: str) -> None:
+    """Log advice, but not again for each stream, method and seed."""
+    _log.info("%s", advice)
