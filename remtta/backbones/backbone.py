@@ -37,7 +37,7 @@ class Backbone(Protocol):
 
     @property
     def advice_on_norms(self) -> str:
-        """What to do if batch norms are out of reach, and so do not follow the stream; "" if they are not."""
+        """Advice on batch norms that are out of reach, and so do not follow the stream; "" if there are none."""
         return ""
 
     @property

@@ -41,8 +41,8 @@ def check_source_data(methods: Iterable[str], source_data: str | Path | None, *,
         )
     if source_data is not None and not learners and not calibrates:
         raise UsageError(
-            f"no source images are used by {', '.join(names)}; leave --source-data out (remtta adapt also uses them to "
-            "calibrate --estimate, and remtta export --adaptive to measure batch norms)"
+            f"{', '.join(names)} {'does' if len(names) == 1 else 'do'} not use source images; leave --source-data out "
+            "(remtta adapt also calibrates --estimate by them; remtta export --adaptive measures batch norms)"
         )
     if source_data is not None and not Path(source_data).exists():
         raise UsageError(f"--source-data: {source_data}: no such file or folder")
